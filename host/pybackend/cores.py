@@ -1,7 +1,7 @@
-"""The core on which the event loop's thread stays at times, and the start of threads and processes, which inherit it.
+"""Pins the event loop's thread to a core at times, and starts threads and processes, which would inherit that.
 
-The thread may stay there because all threads of the server are started through this module, and its processes after
-:func:`roam`; a test checks that.
+The thread may be pinned because all threads of the server are started through this module, and its processes after
+:func:`unpin`; a test checks that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 _current_core = ctypes.CDLL(None).sched_getcpu
 
 _own: dict[int, set[int]] = {}
-"""The cores to give back, by the identity of the thread that stays on one of them."""
+"""The cores of the threads that are pinned, by the identity of the thread."""
 
 
-def stay() -> int | None:
-    """Keep the calling thread on the core on which it runs; returns the core, None if the thread has no other."""
+def pin() -> int | None:
+    """Pin the calling thread to the core on which it runs; returns the core, None if the thread has no other."""
     with suppress(OSError):  # its cores have just been taken away
         own = os.sched_getaffinity(0)
         core: int = _current_core()
@@ -32,8 +32,8 @@ def stay() -> int | None:
     return None
 
 
-def roam() -> None:
-    """Give the calling thread its cores back; nothing happens if it does not stay on one."""
+def unpin() -> None:
+    """Let the calling thread use all its cores again; does nothing if it is not pinned."""
     if _own:
         own = _own.pop(threading.get_ident(), None)
         if own is not None:
@@ -47,16 +47,16 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
     Raises:
         RuntimeError: no more threads can be started.
     """
-    roam()
+    unpin()
     thread = threading.Thread(target=target, name=name, daemon=True)
     thread.start()
     return thread
 
 
-class RoamingPool(ThreadPoolExecutor):
-    """A pool of threads; the thread that hands work to it may stay on one core."""
+class UnpinningPool(ThreadPoolExecutor):
+    """A pool of threads; the thread that hands work to it may be pinned to a core."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in a thread of the pool."""
-        roam()  # the pool may start a thread now
+        unpin()  # the pool may start a thread now
         return super().submit(fn, *args, **kwargs)

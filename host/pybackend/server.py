@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pybackend.cache.choice import make_cache
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
-from pybackend.cores import RoamingPool, start_thread
+from pybackend.calls.services import EngineRouter, ModelServices
+from pybackend.cores import UnpinningPool, start_thread
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
 from pybackend.frontend.access_rules import AccessRules
@@ -92,10 +91,10 @@ class Server:
         self._cache = make_cache(settings.cache)
         shared_core = SharedCore(enabled=settings.shared_core)
         self._services = ModelServices(shared_core)
-        door = InnerDoor(self._services)
+        router = EngineRouter(self._services)
         self._kept = KeptBytes(settings.http.memory_limit_bytes)
-        make_room = self._kept.make_room_in
-        host = make_host(settings, launcher, self._services, door, shared_core, self._cache, make_room)
+        disconnect_slow_clients = self._kept.make_room_in
+        host = make_host(settings, launcher, self._services, router, shared_core, self._cache, disconnect_slow_clients)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, mirrors)
@@ -109,8 +108,8 @@ class Server:
             regions=ClientRegions(enabled=settings.client_shared_memory, is_reserved=is_reserved),
             tracer=Tracer(settings.trace, self._recorder),
         )
-        self._services.open(self._engine)
-        door.open(self._engine)
+        self._services.open(self._engine, self._repository)
+        router.open(self._engine, self._repository)
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics: HttpServer | None = None
@@ -132,7 +131,7 @@ class Server:
         raise_descriptor_limit()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_unexpected)
-        loop.set_default_executor(RoamingPool())
+        loop.set_default_executor(UnpinningPool())
         self._handle_signals()
         if self._cache is not None:
             await self._cache.open()

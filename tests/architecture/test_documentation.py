@@ -14,8 +14,9 @@ from pybackend.calls import model_calls, open_bytes
 from pybackend.ensemble import run as ensemble_run
 from pybackend.frontend import descriptor_reserve, pace
 from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
-from pybackend.inference import copying
-from pybackend.instance import backoff, prefetch, readiness, session, stub_caller
+from pybackend.inference import tensor
+from pybackend.instance import model_instance as backoff
+from pybackend.instance import plan, prefetch, services, session
 from pybackend.ipc import channel, stub_messages
 from pybackend.modelconfig import options
 from pybackend.observability import custom_metrics
@@ -71,17 +72,17 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
     ("page", "sentence"),
     [
         ("architecture/calls", f"more than {model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait"),
-        ("architecture/calls", f"nobody waits for more than {readiness.READINESS_LIMIT_S:.0f} seconds"),
-        ("architecture/memory", f"Copies of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
+        ("architecture/calls", f"nobody waits for more than {plan.READINESS_LIMIT_S:.0f} seconds"),
+        ("architecture/memory", f"Copies of {tensor.LARGE_COPY_BYTES >> 20} MB and more"),
         ("architecture/failure", {10: "after [ten restarts]"}[options.DEFAULT_RESTART_LIMIT]),
-        ("authors/bls-rules", f"Tensors of {copying.LARGE_COPY_BYTES >> 20} MB and more"),
+        ("authors/bls-rules", f"Tensors of {tensor.LARGE_COPY_BYTES >> 20} MB and more"),
         ("authors/decoupled", f"{model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait for it"),
         ("authors/decoupled", f"outputs above {messages.INLINE_BYTES >> 10} KB count towards its"),
         (
             "authors/ensembles-running",
             f"while a step behind it has {ensemble_run.MOST_INFLIGHT} requests of this one request",
         ),
-        ("authors/life-cycle", f"takes longer than {readiness.READINESS_LIMIT_S:.0f} seconds"),
+        ("authors/life-cycle", f"takes longer than {plan.READINESS_LIMIT_S:.0f} seconds"),
         ("authors/life-cycle", f"After {options.DEFAULT_RESTART_LIMIT} restarts in a row"),
         ("operators/limits", f"| {model_calls.MOST_OPEN_CALLS:,} |"),
         ("operators/limits", f"| {open_bytes.MOST_OPEN_BYTES >> 20} MB | the call raises |"),
@@ -92,7 +93,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("operators/limits", f"| {model_calls.MOST_BACKLOG_BYTES >> 20} MB, then models that stream to it wait |"),
         (
             "operators/limits",
-            f"| {stub_caller.MOST_UNREAD_BYTES >> 20} MB per process, {stub_caller.MOST_UNREAD_OF_MODEL_BYTES >> 20} MB for",
+            f"| {services.MOST_UNREAD_BYTES >> 20} MB per process, {services.MOST_UNREAD_OF_MODEL_BYTES >> 20} MB for",
         ),
         ("operators/limits", f"| {channel.MOST_BACKLOG_BYTES >> 20} MB | the process is killed |"),
         ("operators/limits", f"has not taken yet | {messages.STREAM_WINDOW}, beside the last one |"),

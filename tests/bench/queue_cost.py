@@ -50,7 +50,7 @@ class QueueSample:
 class _Instance:
     """Executes by counting."""
 
-    room = 0
+    prefetch_capacity = 0
     is_up = True
 
     def __init__(self) -> None:

@@ -61,5 +61,5 @@ def _inherited_cores() -> Iterator[str]:
         text = path.read_text()
         starts_thread = re.search(r"\b(Thread|ThreadPoolExecutor|ProcessPoolExecutor)\(", text)
         starts_process = re.search(r"\b(subprocess\.Popen|os\.fork|os\.posix_spawn|create_subprocess_\w+)\(", text)
-        if starts_thread or (starts_process and "roam()" not in text):
+        if starts_thread or (starts_process and "unpin()" not in text):
             yield f"{path.relative_to(ROOT)}: start threads and processes as pybackend.cores says"

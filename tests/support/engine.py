@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pybackend.cache.response_cache import ResponseCache
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
+from pybackend.calls.services import EngineRouter, ModelServices
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.environment.environment import Environment
 from pybackend.inference.pending import NoHolder, PendingRequest
@@ -81,11 +80,11 @@ async def engine_on(
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
     shared_core = SharedCore()
     services = ModelServices(shared_core)
-    door = InnerDoor(services)
+    router = EngineRouter(services)
     host = ModelHost(
         launcher=launcher,
         services=services,
-        door=door,
+        router=router,
         shared_core=shared_core,
         settings=ModelSettings(
             control=ModelControlMode.EXPLICIT if explicit else ModelControlMode.NONE,
@@ -105,8 +104,9 @@ async def engine_on(
     scan = scan_repositories([repository, *more_repositories], (), listings, namespacing=namespacing)
     models = ModelRepository(scan, host, mirrors)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
-    services.open(engine)
-    door.open(engine)
+    services.open(engine, models)
+    router.open(engine, models)
+    engine.repository = models  # what tests look into
     try:
         await models.load_all()
         engine.state = EngineState.READY

@@ -16,16 +16,16 @@ from pybackend.calls.open_bytes import OpenBytes, call_bytes
 from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
-from pybackend.inference.copying import LARGE_COPY_BYTES, copy_bytes
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import Buffer, InputTensor, OutputTensor
-from pybackend.instance.services import Caller
+from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
+from pybackend.instance.services import CallingStub
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.loop_turn import loop_turn_of
+from pybackend.repository.names import ModelNames
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES, TAIL
 
@@ -80,7 +80,7 @@ class OpenCall:
         "responses",
     )
 
-    def __init__(self, caller: Caller, message: heard.Call, inputs: list[Buffer]) -> None:
+    def __init__(self, caller: CallingStub, message: heard.Call, inputs: list[Buffer]) -> None:
         self.caller = caller
         self.message = message
         self.inputs = inputs
@@ -116,7 +116,7 @@ class ModelCalls:
     """Passes stubs' calls to the engine.
 
     Args:
-        engine: receives the requests.
+        names: finds the models that callers name.
         open_bytes: counts the bytes of calls until they are answered.
         shared_core: hears of executions that wait for calls.
         on_queued: called for each call after the scheduler has had a chance to dispatch it.
@@ -125,21 +125,23 @@ class ModelCalls:
     def __init__(
         self,
         engine: InferenceEngine,
+        names: ModelNames,
         open_bytes: OpenBytes,
         shared_core: SharedCore,
         on_queued: Callable[[OpenCall], None],
     ) -> None:
         self._engine = engine
+        self._names = names
         self._answers = engine.answers[_PROTOCOL]
         self._open_bytes = open_bytes
         self._shared_core = shared_core
         self._on_queued = on_queued
         self._loop = asyncio.get_running_loop()
         self._turn = loop_turn_of(self._loop)
-        self._outboxes: dict[Caller, _Outbox] = {}
+        self._outboxes: dict[CallingStub, _Outbox] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open_calls(self, caller: Caller) -> Sequence[OpenCall]:
+    def open_calls(self, caller: CallingStub) -> Sequence[OpenCall]:
         """The open calls of a stub."""
         outbox = self._outboxes.get(caller)
         return () if outbox is None else tuple(outbox.open.values())
@@ -148,7 +150,7 @@ class ModelCalls:
         """The open calls of all stubs."""
         return [call for outbox in self._outboxes.values() for call in outbox.open.values()]
 
-    def on_call(self, caller: Caller, message: heard.Call, tail: bytes) -> None:
+    def on_call(self, caller: CallingStub, message: heard.Call, tail: bytes) -> None:
         """Accept a call.
 
         Raises:
@@ -175,20 +177,20 @@ class ModelCalls:
         if outbox.sending is None:
             self._send_next(outbox)
 
-    def on_cancel_call(self, caller: Caller, number: int) -> None:
+    def on_cancel_call(self, caller: CallingStub, number: int) -> None:
         """The model wants no more responses to a call."""
         outbox = self._outboxes.get(caller)
         call = None if outbox is None else outbox.open.get(number)
         if call is not None:
             call.cancel()
 
-    def on_cancelled(self, caller: Caller, execution: int) -> None:
+    def on_cancelled(self, caller: CallingStub, execution: int) -> None:
         """Nobody waits for an execution any more: cancel its calls too."""
         for call in self.open_calls(caller):
             if call.message.execution == execution:
                 call.cancel()
 
-    def on_gone(self, caller: Caller) -> None:
+    def on_gone(self, caller: CallingStub) -> None:
         """The stub is gone: drop everything it waits for."""
         outbox = self._outboxes.pop(caller, None)
         if outbox is not None:
@@ -259,11 +261,11 @@ class ModelCalls:
             outbox.sending = None
             self._send_next(outbox)
 
-    def _open(self, caller: Caller, message: heard.Call) -> Admission:
+    def _open(self, caller: CallingStub, message: heard.Call) -> Admission:
         version = "" if message.model_version < 0 else str(message.model_version)
         name = message.model_name
         if caller.namespace:
-            name = self._engine.repository.names.known(name, caller.namespace)
+            name = self._names.known(name, caller.namespace)
         try:
             return self._engine.open(name, version, _TAKES_STREAM if message.decoupled else _TAKES_ONE)
         except NotServingError as error:
@@ -280,7 +282,7 @@ class ModelCalls:
         """An input without its bytes, and model memory for it unless it is small."""
         tensor = InputTensor(place.name, place.datatype, place.shape)
         assert call.admission is not None
-        tensor.lease = call.admission.room(place.nbytes, place.name)
+        tensor.lease = call.admission.allocate(place.nbytes, place.name)
         if tensor.lease is not None:
             tensor.data = tensor.lease.view
         return tensor
@@ -391,7 +393,7 @@ class ModelCalls:
 
     @staticmethod
     def _give(
-        caller: Caller, outputs: Sequence[OutputTensor], leases: list[ArenaLease | None]
+        caller: CallingStub, outputs: Sequence[OutputTensor], leases: list[ArenaLease | None]
     ) -> list[tuple[Any, ...]]:
         """Put outputs where the caller can read them, and return their places. Missing ``leases`` are added.
 
@@ -452,7 +454,7 @@ class ModelCalls:
         return task
 
 
-def _release(caller: Caller, leases: Sequence[ArenaLease | None]) -> None:
+def _release(caller: CallingStub, leases: Sequence[ArenaLease | None]) -> None:
     """Release memory that the caller was never told about."""
     for lease in leases:
         if lease is not None:

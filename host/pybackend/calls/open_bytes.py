@@ -6,7 +6,7 @@ from collections import Counter
 from sys import getsizeof
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.instance.services import Caller
+from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
 from pybackend_wire.messages import TAIL
 
@@ -21,13 +21,13 @@ class OpenBytes:
     """The bytes that each process uses."""
 
     def __init__(self) -> None:
-        self._taken: Counter[Caller] = Counter()
+        self._taken: Counter[CallingStub] = Counter()
 
-    def acquire(self, caller: Caller, nbytes: int) -> None:
+    def acquire(self, caller: CallingStub, nbytes: int) -> None:
         """Count the bytes of a call or question.
 
         Raises:
-            InferenceError: there is no room for it; it is not counted.
+            InferenceError: the limit is reached; it is not counted.
         """
         taken = self._taken[caller]
         if taken + nbytes > MOST_OPEN_BYTES:
@@ -39,14 +39,14 @@ class OpenBytes:
             )
         self._taken[caller] = taken + nbytes
 
-    def release(self, caller: Caller, nbytes: int) -> None:
+    def release(self, caller: CallingStub, nbytes: int) -> None:
         """Stop counting a call or question that was answered."""
         if caller in self._taken:
             self._taken[caller] -= nbytes
             if not self._taken[caller]:
                 del self._taken[caller]
 
-    def on_gone(self, caller: Caller) -> None:
+    def on_gone(self, caller: CallingStub) -> None:
         """The process is gone: forget its bytes."""
         self._taken.pop(caller, None)
 

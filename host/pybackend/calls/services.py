@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pybackend.calls.deadlock import WaitGraph
-from pybackend.calls.metric_questions import MetricQuestions
 from pybackend.calls.model_calls import ModelCalls, OpenCall
-from pybackend.calls.model_control import ModelControl
 from pybackend.calls.open_bytes import OpenBytes
+from pybackend.calls.questions import MetricQuestions, ModelControl
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.instance.services import Caller
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import OnResponse
+from pybackend.inference.validation import Checked, validate
+from pybackend.instance.services import CallingStub
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
+from pybackend.model.model import Model
+from pybackend.model.router import Absence
 from pybackend.observability.custom_metrics import CustomMetrics
+from pybackend.repository.repository import ModelRepository
 
 
 class ModelServices:
@@ -30,17 +38,17 @@ class ModelServices:
         self._metric_questions = MetricQuestions(self.metrics)
         self._open_bytes = OpenBytes()
         self._shared_core = shared_core
-        self._engine: InferenceEngine | None = None
+        self._repository: ModelRepository | None = None
         self._calls: ModelCalls | None = None
         self._control: ModelControl | None = None
 
-    def open(self, engine: InferenceEngine) -> None:
-        """Forward requests to this engine."""
-        self._engine = engine
-        self._calls = ModelCalls(engine, self._open_bytes, self._shared_core, self._check_cycle)
-        self._control = ModelControl(engine, self._open_bytes)
+    def open(self, engine: InferenceEngine, repository: ModelRepository) -> None:
+        """Forward requests to this engine, which serves the models of this repository."""
+        self._repository = repository
+        self._calls = ModelCalls(engine, repository.names, self._open_bytes, self._shared_core, self._check_cycle)
+        self._control = ModelControl(engine, repository.names, self._open_bytes)
 
-    def on_call(self, caller: Caller, call: heard.Call, tail: bytes) -> None:
+    def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         """The model runs another model."""
         assert self._calls is not None
         self._calls.on_call(caller, call, tail)
@@ -64,17 +72,17 @@ class ModelServices:
             )
             pending.cancel()
 
-    def on_cancel_call(self, caller: Caller, call: int) -> None:
+    def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call."""
         assert self._calls is not None
         self._calls.on_cancel_call(caller, call)
 
-    def on_cancelled(self, caller: Caller, execution: int) -> None:
+    def on_cancelled(self, caller: CallingStub, execution: int) -> None:
         """Nobody waits for an execution any more."""
         assert self._calls is not None
         self._calls.on_cancelled(caller, execution)
 
-    def on_question(self, caller: Caller, question: heard.Question, tail: bytes) -> None:
+    def on_question(self, caller: CallingStub, question: heard.Question, tail: bytes) -> None:
         """The model asks about metrics or models."""
         if isinstance(question, heard.LoadModel | heard.UnloadModel | heard.IsModelReady):
             assert self._control is not None
@@ -82,7 +90,7 @@ class ModelServices:
         else:
             self._metric_questions.on_question(caller, question)
 
-    def on_gone(self, caller: Caller) -> None:
+    def on_gone(self, caller: CallingStub) -> None:
         """The stub has ended."""
         if self._calls is not None:
             self._calls.on_gone(caller)
@@ -95,8 +103,8 @@ class ModelServices:
 
     def on_turn(self, model_name: str) -> None:
         """A model has lost its last instance, or has one again."""
-        assert self._engine is not None
-        self._engine.repository.ensembles.on_change(model_name)
+        assert self._repository is not None
+        self._repository.ensembles.on_change(model_name)
 
     def check_cycles(self) -> None:
         """Fail calls that now wait for themselves, because the models that run them wait for something new."""
@@ -107,3 +115,66 @@ class ModelServices:
     def on_retired(self, instance: object) -> None:
         """This instance will have no more stubs."""
         self.metrics.on_retired(instance)
+
+
+class EngineRouter:
+    """See :class:`pybackend.model.router.ModelRouter`. It serves once :meth:`open` was called.
+
+    Args:
+        services: knows which models wait for each other.
+    """
+
+    def __init__(self, services: ModelServices) -> None:
+        self._services = services
+        self._engine: InferenceEngine | None = None
+        self._repository: ModelRepository | None = None
+        self._checks = False
+
+    def open(self, engine: InferenceEngine, repository: ModelRepository) -> None:
+        """Forward requests to this engine, which serves the models of this repository."""
+        self._engine, self._repository = engine, repository
+
+    def find(self, name: str, version: str = "", home: str = "") -> Model:
+        """The version that stands for a model; see :meth:`ModelRouter.find`.
+
+        Raises:
+            InferenceError: there is no such version.
+        """
+        repository = self._repository
+        assert repository is not None
+        return repository.representative(repository.names.known(name, home), version)
+
+    def absence(self, name: str, home: str = "") -> Absence:
+        """The reason why no version of a model serves."""
+        assert self._repository is not None
+        return self._repository.absence(name, home)
+
+    def submit(
+        self,
+        model: Model,
+        request: InferenceRequest,
+        on_response: OnResponse,
+        any_version: bool,
+        checked: Checked = Checked.NOTHING,
+    ) -> PendingRequest:
+        """Validate a request against the model's signature and queue it; see :meth:`ModelRouter.submit`.
+
+        Raises:
+            InferenceError: the request is refused, and its memory remains the caller's.
+        """
+        assert self._engine is not None
+        if checked is not Checked.ALL:
+            validate(request, model.signature)
+        if model.traffic is None or not any_version:
+            return self._engine.submit(model, request, on_response)
+        return model.traffic.redirect(self._engine.submit, model, request, on_response)
+
+    def on_queued(self) -> None:
+        """A model that waits for an ensemble now waits for something else: check whether it waits for itself."""
+        if not self._checks:
+            self._checks = True
+            asyncio.get_running_loop().call_soon(self._check)  # after schedulers have dispatched everything they can
+
+    def _check(self) -> None:
+        self._checks = False
+        self._services.check_cycles()

@@ -281,7 +281,7 @@ def _run(cache: EnvironmentCache, given: argparse.Namespace, program: Sequence[s
     from pybackend.environment.provider import EnvironmentProvider
     from pybackend.process.bundle import stage_bundle
     from pybackend.process.confined_program import run_confined
-    from pybackend.process.process_variables import process_variables
+    from pybackend.process.start import process_variables
     from pybackend.sandbox.sandbox import Sandbox
     from pybackend.sandbox.shell_runner import ShellRunner
     from pybackend.settings import SandboxSettings

@@ -36,7 +36,7 @@ class AdmissionOwner(Protocol):
 
     @property
     def lacks_tensor_memory(self) -> bool:
-        """True while the tensors of all models together have no room."""
+        """True while there is no memory for the tensors of all models together."""
 
     def find(self, name: str, version: str, sender: Sender) -> Model:
         """The version that would answer a request now.
@@ -80,14 +80,14 @@ CLIENT = Sender()
 class Admission:
     """A request's admission to a model version, used for one request by one front end.
 
-    The front end never releases memory from :meth:`room`, nor any memory of the request after :meth:`submit`: if the
+    The front end never releases memory from :meth:`allocate`, nor any memory of the request after :meth:`submit`: if the
     request is refused, the admission releases it.
 
     Attributes:
         signature: the version's inputs and outputs. Only :meth:`renew` changes it.
     """
 
-    __slots__ = ("_engine", "_model", "_name", "_room", "_sender", "_version", "signature")
+    __slots__ = ("_engine", "_leases", "_model", "_name", "_sender", "_version", "signature")
 
     def __init__(self, engine: AdmissionOwner, model: Model, name: str, version: str, sender: Sender) -> None:
         self._engine = engine
@@ -95,7 +95,7 @@ class Admission:
         self._name = name
         self._version = version
         self._sender = sender
-        self._room: list[Lease] = []
+        self._leases: list[Lease] = []
         self.signature: ModelSignature = model.signature
 
     @property
@@ -153,16 +153,16 @@ class Admission:
         return self._model.state is ModelState.READY
 
     @property
-    def has_room(self) -> bool:
-        """True while the admission holds model memory from :meth:`room`."""
-        return bool(self._room)
+    def holds_memory(self) -> bool:
+        """True while the admission holds model memory from :meth:`allocate`."""
+        return bool(self._leases)
 
     def shares_memory_with(self, other: Admission) -> bool:
         """True if memory that one of them releases can serve the other."""
         own, others = self._model, other._model
         return own is others or self._engine.lacks_tensor_memory or not own.runs_in.isdisjoint(others.runs_in)
 
-    def room(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
+    def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
         """Input memory for a tensor whose bytes are about to arrive.
 
         Args:
@@ -179,7 +179,7 @@ class Admission:
         if nbytes <= INLINE_BYTES or self._model.state is not ModelState.READY:
             return None
         lease = self._model.lease(nbytes, input_name, arriving=arriving)
-        self._room.append(lease)
+        self._leases.append(lease)
         return lease
 
     def route(self) -> Route | None:
@@ -224,18 +224,18 @@ class Admission:
                 pending = self._engine.submit(model, request, on_response)
             else:
                 pending = model.traffic.submit(self._engine.submit, model, request, on_response)
-        except BaseException:
+        except BaseException:  # whatever the reason, the caller leaves the memory to this admission
             request.release()
             self.release()
             raise
-        if self._room:
-            self._room = []
+        if self._leases:
+            self._leases = []
         return pending
 
     def release(self) -> None:
-        """Release the room, because there will be no request. After :meth:`submit` this does nothing."""
-        room, self._room = self._room, []
-        for lease in room:
+        """Release the memory, because there will be no request. After :meth:`submit` this does nothing."""
+        leases, self._leases = self._leases, []
+        for lease in leases:
             lease.release()
 
     async def infer(
@@ -307,6 +307,6 @@ class Route:
             return None
         try:
             return self._engine.submit(model, request, on_response)
-        except BaseException:
+        except BaseException:  # as in Admission.submit
             request.release()
             raise

@@ -9,9 +9,6 @@ from collections.abc import Iterator
 class Answers:
     """The counts of one protocol.
 
-    Args:
-        ok_code: the code of success.
-
     Attributes:
         ok: answers with that code; the hot path adds to it.
     """

@@ -10,10 +10,10 @@ from typing import Any
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
 from pybackend.engine.answers import Answers
-from pybackend.engine.description import ModelDescription, instance_document
+from pybackend.engine.description import ModelDescription, instance_document, statistics_document
+from pybackend.engine.figures import RepositoryFigures
 from pybackend.engine.refusals import Refusals
 from pybackend.engine.region_delivery import RegionDelivery
-from pybackend.engine.statistics import statistics_document
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -56,6 +56,7 @@ class InferenceEngine:
         refusals: counts of the requests that no model accepted; front ends report them.
         regions: shared memory that clients have registered.
         tracer: chooses the requests that are traced.
+        figures: of the models, for reports.
     """
 
     def __init__(
@@ -73,18 +74,14 @@ class InferenceEngine:
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
         self.refusals = Refusals(repository.known_name)
         self.regions = regions or ClientRegions(enabled=False)
+        self.figures = RepositoryFigures(repository)
         self._repository = repository
         self._strict_readiness = strict_readiness
         self._queued = repository.host.queued_bytes
 
     @property
-    def repository(self) -> ModelRepository:
-        """The models, for reports about them."""
-        return self._repository
-
-    @property
     def lacks_tensor_memory(self) -> bool:
-        """True while the tensors of all models together have no room."""
+        """True while there is no memory for the tensors of all models together."""
         budget = self._repository.host.tensor_budget
         return budget is not None and budget.is_short
 
@@ -199,7 +196,7 @@ class InferenceEngine:
         instances = [
             (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
         ]
-        stacks = await asyncio.gather(*(instance.watch.stacks() for _, instance in instances))
+        stacks = await asyncio.gather(*(instance.monitor.stacks() for _, instance in instances))
         return [
             instance_document(version, instance, found)
             for (version, instance), found in zip(instances, stacks, strict=True)

@@ -10,22 +10,16 @@ import logging
 from collections import deque
 
 from pybackend.errors import InferenceError
-from pybackend.inference.copying import LARGE_COPY_BYTES
 from pybackend.inference.region import IN_REGION, RegionOutputs
 from pybackend.inference.response import InferenceResponse, OnResponse
-from pybackend.inference.tensor import OutputTensor
+from pybackend.inference.tensor import LARGE_COPY_BYTES, OutputTensor
 from pybackend_wire.region_rules import too_small_text
 
 log = logging.getLogger(__name__)
 
 
 class RegionDelivery:
-    """Passes the responses to one request on, in order, with every output in its place.
-
-    Args:
-        regions: the destinations.
-        pass_on: receives the responses.
-    """
+    """Passes the responses to one request on, in order, with every output in its place."""
 
     def __init__(self, regions: RegionOutputs, pass_on: OnResponse) -> None:
         self._regions = regions

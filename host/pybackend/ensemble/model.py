@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from pybackend.author_files.apart import apart
-from pybackend.ensemble.binding import EnsembleBinding
-from pybackend.ensemble.parts import EnsembleParts
-from pybackend.ensemble.requests import EnsembleRequests
+from pybackend.ensemble.parts import EnsembleBinding, EnsembleParts
+from pybackend.ensemble.run import EnsembleRequests
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -47,7 +46,7 @@ class EnsembleModel(Model):
         self._unread = ModelLoadError(f"the labels of ensemble '{source.full_name}' are not read yet")
         self._host = host
         self._steps = steps_of(source.config)
-        self._parts = EnsembleParts(self.full_name, self.namespace, self._steps, host.door)
+        self._parts = EnsembleParts(self.full_name, self.namespace, self._steps, host.router)
         self._requests = EnsembleRequests(
             self.name, self.version, self.statistics, self.open_requests, source.config, host
         )

@@ -1,29 +1,36 @@
-"""Runs one request through an ensemble: tracks its tensors, its running steps and its remaining outputs."""
+"""Runs requests through an ensemble: tracks their tensors, their running steps and their remaining outputs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
-from pybackend.ensemble.output import add_outputs
+from pybackend.ensemble.parts import EnsembleBinding
 from pybackend.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
-from pybackend.ensemble.scope import EnsembleTensor, Memory, Scope
-from pybackend.ensemble.sequence import Correlation
-from pybackend.ensemble.step_io import StepInputs, take_outputs
+from pybackend.ensemble.scope import Correlation, EnsembleTensor, Memory, Scope
+from pybackend.ensemble.step_io import StepInputs, add_outputs, take_outputs
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import CANCELLED, PendingRequest, RunningExecution
+from pybackend.inference.pending import CANCELLED, PendingRequest, RunningExecution, guarded
 from pybackend.inference.region import RegionOutput, RegionOutputs
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import Checked
-from pybackend.model.door import ModelDoor
+from pybackend.model.cached_answers import cached_answers
+from pybackend.model.host import ModelHost
+from pybackend.model.latencies import FirstResponses, LatencySummaries, first_response_bounds_ms
+from pybackend.model.open_requests import OpenRequests, RequestOutcomes
+from pybackend.model.router import ModelRouter
+from pybackend.model.statistics import FailureReason, ModelStatistics
+from pybackend.modelconfig.ensemble import most_inflight
+from pybackend.modelconfig.schema import ModelConfig
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.dtypes import ITEMSIZE
 
@@ -37,20 +44,6 @@ Beyond it, streams are paused; otherwise the responses of a fast stream would pi
 
 MOST_OPEN = 1024
 """Limit on one stream's responses that have not yet led to an ensemble response, e.g. because the first is slow."""
-
-
-class RunOwner(Protocol):
-    """The ensemble that owns a run."""
-
-    name: str
-    version: str
-    signature: ModelSignature
-
-    def on_response(self, run: EnsembleRun, response: InferenceResponse) -> None:
-        """A response for the request's sender; the last one has ``final`` set."""
-
-    def on_end(self, run: EnsembleRun) -> None:
-        """No step is running, and all memory is released except that of unreleased responses."""
 
 
 class _StepRun(Struct, eq=False):
@@ -67,9 +60,6 @@ class EnsembleRun:
     Each response of a streaming step opens a new scope, in which the following steps run again.
 
     Args:
-        owner: the ensemble.
-        door: accepts the steps' requests.
-        plan: produces the wanted outputs.
         most_inflight: limit on open requests per step; 0 for :data:`MOST_INFLIGHT`.
         pending: the request; this object takes over its inputs' memory.
     """
@@ -79,11 +69,16 @@ class EnsembleRun:
     _paused = _ended = _closed = False
 
     def __init__(
-        self, owner: RunOwner, door: ModelDoor, plan: EnsemblePlan, most_inflight: int, pending: PendingRequest
+        self,
+        owner: EnsembleRequests,
+        router: ModelRouter,
+        plan: EnsemblePlan,
+        most_inflight: int,
+        pending: PendingRequest,
     ) -> None:
         self.pending = pending
         self._owner = owner
-        self._door = door
+        self._router = router
         self._plan = plan
         self._most_inflight = most_inflight or MOST_INFLIGHT
         self._root = Scope(ONCE, None, plan.steps(ONCE))
@@ -237,7 +232,7 @@ class EnsembleRun:
             request.trace = whole.trace.child(of_execution=False)
         step_run = _StepRun(scope, step, inputs.correlation)
         try:
-            self._running[step_run] = self._door.submit(
+            self._running[step_run] = self._router.submit(
                 model,
                 request,
                 partial(self.on_response, step_run),
@@ -252,7 +247,7 @@ class EnsembleRun:
         if step.streams:
             self._regulate()
         if whole.is_inner:
-            self._door.on_queued()
+            self._router.on_queued()
 
     def _regions(self, step: PlannedStep, wanted: RegionOutputs, *, has_inputs: bool) -> RegionOutputs | None:
         """The destinations of a step's outputs that only the client reads; None if no tensor of it lies in a region."""
@@ -442,3 +437,101 @@ class EnsembleRun:
             self._closed = True
             self.pending.wait()  # removes the reference cycle between the request and this object
             self._owner.on_end(self)
+
+
+class EnsembleRequests(RequestOutcomes):
+    """Runs requests through the steps, and answers them.
+
+    Args:
+        version: its decimal version.
+
+    Attributes:
+        answers: the cached answers, to be renewed whenever the parts change; None if requests are always run.
+        signature: the ensemble's signature, as made by its current parts.
+    """
+
+    signature: ModelSignature
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        statistics: ModelStatistics,
+        open_requests: OpenRequests,
+        config: ModelConfig,
+        host: ModelHost,
+    ) -> None:
+        super().__init__(name, version, statistics, open_requests)
+        path = host.path_to_sender
+        if host.metrics.summary_latencies:
+            statistics.summaries = LatencySummaries()
+        if host.metrics.histogram_latencies:
+            first = statistics.first_responses = FirstResponses(first_response_bounds_ms(config))
+            path = first.stage(path)
+        self.answers, path = cached_answers(host.cache, config, b"", self, path)
+        self._deliver = guarded(path)
+        self._router = host.router
+        self._most_inflight = most_inflight(config)
+        self._runs: dict[EnsembleRun, EnsembleBinding] = {}
+        self._looked_up: dict[PendingRequest, EnsembleBinding] = {}
+
+    def run(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
+        """Run a request through its steps."""
+        plan = binding.plan(pending.request.requested_outputs)
+        run = EnsembleRun(self, self._router, plan, self._most_inflight, pending)
+        self._runs[run] = binding
+        run.start()
+
+    def look_up(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
+        """Answer a request from the cache, or run it."""
+        assert self.answers is not None
+        self._looked_up[pending] = binding
+        self.answers.submit(pending)
+
+    def enqueue(self, pending: PendingRequest) -> None:
+        """Run a request that the cache does not answer."""
+        self.run(pending, self._looked_up.pop(pending))
+
+    def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """A request was answered from the cache."""
+        self._looked_up.pop(pending).leave()
+        super().on_hit(pending, response)
+
+    def on_dropped(self, pending: PendingRequest, error: InferenceError = CANCELLED) -> None:
+        """A request was cancelled before its lookup."""
+        self._looked_up.pop(pending).leave()
+        super().on_dropped(pending, error)
+
+    def on_response(self, run: EnsembleRun, response: InferenceResponse) -> None:
+        """A run has produced a response."""
+        pending = run.pending
+        pending.succeeded &= response.error is None
+        if not response.final:
+            self._deliver(pending, response)
+            return
+        if pending.succeeded:
+            request = pending.request
+            now_ns = time.monotonic_ns()
+            self.statistics.add_pass(request.batch_size, now_ns - request.queued_ns, now_ns)
+        else:
+            reason = FailureReason.CANCELED if pending.cancelled else FailureReason.OTHER
+            self.statistics.add_failure(reason, pending.request.queued_ns)
+        self._answer(pending, response)
+
+    def on_end(self, run: EnsembleRun) -> None:
+        """A run has ended completely."""
+        self._runs.pop(run).leave()
+        self._open_requests.wake()
+
+    @property
+    def have_run(self) -> bool:
+        """True if no step is running, not even for an abandoned request."""
+        return not self._runs
+
+    async def end(self) -> None:
+        """The ensemble is being unloaded: wait for cache lookups, and end all remaining runs."""
+        if self.answers is not None:
+            await self.answers.finish()
+        for run in list(self._runs):
+            what = f"the request to model '{self.name}' was still running when it was unloaded"
+            run.abort(InferenceError(what, ErrorCode.UNAVAILABLE))

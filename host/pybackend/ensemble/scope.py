@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
 from pybackend.ensemble.plan import PlannedStep
-from pybackend.ensemble.sequence import Correlation
+from pybackend.inference.request import ParameterValue, RequestFlags
+from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.modelconfig.ensemble import Chain
 
+Correlation = tuple[int | str, int]
+"""Correlation id and flags."""
 
-class _Owner(Protocol):
-    def release(self) -> None:
-        """Release the memory. Further calls do nothing."""
+_FLAGS = (("sequence_start", RequestFlags.SEQUENCE_START), ("sequence_end", RequestFlags.SEQUENCE_END))
+_NAMES = ("sequence_id", *(name for name, _ in _FLAGS))
+
+
+def named_correlation(parameters: Mapping[str, ParameterValue] | None, own: Correlation) -> Correlation | None:
+    """The sequence named by a response's parameters; None if they name none.
+
+    Args:
+        parameters: of the response.
+        own: the correlation of the step's request, for values that the parameters omit.
+    """
+    if not parameters or parameters.keys().isdisjoint(_NAMES):
+        return None
+    correlation_id, flags = own
+    wanted = parameters.get("sequence_id", correlation_id)
+    if isinstance(wanted, str) or type(wanted) is int:
+        correlation_id = wanted
+    for name, flag in _FLAGS:
+        if name in parameters:
+            flags = flags | flag if parameters[name] else flags & ~flag
+    return correlation_id, flags
+
+
+def correlation_parameters(correlation: Correlation) -> Mapping[str, ParameterValue]:
+    """The response parameters that name a sequence."""
+    correlation_id, flags = correlation
+    return {"sequence_id": correlation_id, **{name: bool(flags & flag) for name, flag in _FLAGS}}
 
 
 class Memory(Struct, eq=False):
@@ -28,7 +54,7 @@ class Memory(Struct, eq=False):
         borrowers: responses that use it.
     """
 
-    owner: _Owner
+    owner: InferenceResponse | InputTensor
     uses: int
     borrowers: int = 0
 
@@ -108,7 +134,7 @@ class Scope:
         unsettled: number of running steps that will add tensors to this scope.
     """
 
-    __slots__ = ("_left_out", "_memories", "chain", "parent", "running", "streams", "tensors", "unsettled", "waiting")
+    __slots__ = ("_memories", "_missing", "chain", "parent", "running", "streams", "tensors", "unsettled", "waiting")
 
     def __init__(self, chain: Chain, parent: Scope | None, steps: Sequence[PlannedStep]) -> None:
         self.chain = chain
@@ -119,17 +145,17 @@ class Scope:
         self.unsettled = 0
         self.tensors: dict[str, EnsembleTensor] = {}
         self._memories: list[Memory] = []
-        self._left_out: set[str] = set()
+        self._missing: set[str] = set()
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Note tensors that a step has left out of its response."""
-        self._left_out.update(names)
+    def mark_missing(self, names: Iterable[str]) -> None:
+        """Note tensors that are missing in the response of a step."""
+        self._missing.update(names)
 
     def lacks(self, name: str) -> bool:
-        """True if a step has left out a tensor of this scope or its ancestors."""
+        """True if a tensor is missing in the response of a step, of this scope or its ancestors."""
         scope: Scope | None = self
         while scope is not None:
-            if name in scope._left_out:
+            if name in scope._missing:
                 return True
             scope = scope.parent
         return False

@@ -1,4 +1,4 @@
-"""Moves tensors into and out of an ensemble's steps.
+"""Moves tensors into and out of an ensemble's steps, and into its responses.
 
 A tensor already in the memory of the step's model is passed on directly; any other is copied once. Outputs stay where
 the model left them.
@@ -7,18 +7,26 @@ the model left them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import Struct
 
 from pybackend.ensemble.plan import ONCE, EnsemblePlan, Layout, PlannedStep
-from pybackend.ensemble.scope import EnsembleTensor, Memory, Scope
-from pybackend.ensemble.sequence import Correlation, named_correlation
-from pybackend.inference.copying import LARGE_COPY_BYTES, copy_bytes
+from pybackend.ensemble.scope import (
+    Correlation,
+    EnsembleTensor,
+    Memory,
+    Scope,
+    correlation_parameters,
+    named_correlation,
+)
 from pybackend.inference.region import source_of, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
 from pybackend.model.model import Model
+from pybackend.modelconfig.ensemble import Chain
+from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.messages import INLINE_BYTES
 
 
@@ -173,4 +181,48 @@ def take_outputs(
         else:
             memory.abandon()
     if made < len(names):
-        at.leave_out([name for name in names.values() if name not in tensors])
+        at.mark_missing([name for name in names.values() if name not in tensors])
+
+
+def add_outputs(
+    response: InferenceResponse, found: Sequence[tuple[str, EnsembleTensor]], chain: Chain, signature: ModelSignature
+) -> None:
+    """Add outputs to a response; their memory is kept until the response is released.
+
+    Args:
+        response: the ensemble's response.
+        found: the outputs by name.
+        chain: the streams to whose end the response belongs; only the tensors that came through them are not needed again.
+        signature: the ensemble's.
+    """
+    memories: list[Memory] = []
+    named: Correlation | None = None
+    batched = signature.max_batch_size > 0
+    for name, tensor in found:
+        memory = tensor.memory
+        if memory is not None:
+            memory.borrow()
+            memories.append(memory)
+            if tensor.chain == chain:
+                memory.used()
+        if named is None:
+            named = tensor.correlation
+        shape = tensor.shape
+        if tensor.batched != batched or signature.has_reshape:
+            shape = _shape_for_client(name, tensor, signature)
+        response.outputs.append(OutputTensor(name, tensor.datatype, shape, tensor.data))
+    if memories:
+        response.on_release = partial(_give_back, memories)
+    if named is not None:
+        response.parameters = correlation_parameters(named)
+
+
+def _give_back(memories: Sequence[Memory]) -> None:
+    for memory in memories:
+        memory.give_back()
+
+
+def _shape_for_client(name: str, tensor: EnsembleTensor, signature: ModelSignature) -> Sequence[int]:
+    expected = signature.outputs[name]
+    dims = expected.dims if expected.reshape is None else expected.reshape
+    return signature.shape_for_client(expected, tensor.shape_for(dims, batched=signature.max_batch_size > 0))

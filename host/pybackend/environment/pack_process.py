@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from pybackend.cores import roam
+from pybackend.cores import unpin
 from pybackend.environment.unpacking import Cancelled
 from pybackend.errors import ModelEnvironmentError
 
@@ -31,7 +31,7 @@ def pack_in_process(specification: Path, archive: Path, cancelled: threading.Eve
     """
     command = [sys.executable, "-m", "pybackend", "pack", str(specification), "-o", str(archive)]
     with tempfile.TemporaryFile() as output:
-        roam()
+        unpin()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True
         )

@@ -1,8 +1,23 @@
-"""A request that the engine has accepted and not yet answered."""
+"""Requests that the engine has accepted and not yet answered, and the path of their responses.
+
+The path is composed once, when a model is loaded. It consists of stages: objects with a method of the type
+:data:`ResponsePath`, usually named ``on_response``, that pass responses on to the next stage. A stage receives the rest
+of the path at construction and keeps it. A stage stores its state for a request under the :class:`PendingRequest` until
+it has passed on the final response or the request is withdrawn from it; it passes on responses to unknown requests
+unchanged. A model has only the stages that it needs, in this order:
+
+1. ``scheduler/ordered_delivery.py``: sends responses in the order of their requests.
+2. ``scheduler/sequence_batcher.py``: keeps state tensors, and lets the sequence continue.
+3. ``model/cached_answers.py``: copies the response into the cache.
+4. ``inference/queued_bytes.py``: stops counting the request's bytes.
+
+A model that needs none of them uses :func:`to_sender`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
@@ -10,6 +25,8 @@ from msgspec import Struct
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
+
+log = logging.getLogger(__name__)
 
 
 class RunningExecution(NamedTuple):
@@ -74,7 +91,7 @@ class PendingRequest(Struct, eq=False):
     Attributes:
         request: the inference request. Never replaced.
         on_response: the sender's callback; it receives every response and must release it. Never replaced: the stages
-            of the model's response path (:mod:`pybackend.inference.response_path`) process responses before they reach
+            of the model's response path (:mod:`pybackend.inference.pending`) process responses before they reach
             it, and only the end of that path calls it.
         queue: the model's queue. Never replaced.
         answered: True once the final response has been sent. The model writes it.
@@ -152,6 +169,34 @@ def failure(request: InferenceRequest, version: str, error: InferenceError) -> I
 
 
 CANCELLED = InferenceError("the client cancelled the request", ErrorCode.CANCELLED)
+
+
+ResponsePath = Callable[[PendingRequest, InferenceResponse], None]
+"""Accepts a response to a request; called on the event loop, never from inside ``submit``."""
+
+
+def to_sender(pending: PendingRequest, response: InferenceResponse) -> None:
+    """The end of every path. If the receiver fails, the response is released, and no other request is affected."""
+    try:
+        pending.on_response(response)
+    except Exception:  # a receiver's fault must not end the stub whose message is being handled
+        log.exception("the receiver of a response of model '%s' failed", response.model_name)
+        response.release()
+
+
+def guarded(path: ResponsePath) -> ResponsePath:
+    """The same path for callers that must answer other requests too: an exception in a stage loses one response."""
+    if path is to_sender:
+        return path
+
+    def guard(pending: PendingRequest, response: InferenceResponse) -> None:
+        try:
+            path(pending, response)
+        except Exception:  # likewise a stage's
+            log.exception("a response of model '%s' was lost on its way to its receiver", response.model_name)
+            response.release()
+
+    return guard
 
 
 class Mention(NamedTuple):

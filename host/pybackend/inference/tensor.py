@@ -1,11 +1,16 @@
-"""Tensors in the host: a name, a datatype, a shape and bytes with an owner."""
+"""Tensors in the host: a name, a datatype, a shape and bytes with an owner; how they are measured and copied."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Protocol
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol, TypeVar
 
+import numpy as np
 from msgspec import Struct
+
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend_wire.dtypes import ITEMSIZE
 
 Buffer = bytes | bytearray | memoryview
 
@@ -83,3 +88,83 @@ class OutputTensor(Struct, eq=False):
     datatype: str
     shape: Sequence[int]
     data: Buffer
+
+
+LARGE_COPY_BYTES = 1024 * 1024
+"""Copies of this size and more run in another thread: each would block the event loop for at least 0.1 ms."""
+
+
+async def copy_bytes(target: memoryview, source: Buffer) -> None:
+    """Copy ``len(target)`` bytes. Copies of at least ``LARGE_COPY_BYTES`` run in a thread; numpy releases the GIL."""
+    to, of = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8)
+    if len(target) < LARGE_COPY_BYTES:
+        np.copyto(to, of)
+    else:
+        await asyncio.get_running_loop().run_in_executor(None, np.copyto, to, of)
+
+
+INT64_MAX = 2**63 - 1
+
+
+def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
+    """The number of elements that an input's shape claims.
+
+    Args:
+        name: the input's name, for messages.
+        datatype: a wire name.
+        shape: dimensions, none of them negative.
+
+    Raises:
+        InferenceError: INVALID_ARG, the element count, the byte size or a dimension does not fit in 63 bits.
+    """
+    count = 0 if 0 in shape else _bounded_product(shape)
+    if count > INT64_MAX or any(dim > INT64_MAX for dim in shape):
+        raise InferenceError(
+            f"invalid shape for input '{name}': shape {shape_text(shape)} causes total element count to exceed "
+            f"maximum size of {INT64_MAX}",
+            ErrorCode.INVALID_ARG,
+        )
+    itemsize = ITEMSIZE[datatype]
+    if count * itemsize > INT64_MAX:
+        raise InferenceError(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size ({itemsize}) exceeds "
+            f"maximum allowed size ({INT64_MAX})",
+            ErrorCode.INVALID_ARG,
+        )
+    return count
+
+
+def _bounded_product(dims: Sequence[int]) -> int:
+    """The product, or a number beyond 63 bits. A shape with a million large dimensions costs no more than its text."""
+    product = 1
+    for dim in dims:
+        product *= dim
+        if product > INT64_MAX:
+            break
+    return product
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape in the form used by messages, e.g. ``[-1,16]``."""
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+_T = TypeVar("_T")
+
+
+def obtain(attempt: Callable[[], _T], on_shortage: Callable[[], bool]) -> _T:
+    """The result of an attempt, which is repeated after each shortage that ``on_shortage`` could relieve.
+
+    Args:
+        attempt: obtains memory, or raises UNAVAILABLE.
+        on_shortage: makes others release memory; returns False if nobody can.
+
+    Raises:
+        InferenceError: any error of ``attempt``; UNAVAILABLE only when nobody can release memory any more.
+    """
+    while True:
+        try:
+            return attempt()
+        except InferenceError as error:
+            if error.code is not ErrorCode.UNAVAILABLE or not on_shortage():
+                raise

@@ -14,8 +14,7 @@ from math import prod
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.region import source_of
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.shape import element_count, shape_text
-from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.tensor import Buffer, InputTensor, element_count, shape_text
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend_wire.bytes_check import element_problem
 from pybackend_wire.dtypes import ITEMSIZE

@@ -10,11 +10,7 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
-    """Number of NVIDIA GPUs that this process can open; 0 if ``TRITON_SERVER_CPU_ONLY`` is set.
-
-    Args:
-        devices: where device files are.
-    """
+    """Number of NVIDIA GPUs that this process can open; 0 if ``TRITON_SERVER_CPU_ONLY`` is set."""
     if os.environ.get("TRITON_SERVER_CPU_ONLY"):
         return 0
     return sum(

@@ -10,17 +10,10 @@ from msgspec import Struct
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.instance.encoding import is_lent
-from pybackend.instance.gate import ExecutionGate
-from pybackend.instance.lent_inputs import LentInputs
+from pybackend.instance.lent_inputs import LentInputs, is_lent
+from pybackend.instance.resources import ExecutionGate
+from pybackend.ipc.arena import ArenaLease
 from pybackend_wire.errors import RemoteProtocolError
-
-
-class LostInstance(Protocol):
-    """An instance whose stub has died."""
-
-    name: str
-    death_cause: str
 
 
 class ExecutionOwner(Protocol):
@@ -38,8 +31,10 @@ class ExecutionOwner(Protocol):
     def on_handed_back(self, waiting: list[PendingRequest]) -> None:
         """These have not begun and can go elsewhere."""
 
-    def on_lost(self, instance: LostInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
-        """The stub died: ``begun`` are its failures, ``waiting`` it had not looked at."""
+    def on_lost(
+        self, instance: object, error: InferenceError, begun: list[PendingRequest], waiting: list[PendingRequest]
+    ) -> None:
+        """The stub of an instance died: ``begun`` fail with this error, ``waiting`` have not begun."""
 
     def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
         """An execution could not be sent."""
@@ -120,3 +115,20 @@ def unanswered(executions: Iterable[Execution]) -> Iterator[PendingRequest]:
         for pending in execution.pending:
             if not pending.answered and pending.execution == execution.number:
                 yield pending
+
+
+class InstanceOwner(ExecutionOwner, Protocol):
+    """The model that an instance belongs to. It learns of every death of a stub, even if no request is lost."""
+
+    def lease(self, nbytes: int) -> ArenaLease:
+        """Input memory of the model.
+
+        Raises:
+            InferenceError: UNAVAILABLE when its limit is reached.
+        """
+
+    def has_idle_instance(self) -> bool:
+        """Whether an instance has nothing to do."""
+
+    def on_available(self) -> None:
+        """An instance can take work again, or has given up for now."""

@@ -1,24 +1,29 @@
-"""Sending executions to the stub of an instance, whichever of its lives it is in."""
+"""Sends executions to the stub of an instance, and finds those that last too long."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from itertools import islice
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import PendingRequest, RunningExecution
-from pybackend.instance.encoding import encoded_request, taken_back
-from pybackend.instance.execution import Execution, ExecutionOwner
-from pybackend.instance.gate import OPEN, ExecutionGate
-from pybackend.instance.in_flight import ExecutionsInFlight
-from pybackend.instance.owner import InstanceOwner
+from pybackend.inference.pending import PendingRequest, RunningExecution, mention
+from pybackend.instance.execution import Execution, ExecutionOwner, InstanceOwner
+from pybackend.instance.in_flight import Activity, ExecutionsInFlight
+from pybackend.instance.lent_inputs import encoded_request, taken_back
 from pybackend.instance.plan import InstancePlan
-from pybackend.instance.resources import ResourceGate, ResourceTable
+from pybackend.instance.resources import OPEN, ExecutionGate, ResourceGate, ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore
+from pybackend.instance.stacks import Stack, place
+from pybackend.instance.stub_life import unhealthy
 from pybackend.modelconfig.instances import RateLimit
+from pybackend.observability.model_output import ModelOutput
+
+log = logging.getLogger(__name__)
 
 
 class InstanceExecutor:
@@ -27,11 +32,8 @@ class InstanceExecutor:
     See :class:`pybackend.scheduler.scheduler.BatchExecutor` and :class:`pybackend.inference.pending.RequestHolder`.
 
     Args:
-        name: of the instance.
         version: of the model, decimal.
-        owner: the model.
         services: answer what models ask.
-        shared_core: where stubs wait while executions run alone.
 
     Attributes:
         executions: those that the stub has.
@@ -81,7 +83,7 @@ class InstanceExecutor:
             The requests that fail, and how many wait for another stub.
         """
         self.death_cause = cause
-        return self.executions.lose(self, self._owner)
+        return self.executions.lose(self, InferenceError(unhealthy(self.name, cause)), self._owner)
 
     # For the scheduler
 
@@ -113,9 +115,9 @@ class InstanceExecutor:
         return sum(len(execution.pending) for execution in islice(self._in_flight.values(), self._concurrency, None))
 
     @property
-    def room(self) -> int:
+    def prefetch_capacity(self) -> int:
         """How many more executions may wait in the stub's socket."""
-        return self._prefetch.room() if self.is_up and self.gate.lets_prefetch else 0
+        return self._prefetch.capacity() if self.is_up and self.gate.lets_prefetch else 0
 
     def execute(self, batch: list[PendingRequest], owner: ExecutionOwner | None = None) -> None:
         """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop.
@@ -155,8 +157,8 @@ class InstanceExecutor:
         )
         queued_ns = batch[0].request.queued_ns if len(batch) == 1 else 0
         self._shared_core.begin(session, self._prefetch.usual_ns, queued_ns)
-        if ahead and not self._prefetch.watches:
-            self._prefetch.watch()
+        if ahead and not self._prefetch.is_timed:
+            self._prefetch.start_timer()
 
     # For requests that were sent
 
@@ -219,3 +221,119 @@ class InstanceExecutor:
         """The execution that a request is part of; while that waits in the stub's socket, those that it waits for."""
         numbers = self._running_numbers
         return self._as_running([pending.execution] if pending.execution in numbers else numbers)
+
+
+LONG_NS = 10_000_000_000
+"""An execution of this length deserves a line in the log, unless the model's executions often last that long."""
+
+_UNUSUAL = 2
+"""One that lasts so many times as long as the longest one before it is unusual."""
+
+
+class LongExecutions:
+    """Notices executions that last much longer than others."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._age_ns = 0
+        self._longest_ns = 0
+        self._noticed = False
+
+    def notices(self, number: int, age_ns: int) -> bool:
+        """True if an execution has become unusually long; only once for each.
+
+        Args:
+            number: of the execution, 0 if none runs.
+            age_ns: how long it has run.
+        """
+        if number != self._number:
+            self._longest_ns = max(self._longest_ns, self._age_ns)
+            self._number, self._noticed = number, False
+        self._age_ns = age_ns
+        if self._noticed or age_ns < max(LONG_NS, _UNUSUAL * self._longest_ns):
+            return False
+        self._noticed = True
+        return True
+
+    def forget(self) -> None:
+        """The process has died: the length of its last execution says nothing."""
+        self._number = self._age_ns = 0
+        self._noticed = False
+
+
+class ExecutionMonitor:
+    """Finds executions of one instance that last too long, that nobody waits for, or that are never answered.
+
+    Args:
+        output: labels lines about the instance.
+    """
+
+    def __init__(self, executor: InstanceExecutor, output: ModelOutput) -> None:
+        self._executor = executor
+        self._output = output
+        self._long = LongExecutions()
+        self._telling: asyncio.Task[None] | None = None
+        self._abandoned_ns = 0
+        self._before: Activity | None = None
+        self._has_collected = False
+
+    def check(self, plan: InstancePlan, now_ns: int) -> None:
+        """Have dropped response senders found, and the log say where an execution is that has become unusually long."""
+        self._find_dropped()
+        if plan.readiness_limit_s is None:
+            return  # somebody sits at a debugger
+        oldest, busy_ns = self._executor.oldest, self._executor.busy_ns(now_ns)
+        if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
+            self._telling = asyncio.create_task(self._tell(plan, busy_ns // 1_000_000_000))
+
+    def _find_dropped(self) -> None:
+        """Have the stub look for dropped senders, once whenever it owes answers and has been silent since the last check.
+
+        A sender in a reference cycle, such as that of an exception kept in a variable, exists until the garbage collector
+        runs. In a process that does nothing, that would be never.
+        """
+        executions = self._executor.executions
+        if executions.in_flight or not executions.streaming:
+            self._before = None
+            return
+        before, self._before = self._before, executions.activity
+        if self._before != before:
+            self._has_collected = False
+        elif not self._has_collected and executions.session is not None:
+            self._has_collected = True
+            executions.session.collect()
+
+    async def _tell(self, plan: InstancePlan, busy_s: int) -> None:
+        model, oldest = plan.load.model, self._executor.oldest
+        requests = mention([] if oldest is None else oldest.pending)
+        where = place(await self.stacks(), model.model_file)
+        log.warning(
+            "instance '%s' has run `execute` for %d s, for %s: %s. `pybackend stack %s` shows all its threads",
+            self._executor.name,
+            busy_s,
+            requests.text,
+            f"it is at {where}" if where else "it does not say where it is",
+            model.model_name,
+            extra=self._output.labels(requests.ids, requests.traces),
+        )
+
+    async def stacks(self) -> list[Stack]:
+        """The stacks of its threads and coroutines; empty if it has no process, or one that does not tell."""
+        session = self._executor.executions.session
+        return [] if session is None else await session.stacks.read()
+
+    def is_abandoned(self, limit_s: float, now_ns: int) -> bool:
+        """True if for this long nobody has waited for anything that it executes."""
+        if not self._executor.is_abandoned:
+            self._abandoned_ns = 0
+            return False
+        self._abandoned_ns = self._abandoned_ns or now_ns
+        return now_ns - self._abandoned_ns >= limit_s * 1e9
+
+    def forget(self) -> None:
+        """The process has died."""
+        self._long.forget()
+        self._before = None
+        self._abandoned_ns = 0
+        if self._telling is not None:
+            self._telling.cancel()

@@ -8,12 +8,17 @@ from collections.abc import Callable, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.instance.encoding import share, taken_back
-from pybackend.instance.execution import Execution, ExecutionOwner, ExecutionTimes, LostInstance, unanswered
-from pybackend.instance.owner import InstanceOwner
-from pybackend.instance.plan import InstancePlan, OutputWatcher
+from pybackend.instance.execution import (
+    Execution,
+    ExecutionOwner,
+    ExecutionTimes,
+    InstanceOwner,
+    unanswered,
+)
+from pybackend.instance.lent_inputs import share, taken_back
+from pybackend.instance.plan import InstancePlan, OutputListener
 from pybackend.instance.prefetch import Prefetch
-from pybackend.instance.session import StubSession
+from pybackend.instance.session import Handler, StubSession
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.tracing.request_trace import RequestTrace
@@ -34,7 +39,7 @@ MOST_LOSSES = 3
 
 
 class ExecutionsInFlight:
-    """The executions of one instance; see :class:`~pybackend.instance.dispatch.ExecutionListener`.
+    """The executions of one instance; see :class:`~pybackend.instance.session.ExecutionListener`.
 
     Args:
         version: of the model, decimal.
@@ -65,14 +70,14 @@ class ExecutionsInFlight:
         self._version = version
         self._shared_core = shared_core
         self._reschedules = False
-        self._watcher: OutputWatcher | None = None
+        self._output_listener: OutputListener | None = None
 
     def begin(self, session: StubSession, plan: InstancePlan) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""
         self.last_number = 0
         self._reschedules = plan.initialize.reschedules
-        self._watcher = plan.outputs
-        session.outputs.watcher = plan.outputs
+        self._output_listener = plan.outputs
+        session.outputs.listener = plan.outputs
         self.prefetch.begin(plan.initialize.concurrency, session)
 
     def find(self, number: int) -> Execution | None:
@@ -96,6 +101,16 @@ class ExecutionsInFlight:
         return None
 
     # Messages of the stub
+
+    def handlers(self) -> dict[type, Handler]:
+        """The handlers of the stub's messages about executions."""
+        return {
+            heard.Result: self.on_result,
+            heard.Respond: self.on_respond,
+            heard.Rescheduled: lambda rescheduled, _: self.on_rescheduled(rescheduled),
+            heard.DroppedOutput: lambda dropped, _: self.on_dropped_output(dropped),
+            heard.HandedBack: lambda handed_back, _: self.on_handed_back(handed_back.executions),
+        }
 
     def on_result(self, result: heard.Result, tail: bytes) -> None:
         """``execute`` has returned."""
@@ -199,8 +214,8 @@ class ExecutionsInFlight:
 
     def on_dropped_output(self, dropped: heard.DroppedOutput) -> None:
         """The model has returned an output whose name is not configured, for the first time."""
-        if self._watcher is not None:
-            self._watcher.on_dropped_output(dropped.name)
+        if self._output_listener is not None:
+            self._output_listener.on_dropped_output(dropped.name)
 
     def on_rescheduled(self, rescheduled: heard.Rescheduled) -> None:
         """``execute`` is about to return; the model wants to see some of its requests once more."""
@@ -241,12 +256,8 @@ class ExecutionsInFlight:
 
     # The end of the stub
 
-    def lose(self, instance: LostInstance, model: InstanceOwner) -> tuple[list[PendingRequest], int]:
-        """The stub is dead: tell those whose executions it had, and the model in any case.
-
-        Args:
-            instance: for them.
-            model: the instance's owner.
+    def lose(self, instance: object, error: InferenceError, model: InstanceOwner) -> tuple[list[PendingRequest], int]:
+        """The stub is dead: notify the owners of its executions, and the model in any case.
 
         Returns:
             The requests that fail, and how many wait for another stub.
@@ -276,7 +287,7 @@ class ExecutionsInFlight:
         failed = [pending for begun, _ in lost.values() for pending in begun]
         saved = sum(len(waiting) for _, waiting in lost.values())
         for owner, (begun, waiting) in lost.items():
-            owner.on_lost(instance, begun, waiting)
+            owner.on_lost(instance, error, begun, waiting)
         for execution in in_flight:
             for pending in execution.pending:
                 if pending.request.trace is not None:

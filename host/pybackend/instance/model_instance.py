@@ -4,31 +4,107 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import RunningExecution, mention
-from pybackend.instance.backoff import RestartBackoff
-from pybackend.instance.execution_watch import ExecutionWatch
-from pybackend.instance.executor import InstanceExecutor
-from pybackend.instance.owner import InstanceOwner
+from pybackend.instance.execution import InstanceOwner
+from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
 from pybackend.instance.plan import InstancePlan, InstanceState, LoadPlan
-from pybackend.instance.readiness import ReadinessProbe
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stub_life import unhealthy
-from pybackend.instance.supervision import restart
 from pybackend.instance.warmup import WarmupRun
-from pybackend.ipc import stub_messages as heard
-from pybackend.ipc.arena import ArenaLease
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.launcher import StubLauncher
-from pybackend_wire.errors import RemoteProtocolError
 
 log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 10.0
+
+HEALTHY_AFTER_S = 60.0
+"""An instance that lived this long is restarted as if it had never died."""
+
+
+class RestartBackoff:
+    """The restarts of one instance.
+
+    Args:
+        limit: most restarts in a row before the instance is given up, 0 for any number.
+        retry_s: how often an instance that was given up is tried again, 0 for never.
+        clock_s: the time.
+
+    Attributes:
+        restarts: in a row, none of which lived long.
+    """
+
+    def __init__(self, limit: int = 0, retry_s: float = 0, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.restarts = 0
+        self._limit = limit
+        self._retry_s = retry_s
+        self._clock_s = clock_s
+        self._ready_at_s = 0.0
+        self._hurried_at_s = -LONGEST_BACKOFF_S
+        self._hurry = asyncio.Event()
+
+    def on_ready(self) -> None:
+        """The instance takes requests."""
+        self._ready_at_s = self._clock_s()
+
+    def on_death(self) -> None:
+        """It does not any more."""
+        if self._clock_s() - self._ready_at_s > HEALTHY_AFTER_S:
+            self.restarts = 0
+
+    @property
+    def is_over(self) -> bool:
+        """True if there were so many restarts that the instance is given up."""
+        return 0 < self._limit <= self.restarts
+
+    @property
+    def tries_again(self) -> bool:
+        """False if an instance that was given up stays as it is."""
+        return self._retry_s > 0
+
+    @property
+    def delay_s(self) -> float:
+        """How long the next restart waits; the first is due at once."""
+        return min(FIRST_BACKOFF_S * 2 ** min(self.restarts - 1, 10), LONGEST_BACKOFF_S) if self.restarts else 0.0
+
+    async def wait(self) -> None:
+        """Wait until it is time for the next restart, and count it."""
+        if self.is_over:
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._retry_s):
+                    await self._hurry.wait()
+        elif self.restarts:
+            await asyncio.sleep(self.delay_s)
+        self.restarts += 1
+
+    def hurry(self) -> None:
+        """Somebody needs the instance: if it was given up, try it now, but no more often than in the longest back-off."""
+        now_s = self._clock_s()
+        if self.is_over and now_s - self._hurried_at_s >= LONGEST_BACKOFF_S:
+            self._hurried_at_s = now_s
+            self._hurry.set()
+
+    @property
+    def prospect(self) -> str:
+        """When the next restart is, in a sentence."""
+        if self.is_over:
+            if not self.tries_again:
+                return f"It is not restarted any more: {self._limit} restarts in a row are its limit."
+            return f"It is given up after {self._limit} restarts in a row: it is tried again in {self._retry_s:g} s, or at the next request."
+        when = f"in {self.delay_s:g} s" if self.restarts else "now"
+        most = f" of at most {self._limit}" if self._limit else ""
+        return f"Restart {self.restarts + 1}{most} in a row begins {when}."
+
 
 _COMES_BACK = frozenset({InstanceState.STARTING, InstanceState.RESTARTING, InstanceState.FAILED})
 
@@ -41,7 +117,7 @@ class ModelInstance:
         state: where it is in its life.
         output: what its model prints.
         executor: sends executions to it; what schedulers and requests see of the instance.
-        watch: looks at its executions.
+        monitor: finds executions that last too long.
         restart_count: how often its process was replaced after it had died.
     """
 
@@ -60,14 +136,13 @@ class ModelInstance:
         self.output = ModelOutput(name, failures)
         self.executor = InstanceExecutor(name, version, owner, services, shared_core)
         self._executions = self.executor.executions
-        self.watch = ExecutionWatch(self.executor, self.output)
+        self.monitor = ExecutionMonitor(self.executor, self.output)
         self.restart_count = 0
         self._start_failure = ""
         self._launcher = launcher
         self._owner = owner
         self._services = services
         self._plan: InstancePlan | None = None
-        self._probe = ReadinessProbe()
         self._backoff = RestartBackoff()
         self._supervision: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -87,7 +162,17 @@ class ModelInstance:
         process = await self._launcher.start(plan.launch)
         process.send_output_to(self.output)
         try:
-            session = StubSession(process, plan, self, self._executions, self._services)
+            executions = self._executions
+            session = StubSession(
+                process,
+                plan,
+                self,
+                self._owner.lease,
+                self._on_end,
+                executions.handlers(),
+                executions.find_trace,
+                self._services,
+            )
         except (InferenceError, OSError) as error:
             process.discard()
             raise ModelLoadError(f"cannot start a model process: {error}", ErrorCode.UNAVAILABLE) from error
@@ -103,7 +188,6 @@ class ModelInstance:
         if self._plan is None:
             self._backoff = RestartBackoff(plan.restart_limit, plan.restart_retry_s)
         self._plan = plan
-        self._probe.limit_s = plan.readiness_limit_s
         if self.session is None:
             await self.load(plan.load, None)
         session = self.session
@@ -186,10 +270,6 @@ class ModelInstance:
         """The executions that the stub works at; others may wait in its socket."""
         return self.executor.running
 
-    def lease_input(self, nbytes: int) -> ArenaLease:
-        """Input memory of the model, for what its own requests are answered with."""
-        return self._owner.lease(nbytes)
-
     # Readiness
 
     async def not_ready_reason(self) -> str:
@@ -199,17 +279,13 @@ class ModelInstance:
             return f"{unhealthy(self.name, '')} {self.trouble}".rstrip()
         if not session.has_is_ready:
             return ""
-        return await self._probe.ask(session.probe)
+        assert self._plan is not None
+        return await session.readiness.ask(self._plan.readiness_limit_s)
 
     @property
     def has_is_ready(self) -> bool:
         """True if the model must be asked."""
         return self.session is not None and self.session.has_is_ready
-
-    def on_readiness(self, readiness: heard.Readiness) -> None:
-        """The model's ``is_ready`` has returned."""
-        if not self._probe.answer("" if readiness.ready else readiness.reason or "is_ready() gave no reason"):
-            raise RemoteProtocolError("an answer about readiness that nobody asked for")
 
     # Memory
 
@@ -219,7 +295,7 @@ class ModelInstance:
         if session is None:
             return
         if self._plan is not None:
-            self.watch.look(self._plan, now_ns)
+            self.monitor.check(self._plan, now_ns)
             limit_s = self._plan.execution_limit_s
             if limit_s and self.executor.busy_ns(now_ns) > limit_s * 1e9:
                 session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
@@ -230,7 +306,7 @@ class ModelInstance:
     def end_abandoned(self, limit_s: float, now_ns: int, *, is_needed: bool) -> None:
         """End the stub if nobody has waited for anything that it executes for some time; another one follows if that is needed."""
         session = self.session
-        if session is None or not self.watch.is_abandoned(limit_s, now_ns):
+        if session is None or not self.monitor.is_abandoned(limit_s, now_ns):
             return
         log.info(
             "instance '%s' was replaced, and executes for nobody: it is ended", self.name, extra=self.output.labels()
@@ -246,19 +322,19 @@ class ModelInstance:
 
     # Death
 
-    def on_end(self, session: StubSession, cause: str) -> None:
+    def _on_end(self, session: StubSession, cause: str) -> None:
         """The stub is gone."""
         if session is not self.session:
             return  # one that failed to load, after its successor was started
         self._start_failure = ""
-        self.watch.forget()
-        self._probe.answer(unhealthy(self.name, cause))
+        self.monitor.forget()
+        session.readiness.answer(unhealthy(self.name, cause))
         if self.state is not InstanceState.READY:
             self.executor.lose(cause)
             return
         self._enter(InstanceState.RESTARTING)
         self._backoff.on_death()
-        self._supervision = self._loop.create_task(restart(self, self._backoff))
+        self._supervision = self._loop.create_task(_restart(self, self._backoff))
         failed, saved = self.executor.lose(cause)
         lost = mention(failed)
         log.error(
@@ -301,3 +377,53 @@ class ModelInstance:
         self._enter(InstanceState.GIVEN_UP)
         self._loop.call_soon(self._owner.on_available)
         self._loop.call_soon(self._services.on_given_up)
+
+
+async def _restart(instance: ModelInstance, backoff: RestartBackoff) -> None:
+    """Bring a new process to life, however often it takes.
+
+    Whatever an attempt raises counts as its failure: nothing but success, a limit without further attempts, and
+    cancellation ends this.
+
+    Args:
+        instance: whose process has just died; ``backoff`` knows of that death.
+        backoff: counts its restarts, and says when the next one is due.
+    """
+    given_up = False
+    while True:
+        failure = await _failure_of(instance.end_leftovers())
+        if backoff.is_over:
+            if not given_up:
+                log.error(
+                    "instance '%s' is given up after %d restarts. %s",
+                    instance.name,
+                    backoff.restarts,
+                    instance.trouble,
+                    extra=instance.output.labels(),
+                )
+            given_up = True
+            instance.on_given_up()
+            if not backoff.tries_again:
+                return
+        await backoff.wait()
+        failure = failure or await _failure_of(instance.start_again())
+        if failure is None:
+            log.info("instance '%s' is restarted", instance.name, extra=instance.output.labels())
+            return
+        expected = isinstance(failure, (ModelLoadError, OSError))
+        log.error(
+            "instance '%s' cannot be restarted: %s",
+            instance.name,
+            failure,
+            exc_info=None if expected else failure,
+            extra=instance.output.labels(),
+        )
+        instance.on_start_failed(failure)
+
+
+async def _failure_of(part: Awaitable[None]) -> Exception | None:
+    try:
+        await part
+    except Exception as error:  # noqa: BLE001  the instance would be lost without a word
+        return error
+    return None

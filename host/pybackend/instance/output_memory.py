@@ -14,8 +14,8 @@ from math import prod
 from pybackend.errors import InferenceError
 from pybackend.inference.region import IN_REGION, RegionOutput, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
-from pybackend.instance.lent_regions import is_place_of
-from pybackend.instance.plan import MakeRoom, OutputWatcher, nobody_leaves
+from pybackend.instance.lent_inputs import is_place_of
+from pybackend.instance.plan import DisconnectSlowClients, OutputListener, no_clients
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, MOST_ADDRESSES_BYTES, TensorBudget, growth_bytes, new_segment, whole_pages
 from pybackend.ipc.channel import StubChannel
@@ -49,27 +49,25 @@ class OutputMemory:
     """The segments of one stub's life.
 
     Args:
-        channel: to the stub.
         limit_bytes: most that the segments may hold together; beyond, slow clients leave, or the stub is refused.
-        make_room: has them leave.
         budget: the memory of all models; None for no limit.
 
     Attributes:
-        watcher: is told of every layout of an output that is new; None if nobody wants to know.
+        listener: is told of every layout of an output that is new; None if nobody wants to know.
     """
 
     def __init__(
         self,
         channel: StubChannel,
         limit_bytes: int,
-        make_room: MakeRoom = nobody_leaves,
+        disconnect_slow_clients: DisconnectSlowClients = no_clients,
         budget: TensorBudget | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._turn = loop_turn_of(self._loop)
         self._channel = channel
         self._limit_bytes = limit_bytes
-        self._make_room = make_room
+        self._make_room = disconnect_slow_clients
         self._budget = budget or TensorBudget(MOST_ADDRESSES_BYTES)
         self._segments: dict[int, _OutputSegment] = {}
         self._freed: list[tuple[int, int]] = []
@@ -78,8 +76,8 @@ class OutputMemory:
         self._last: dict[str, tuple[str, Sequence[int], int]] = {}
         """Datatype, shape and size of each output as it was last: one that looks the same is right, too."""
         self._layouts: set[tuple[object, ...]] = set()
-        """Name, datatype and shape of the outputs that the watcher has seen."""
-        self.watcher: OutputWatcher | None = None
+        """Name, datatype and shape of the outputs of which the listener was told."""
+        self.listener: OutputListener | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -140,8 +138,8 @@ class OutputMemory:
         self._last[place.name] = (place.datatype, place.shape, place.nbytes)
         if layout not in self._layouts:
             self._layouts.add(layout)
-            if self.watcher is not None:
-                self.watcher.on_new_output(place.name, place.datatype, place.shape)
+            if self.listener is not None:
+                self.listener.on_new_output(place.name, place.datatype, place.shape)
 
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
         """The bytes of one tensor; its block is the host's until :meth:`let_go`.

@@ -8,12 +8,14 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pybackend.inference.tensor import Buffer
-from pybackend.instance.readiness import READINESS_LIMIT_S
-from pybackend.instance.terminal import Terminal
+from pybackend.instance.debugging import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.modelconfig.warmup import WarmupSample
 from pybackend.process.launch import StubLaunch
 from pybackend_wire.host_messages import Initialize, ModelToLoad
+
+READINESS_LIMIT_S = 5.0
+"""How long one who asks waits; the model may take longer, and who asks next waits for the same answer."""
 
 
 class InstanceState(Enum):
@@ -30,13 +32,13 @@ class InstanceState(Enum):
     STOPPED = "stopped"
 
 
-MakeRoom = Callable[[Callable[[Buffer], bool], int, Callable[[], None]], bool]
+DisconnectSlowClients = Callable[[Callable[[Buffer], bool], int, Callable[[], None]], bool]
 """Disconnects slow clients whose unread responses lie in memory that is short, until so many bytes become free; then calls
 back. Its first argument tells whether a tensor lies there. False if there is no such client."""
 
 
-def nobody_leaves(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable[[], None]) -> bool:
-    """:data:`MakeRoom` of a host without clients."""
+def no_clients(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable[[], None]) -> bool:
+    """:data:`DisconnectSlowClients` of a host without clients."""
     return False
 
 
@@ -49,7 +51,7 @@ class LoadPlan:
         model: what it imports, and under which name.
         output_memory_limit_bytes: most that the instance's output segments may hold together.
         namespace: of the model; ``""`` on a server without namespaces.
-        make_room: called when output memory is short.
+        disconnect_slow_clients: called when output memory is short.
         budget: the memory for the tensors of all models; None for no limit.
         callers: the model's processes, as those who answer their calls see them.
         terminal: lent to the model's debugger; None if there is none.
@@ -59,13 +61,13 @@ class LoadPlan:
     model: ModelToLoad
     output_memory_limit_bytes: int
     namespace: str = ""
-    make_room: MakeRoom = nobody_leaves
+    disconnect_slow_clients: DisconnectSlowClients = no_clients
     budget: TensorBudget | None = None
     callers: set[Any] = field(default_factory=set)
     terminal: Terminal | None = None
 
 
-class OutputWatcher(Protocol):
+class OutputListener(Protocol):
     """Is told of outputs that may not be as configured."""
 
     def on_new_output(self, name: str, datatype: str, shape: Sequence[int]) -> None:
@@ -99,4 +101,4 @@ class InstancePlan:
     restart_retry_s: float = 0
     cancels_calls: bool = False
     warmup: tuple[WarmupSample, ...] = ()
-    outputs: OutputWatcher | None = None
+    outputs: OutputListener | None = None

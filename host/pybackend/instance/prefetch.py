@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from pybackend.instance.execution import Execution
+from pybackend.instance.session import StubSession
 from pybackend_wire.messages import ATTENDED_FROM
 
 PREFETCH_NS = 1_000_000
@@ -16,15 +16,15 @@ PREFETCH_NS = 1_000_000
 MOST_PREFETCHED = 64
 """Executions in one frame; more would not make a frame cheaper and would keep the queue's order from acting."""
 
-WATCH_S = 0.001
-"""How often the host looks at a stub that has several executions."""
+CHECK_S = 0.001
+"""How often the host checks a stub that has several executions."""
 
 SLOW_NS = 5_000_000
 """An execution that runs for this long may run for ever: nothing more is sent to wait behind it."""
 
 SILENCES = 5
-"""So many looks in a row without progress, and what waits behind the running execution is had back. Fewer say nothing on
-a busy machine: the stub may just not have been given a core. A stall of the host's own counts as one look."""
+"""After this many checks in a row without progress, the executions that wait behind the running one are recalled. Fewer
+mean nothing on a busy machine: the stub may just not have been given a core. A stall of the host counts as one check."""
 
 CAUTION_NS = 1_000_000
 """For so long nothing is sent ahead after a stub has handed work back; twice as long each time, half after each success.
@@ -42,23 +42,6 @@ REST_S = 0.001
 """Before an instance that has handed work back is again sent some to run beside other work; twice as long each time."""
 
 
-class PrefetchingStub(Protocol):
-    """The stub that executes, as its prefetch sees it."""
-
-    @property
-    def next_frame(self) -> int:
-        """The number of the frame in which a message leaves that is posted now."""
-
-    def last_begun(self) -> int:
-        """The number of the execution that it began last."""
-
-    def ask_for_answers(self) -> None:
-        """Have it send the answers that it has kept."""
-
-    def recall(self) -> None:
-        """Have it send the answers that it has kept, and hand back what it has not begun."""
-
-
 class Prefetch:
     """Measures the executions of one instance and says how many may be sent ahead.
 
@@ -73,7 +56,7 @@ class Prefetch:
 
     Attributes:
         rests: nothing is to run beside what runs now.
-        watches: a timer sees to it that nothing waits for long behind another execution.
+        is_timed: a timer makes sure that no execution waits for long behind another one.
         handed_back: how often the stub has handed work back since it returned from an execution.
         usual_ns: how long an execution usually takes, 0 if none was measured.
     """
@@ -86,16 +69,16 @@ class Prefetch:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.rests = False
-        self.watches = False
+        self.is_timed = False
         self.handed_back = 0
         self._in_flight = in_flight
         self._on_available = on_available
         self._others_are_idle = others_are_idle
         self._clock_ns = clock_ns
         self._concurrency = 1
-        self._stub: PrefetchingStub | None = None
+        self._stub: StubSession | None = None
         self._caution = 0
-        self._no_room_until_ns = 0
+        self._paused_until_ns = 0
         self._answered = 0
         self.usual_ns = 0.0
         self._last_answer_ns = 0
@@ -103,7 +86,7 @@ class Prefetch:
         self._silences = 0
         self._loop = asyncio.get_running_loop()
 
-    def begin(self, concurrency: int, stub: PrefetchingStub) -> None:
+    def begin(self, concurrency: int, stub: StubSession) -> None:
         """Another stub executes now.
 
         Args:
@@ -121,16 +104,16 @@ class Prefetch:
         """Measure again: a model's first execution often says nothing about the others."""
         self.usual_ns = 0.0
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many more executions may wait in the stub's socket; none before their length is known."""
         if not self.usual_ns or self.handed_back or self._concurrency > 1:
             return 0
         in_flight = self._in_flight
-        room = min(MOST_PREFETCHED, int(PREFETCH_NS / self.usual_ns)) - len(in_flight)
-        if room <= 0:
+        capacity = min(MOST_PREFETCHED, int(PREFETCH_NS / self.usual_ns)) - len(in_flight)
+        if capacity <= 0:
             return 0
         if not in_flight:
-            return room
+            return capacity
         number, oldest = next(iter(in_flight.items()))
         if number < ATTENDED_FROM:
             return 0  # what waits behind that could not be had back
@@ -139,9 +122,9 @@ class Prefetch:
         if oldest.frame != newest.frame != self._stub.next_frame:
             return 0
         now_ns = self._clock_ns()
-        if now_ns < self._no_room_until_ns or now_ns - self.busy_since_ns() >= SLOW_NS:
+        if now_ns < self._paused_until_ns or now_ns - self.busy_since_ns() >= SLOW_NS:
             return 0
-        return room
+        return capacity
 
     def busy_since_ns(self) -> int:
         """When the oldest running execution can have begun."""
@@ -170,7 +153,7 @@ class Prefetch:
     def on_handed_back(self) -> None:
         """The stub hands work back."""
         self.handed_back += 1
-        self._no_room_until_ns = self._clock_ns() + (CAUTION_NS << self._caution)
+        self._paused_until_ns = self._clock_ns() + (CAUTION_NS << self._caution)
         self._caution = min(MOST_CAUTION, self._caution + 1)
 
     def rest_if_busy(self) -> None:
@@ -183,26 +166,26 @@ class Prefetch:
         self.rests = False
         self._on_available()
 
-    def watch(self) -> None:
+    def start_timer(self) -> None:
         """An execution was sent behind another one, and no timer runs: start it."""
         if self._concurrency == 1 and self._stub is not None:
-            self.watches = True
+            self.is_timed = True
             self._silences = 0
             self._progress = (self._answered, self._stub.last_begun())
-            self._loop.call_later(WATCH_S, self._look, self._stub)
+            self._loop.call_later(CHECK_S, self._check, self._stub)
 
-    def _look(self, stub: PrefetchingStub) -> None:
+    def _check(self, stub: StubSession) -> None:
         """Several executions are in the stub: if it neither answers nor begins any, the one that it runs may be slow."""
         if len(self._in_flight) < 2 or stub is not self._stub:
-            self.watches = False
+            self.is_timed = False
             return
         progress = (self._answered, begun := stub.last_begun())
         self._silences = 0 if progress != self._progress else self._silences + 1
         self._progress = progress
         if self._silences >= SILENCES or (self._silences and self._others_are_idle()):
-            self.watches = False  # once is enough: nothing waits behind the running execution afterwards
+            self.is_timed = False  # once is enough: nothing waits behind the running execution afterwards
             stub.recall()
             return
         if self._silences == 1 and next(iter(self._in_flight)) < begun:
             stub.ask_for_answers()
-        self._loop.call_later(WATCH_S, self._look, stub)
+        self._loop.call_later(CHECK_S, self._check, stub)

@@ -1,7 +1,8 @@
-"""The server's table of resources: an instance that needs some executes only while it holds them.
+"""The rate limiter: a table of resources, and the gates of instances that need some to execute.
 
-An instance that finds too few waits here. When some are given back, those who wait get their turn: first the one that had the
-fewest executions, multiplied by its priority. If even that one must wait on, nobody else takes what it waits for.
+An instance that finds too few resources waits. When resources are released, the waiting instances get their turn: first
+the one with the fewest executions, multiplied by its priority. If that one must wait on, no other instance takes the
+resources that it waits for.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ ResourceLimits = Mapping[Resource, int]
 
 
 class ResourceGate:
-    """One instance's dealings with the table; see :class:`~pybackend.instance.gate.ExecutionGate`.
+    """The gate of an instance that executes only while it holds resources.
 
     Args:
-        table: of the server.
-        limit: what an execution needs.
-        on_turn: called when an execution may be possible that was not before.
+        table: the resources of the server.
+        limit: the resources that an execution needs.
+        on_turn: called when an execution may have become possible.
     """
 
     lets_prefetch = False
@@ -56,6 +57,28 @@ class ResourceGate:
     def close(self) -> None:
         """The instance executes nothing any more."""
         self._table.remove(self)
+
+
+class OpenGate:
+    """The gate of an instance that needs no resources: every execution may begin at once."""
+
+    is_open = True
+    lets_prefetch = True
+
+    def begin(self) -> None:
+        """Nothing to count."""
+
+    def end(self) -> None:
+        """Nothing to count."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+OPEN = OpenGate()
+
+ExecutionGate = OpenGate | ResourceGate
+"""Decides when an instance may execute; the instance reports when an execution begins and when it is over."""
 
 
 class ResourceTable:

@@ -1,72 +1,183 @@
-"""Services of the host for a model, seen from its instance: the side that asks, and the side that answers."""
+"""The services that a model can call: their interface, and the calling stub as they see it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from pybackend.errors import InferenceError
+from pybackend.inference.tensor import Buffer
+from pybackend.instance.lent_inputs import LentInputs
+from pybackend.instance.output_memory import OutputMemory
+from pybackend.instance.plan import LoadPlan
+from pybackend.instance.stub_life import StubLife
 from pybackend.ipc import stub_messages as heard
+from pybackend.ipc.arena import ArenaLease
+from pybackend.ipc.channel import StubChannel
+from pybackend.modelconfig.full_name import full_name
+from pybackend.sandbox.grant import Grant
+from pybackend.tracing.request_trace import RequestTrace
+from pybackend_wire.host_messages import Answer, Reply, encoded
+from pybackend_wire.messages import TAIL, Failure
+from pybackend_wire.states import StubState
 
-if TYPE_CHECKING:
-    from pybackend.inference.tensor import Buffer
-    from pybackend.ipc.arena import ArenaLease
-    from pybackend.sandbox.grant import Grant
-    from pybackend.tracing.request_trace import RequestTrace
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.001, 0.05
+"""How soon the host first checks whether a stub that others wait for has read everything, and the longest pause between
+checks."""
 
 
-class Caller(Protocol):
-    """One stub's life, as far as those matter who answer its questions.
+MOST_UNREAD_BYTES = 64 * 1024 * 1024
+"""Limit on the answers that one process does not read."""
+
+MOST_UNREAD_OF_MODEL_BYTES = 2 * MOST_UNREAD_BYTES
+"""The same for all processes of a model together."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class CallingStub:
+    """A running stub, as seen by the services that answer its calls.
+
+    Args:
+        plan: what the stub has loaded.
+        instance: tells the services which stubs follow each other.
+        inputs: the input memory that it was lent.
+        outputs: the memory in which it leaves its outputs.
+        find_trace: finds the trace with a number, if the stub executes a request of it.
 
     Attributes:
         instance_name: for messages.
-        model_name: the full name of the model that runs there.
-        namespace: of that model; ``""`` on a server without namespaces.
-        instance: what this is a life of, and the next one will be; only good for telling instances apart.
+        model_name: the full name of its model.
+        namespace: of its model; ``""`` on a server without namespaces.
     """
 
-    instance_name: str
-    model_name: str
-    namespace: str
-    instance: object
+    def __init__(
+        self,
+        plan: LoadPlan,
+        instance: object,
+        lease_input: Callable[[int], ArenaLease],
+        channel: StubChannel,
+        life: StubLife,
+        inputs: LentInputs,
+        outputs: OutputMemory,
+        find_trace: Callable[[int], RequestTrace | None],
+    ) -> None:
+        self.find_trace = find_trace
+        self.instance_name = plan.model.instance_name
+        self.namespace = plan.namespace
+        self.model_name = full_name(plan.namespace, plan.model.model_name)
+        self.instance = instance
+        self._plan = plan
+        self._lease_input = lease_input
+        self._channel = channel
+        self._life = life
+        self._inputs = inputs
+        self._outputs = outputs
+        self._loop = asyncio.get_running_loop()
+        self._answer_bytes = 0
+        plan.callers.add(self)
+
+    def close(self) -> None:
+        """The stub is gone."""
+        self._plan.callers.discard(self)
 
     @property
     def grant(self) -> Grant | None:
-        """Bounds of the models that it loads; None if nothing confines it."""
-
-    @property
-    def backlog_bytes(self) -> int:
-        """What the stub has not read yet: messages that its socket has not taken, and tensors that messages point to."""
-
-    def on_drained(self, callback: Callable[[], None]) -> None:
-        """Call this once the stub has read everything, or is gone."""
-
-    def lend(self, lease: ArenaLease) -> None:
-        """Hand a block of :meth:`lease` to the stub, which gives it back when the model lets go of it.
-
-        Raises:
-            OSError: this process has no descriptor left.
-        """
-
-    def take_back(self, lease: ArenaLease) -> bool:
-        """Undo :meth:`lend` for what the stub has not heard of; False if it was not lent."""
-
-    def place_inline(self, data: Buffer, nbytes: int) -> int:
-        """Put a small tensor's bytes into this turn's frame; returns their offset in its tail."""
+        """The limits of the models that it may load; None if it is not confined."""
+        sandbox = self._plan.launch.sandbox
+        return None if sandbox is None else sandbox.grant
 
     @property
     def is_initializing(self) -> bool:
         """True while the model's ``initialize`` runs."""
+        return self._life.state is StubState.INITIALIZING
 
     @property
     def is_open(self) -> bool:
-        """False once the stub is gone: what is answered then goes nowhere."""
+        """False once the stub is gone: answers are then dropped."""
+        return self._life.state is not StubState.GONE and self._channel.is_open
+
+    # Answers
 
     def answer(self, call: int, value: bool | float | None) -> None:
-        """Answer a question; nothing happens if the stub is gone."""
+        """Answer a question."""
+        self._say(Answer(call, None, value))
 
     def refuse(self, call: int, error: InferenceError) -> None:
-        """Tell why a question has no answer."""
+        """Answer a question with an error."""
+        self._say(Answer(call, Failure(int(error.code), error.message), None))
+
+    def reply(self, call: int, *, final: bool, result: tuple[Any, ...] | None) -> None:
+        """Send a response to a call: a :class:`pybackend_wire.messages.RequestResult` without leases, or only the flag."""
+        self._say(Reply(call, final, result))
+
+    def _say(self, message: Answer | Reply) -> None:
+        channel = self._channel
+        channel.post(message)
+        if not channel.backlog_bytes:
+            self._answer_bytes = 0
+            return
+        self._answer_bytes += len(_encode(encoded(message)))
+        unread, limit = self.unread_bytes, MOST_UNREAD_BYTES
+        if unread <= limit:
+            callers: set[CallingStub] = self._plan.callers
+            unread, limit = sum(caller.unread_bytes for caller in callers), MOST_UNREAD_OF_MODEL_BYTES
+        if unread > limit:
+            whose = "of its model's processes" if limit == MOST_UNREAD_OF_MODEL_BYTES else "to its calls"
+            channel.fail(f"{unread} bytes of answers {whose} are unread, {limit} is the most")
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that the stub's socket has not taken."""
+        return min(self._answer_bytes, self._channel.backlog_bytes) if self._channel.is_open else 0
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that the stub has not read yet: messages that its socket has not taken, and tensors that were lent to it."""
+        return self._channel.backlog_bytes + self._inputs.unread_bytes
+
+    def on_drained(self, callback: Callable[[], None]) -> None:
+        """Call this once the stub has read everything, or is gone."""
+        self._loop.call_later(FIRST_LOOK_S, self._check_drained, callback, FIRST_LOOK_S)
+
+    def _check_drained(self, callback: Callable[[], None], waited_s: float) -> None:
+        # No event tells when the other end of a socket has read it all; the stub has no reason to.
+        if self._channel.has_unread:
+            next_s = min(2 * waited_s, LONGEST_LOOK_S)
+            self._loop.call_later(next_s, self._check_drained, callback, next_s)
+        else:
+            self._inputs.unread_bytes = 0
+            callback()
+
+    # Tensors
+
+    def place_inline(self, data: Buffer, nbytes: int) -> int:
+        """Add a small tensor's bytes to this turn's frame; returns their offset in its tail."""
+        self._answer_bytes += nbytes
+        return self._channel.append_tail(data)
+
+    def lease(self, nbytes: int) -> ArenaLease:
+        """Allocate memory for a tensor that goes to the model.
+
+        Raises:
+            InferenceError: UNAVAILABLE when the model's limit is reached.
+        """
+        return self._lease_input(nbytes)
+
+    def lend(self, lease: ArenaLease) -> None:
+        """Lend a block of :meth:`lease` to the stub, which gives it back when the model releases it.
+
+        Raises:
+            OSError: this process has no descriptors left.
+        """
+        self._inputs.lend(lease)
+
+    def take_back(self, lease: ArenaLease) -> bool:
+        """Undo :meth:`lend` for a block of which the stub was not told yet; False if it was not lent."""
+        return self._inputs.take_back(lease)
 
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
         """The bytes of a tensor that came with a message; valid until :meth:`let_go`, or for ever if they lay in the tail.
@@ -74,55 +185,46 @@ class Caller(Protocol):
         Raises:
             RemoteProtocolError: they lie where the stub may not write.
         """
+        return self._outputs.read_tensor(place, tail)
 
     def let_go(self, places: Sequence[heard.TensorPlace]) -> None:
-        """Give the memory of tensors back that :meth:`read_tensor` gave."""
-
-    def lease(self, nbytes: int) -> ArenaLease:
-        """Memory for a tensor that goes to the model.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
-
-    def find_trace(self, number: int) -> RequestTrace | None:
-        """The trace with this number, if the stub executes a request of it."""
-
-    def reply(self, call: int, *, final: bool, result: tuple[Any, ...] | None) -> None:
-        """Send a response to a call: :class:`pybackend_wire.messages.RequestResult` without leases, or only the flag."""
+        """Release the memory of tensors that were read by :meth:`read_tensor`."""
+        blocks = [(place.segment, place.offset) for place in places if place.segment != TAIL]
+        if blocks:
+            self._outputs.let_go(blocks)
 
 
 class StubServices(Protocol):
-    """Answers what models ask."""
+    """Answers the calls and questions of models."""
 
-    def on_call(self, caller: Caller, call: heard.Call, tail: bytes) -> None:
+    def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         """The model runs another model.
 
         Raises:
             RemoteProtocolError: the stub broke the contract.
         """
 
-    def on_cancel_call(self, caller: Caller, call: int) -> None:
+    def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call; nothing happens if it is finished."""
 
-    def on_cancelled(self, caller: Caller, execution: int) -> None:
-        """Nobody waits for an execution any more, and its model wants the calls it makes to end with it."""
+    def on_cancelled(self, caller: CallingStub, execution: int) -> None:
+        """All requests of an execution are cancelled, and its model wants the calls that it made to be cancelled too."""
 
-    def on_question(self, caller: Caller, question: heard.Question, tail: bytes) -> None:
+    def on_question(self, caller: CallingStub, question: heard.Question, tail: bytes) -> None:
         """The model asks about metrics or models.
 
         Raises:
             RemoteProtocolError: the stub broke the contract.
         """
 
-    def on_gone(self, caller: Caller) -> None:
-        """The stub's life is over: forget it, and cancel what it waits for."""
+    def on_gone(self, caller: CallingStub) -> None:
+        """The stub has ended: forget it, and cancel the calls that it waits for."""
 
     def on_given_up(self) -> None:
-        """An instance does not come back soon: there may be calls that wait for nothing else."""
+        """An instance was given up for now: calls may wait for it alone."""
 
     def on_turn(self, model_name: str) -> None:
-        """A model, given by its full name, has lost its last instance, or has one again: ensembles may need it."""
+        """A model has lost its last instance, or has one again: ensembles may need it. The name is the full one."""
 
     def on_retired(self, instance: object) -> None:
-        """The instance is stopped: none of its stubs' lives will be followed by another one."""
+        """The instance is stopped: it will have no more stubs."""

@@ -1,31 +1,32 @@
-"""One life of one stub, from its start to its end, as seen by the host.
+"""A running stub, from its start to its end.
 
-A session starts, initialises and ends a stub; what requests mean and whether to start another life is the instance's business.
+A session starts, initialises and ends a stub. Its instance gives meaning to requests, and starts the next stub.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, get_args
 
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.instance.dispatch import ExecutionListener, MessageDispatch
+from pybackend.instance.debugging import TerminalLine
 from pybackend.instance.lent_inputs import LentInputs
 from pybackend.instance.output_memory import OutputMemory
 from pybackend.instance.plan import LoadPlan
-from pybackend.instance.services import StubServices
+from pybackend.instance.services import CallingStub, StubServices
 from pybackend.instance.stacks import StubStacks
-from pybackend.instance.stub_caller import StubCaller
 from pybackend.instance.stub_life import StubLife, last_words
-from pybackend.instance.terminal import TerminalLine
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.process.stub_process import StubProcess
+from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Probe
 from pybackend_wire.messages import (
@@ -37,9 +38,56 @@ from pybackend_wire.messages import (
     STACKS_OFFSET,
     SegmentRole,
 )
-from pybackend_wire.states import StubState
+from pybackend_wire.states import LEGAL, StubState
 
 log = logging.getLogger(__name__)
+
+_EXECUTES = frozenset({StubState.READY, StubState.FINALIZING})
+
+
+Handler = Callable[[Any, bytes], None]
+"""Takes a message, and the tail of the frame that it came with."""
+
+
+class MessageDispatch:
+    """Hands each message of a stub to the part of the host that it concerns, if the stub may send it now.
+
+    Args:
+        life: says which messages are legal.
+        on_other: takes the messages without a handler.
+    """
+
+    _outputs: OutputMemory
+    _handlers: Mapping[type, Handler]
+    _on_result: Handler
+
+    def __init__(self, life: StubLife, on_other: Handler) -> None:
+        self._life = life
+        self._on_other = on_other
+
+    def connect(self, outputs: OutputMemory, handlers: Mapping[type, Handler]) -> None:
+        """Set the stub's output memory, and a handler for each type of message; comes before the first message."""
+        self._outputs = outputs
+        self._handlers = handlers
+        self._on_result = handlers[heard.Result]
+
+    def on_messages(self, messages: list[heard.Message], frame_tail: bytearray) -> None:
+        """Handle the messages of a frame.
+
+        Raises:
+            RemoteProtocolError: the stub broke the contract.
+        """
+        tail = bytes(frame_tail)  # once: slices of bytes are the small outputs' own data
+        self._outputs.begin_frame(len(tail))
+        for message in messages:
+            kind = type(message)
+            if kind is heard.Result and self._life.state in _EXECUTES:
+                self._on_result(message, tail)
+                continue
+            if heard.KIND[kind] not in LEGAL[self._life.state]:
+                raise RemoteProtocolError(f"{kind.__name__} is out of place while {self._life.state.name.lower()}")
+            self._handlers.get(kind, self._on_other)(message, tail)
+
 
 _PROGRESS_BYTES, _WORD_BYTES = STACKS_OFFSET + STACKS_BYTES, 8
 
@@ -54,21 +102,42 @@ _REACHED: dict[type, StubState] = {heard.Completed: StubState.LOADED, heard.Init
 """The state in which a stub is once it has said this."""
 
 
-class SessionOwner(Protocol):
-    """The instance that a session is a life of."""
+class ReadinessProbe:
+    """Asks a model's ``is_ready``: one question at a time, which all who want to know share."""
+
+    def __init__(self, send: Callable[[], None]) -> None:
+        self._send = send
+        self._answer: asyncio.Future[str] | None = None
+
+    async def ask(self, limit_s: float | None) -> str:
+        """Why the model is not ready; empty if it is. A limit of None waits for as long as it takes."""
+        joins = self._answer is not None
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+            self._send()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.shield(self._answer)
+        except TimeoutError:
+            which = "in-flight is_ready() response" if joins else "user-defined is_ready() response"
+            return f"Timed out waiting for {which}"
 
     def on_readiness(self, readiness: heard.Readiness) -> None:
-        """The model's ``is_ready`` has returned."""
-
-    def lease_input(self, nbytes: int) -> ArenaLease:
-        """Input memory of the model.
+        """The model's ``is_ready`` has returned.
 
         Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
+            RemoteProtocolError: the host did not ask.
         """
+        if not self.answer("" if readiness.ready else readiness.reason or "is_ready() gave no reason"):
+            raise RemoteProtocolError("an answer about readiness that nobody asked for")
 
-    def on_end(self, session: StubSession, cause: str) -> None:
-        """The stub is gone, expected or not; ``cause`` completes the sentence "The process ..."."""
+    def answer(self, reason: str) -> bool:
+        """Answer the open question; False if there is none."""
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return False
+        answer.set_result(reason)
+        return True
 
 
 class StubSession:
@@ -77,26 +146,33 @@ class StubSession:
     Args:
         process: just started.
         plan: what it loads.
-        owner: the instance.
-        executions: hears what the stub says about executions.
-        services: answer what its model asks.
+        instance: tells the services which stubs follow each other.
+        lease_input: allocates input memory of the model.
+        on_end: called once the stub is gone, expected or not, with the end of the sentence "The process ...".
+        handlers: take the stub's messages about executions, by their types.
+        find_trace: finds the trace with a number, if the stub executes a request of it.
+        services: answer the questions and calls of its model.
 
     Attributes:
-        channel: carries executions to it; see :func:`~pybackend.instance.encoding.encoded_request`.
+        channel: carries executions to it; see :func:`~pybackend.instance.lent_inputs.encoded_request`.
         inputs: the input memory that it was lent.
         outputs: the memory in which it leaves its outputs.
-        caller: the stub, for those who serve its model's questions.
-        stacks: where its threads are.
-        has_is_ready: the model has an ``is_ready`` to be asked.
-        confined: what the stub says about its sandbox: by layer, why it is not in force, ``""`` where it is.
+        caller: the stub, as seen by the services.
+        stacks: reads the stacks of its threads.
+        readiness: asks its model's ``is_ready``.
+        has_is_ready: the model has an ``is_ready``.
+        confined: the stub's report of its sandbox: for each layer the reason why it is not in force, ``""`` if it is.
     """
 
     def __init__(
         self,
         process: StubProcess,
         plan: LoadPlan,
-        owner: SessionOwner,
-        executions: ExecutionListener,
+        instance: object,
+        lease_input: Callable[[int], ArenaLease],
+        on_end: Callable[[StubSession, str], None],
+        handlers: Mapping[type, Handler],
+        find_trace: Callable[[int], RequestTrace | None],
         services: StubServices,
     ) -> None:
         self.has_is_ready = False
@@ -105,19 +181,34 @@ class StubSession:
         self._services = services
         self._process = process
         self._plan = plan
-        self._owner = owner
+        self._on_end = on_end
         loop = asyncio.get_running_loop()
-        process.watch(loop, self._on_exit)
+        process.on_exit(loop, self._on_exit)
         self._progress = Segment(_PROGRESS_BYTES)
         self.stacks = StubStacks(self._progress, process.ask_for_stacks)
         self._terminal_line: TerminalLine | None = None
         self._life = life = StubLife(plan.model.instance_name)
-        dispatch = MessageDispatch(life, executions, self._on_life)
+        dispatch = MessageDispatch(life, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
-        self.outputs = outputs = OutputMemory(channel, plan.output_memory_limit_bytes, plan.make_room, plan.budget)
-        self.caller = StubCaller(plan, owner, owner.lease_input, channel, life, inputs, outputs, executions.find_trace)
-        dispatch.connect(inputs, outputs, self.caller, services)
+        self.outputs = outputs = OutputMemory(
+            channel, plan.output_memory_limit_bytes, plan.disconnect_slow_clients, plan.budget
+        )
+        self.caller = caller = CallingStub(plan, instance, lease_input, channel, life, inputs, outputs, find_trace)
+        self.readiness = readiness = ReadinessProbe(self._ask_readiness)
+        dispatch.connect(
+            outputs,
+            {
+                **handlers,
+                heard.FreeInput: lambda freed, _: inputs.on_freed(freed),
+                heard.NeedOutput: lambda needed, _: outputs.grow(needed.nbytes),
+                heard.Detached: lambda detached, _: outputs.detached(detached.segment),
+                heard.Call: partial(services.on_call, caller),
+                heard.CancelCall: lambda cancelled, _: services.on_cancel_call(caller, cancelled.call),
+                **dict.fromkeys(get_args(heard.Question), partial(services.on_question, caller)),
+                heard.Readiness: lambda answer, _: readiness.on_readiness(answer),
+            },
+        )
 
     @property
     def pid(self) -> int:
@@ -220,8 +311,7 @@ class StubSession:
         """Say how many responses of a request are accepted. A stub reads this before each response that it sends."""
         self.channel.post(Flow(execution, index, allowed))
 
-    def probe(self) -> None:
-        """Ask the model whether it is ready; only while no answer is due."""
+    def _ask_readiness(self) -> None:
         self.channel.post(Probe())
         self._hurry()
 
@@ -262,11 +352,8 @@ class StubSession:
 
     # Messages of the stub about itself
 
-    def _on_life(self, message: heard.Message) -> None:
+    def _on_life(self, message: heard.Message, _tail: bytes) -> None:
         match message:
-            case heard.Readiness():
-                self._owner.on_readiness(message)
-                return
             case heard.Failed():
                 self._process.read_output()
                 self._life.fail(ModelLoadError(message.failure.message, ErrorCode(message.failure.code)))
@@ -309,4 +396,4 @@ class StubSession:
             end.callback(self.inputs.release_all)
             end.callback(self._services.on_gone, self.caller)
             end.callback(self.caller.close)
-            end.callback(self._owner.on_end, self, cause)
+            end.callback(self._on_end, self, cause)

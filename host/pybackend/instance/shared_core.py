@@ -11,9 +11,9 @@ starts a thread or a process (:mod:`pybackend.cores`).
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from pybackend import cores
+from pybackend.instance.session import StubSession
 
 ENOUGH_ALONE = 32
 """So many executions in a row of requests that came alone, and the next ones share a core."""
@@ -23,13 +23,6 @@ SHORT_NS = 100_000_000
 
 RENEW_S = 1.0
 """After so long all cores are free for a moment: another program may be busy on the shared one by now."""
-
-
-class SharingStub(Protocol):
-    """A stub that can wait on a core."""
-
-    def wait_on(self, core: int | None) -> None:
-        """Have the stub's main thread wait on this core from now on; anywhere if None."""
 
 
 class SharedCore:
@@ -49,10 +42,10 @@ class SharedCore:
         self._waiting = 0
         self._alone = 0
         self._ended_ns = 0
-        self._stubs: set[SharingStub] = set()
+        self._stubs: set[StubSession] = set()
         self._renewal: asyncio.TimerHandle | None = None
 
-    def begin(self, stub: SharingStub, usual_ns: float, queued_ns: int) -> None:
+    def begin(self, stub: StubSession, usual_ns: float, queued_ns: int) -> None:
         """An execution was sent.
 
         Args:
@@ -89,13 +82,13 @@ class SharedCore:
         """An execution no longer waits."""
         self._waiting -= 1
 
-    def forget(self, stub: SharingStub) -> None:
+    def forget(self, stub: StubSession) -> None:
         """A stub is gone."""
         self._stubs.discard(stub)
 
     def _share(self) -> None:
         self._alone = 0
-        self.core = cores.stay()
+        self.core = cores.pin()
         if self.core is not None:
             self._renewal = asyncio.get_running_loop().call_later(RENEW_S, self.part)
 
@@ -104,7 +97,7 @@ class SharedCore:
         if self.core is None:
             return
         self.core = None
-        cores.roam()
+        cores.unpin()
         if self._renewal is not None:
             self._renewal.cancel()
         stubs, self._stubs = self._stubs, set()

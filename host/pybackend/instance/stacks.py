@@ -60,12 +60,7 @@ class Stack:
 
 
 class StubStacks:
-    """Reads the stacks of one stub.
-
-    Args:
-        segment: where it writes them.
-        signal_stub: asks it to.
-    """
+    """Reads the stacks of one stub."""
 
     def __init__(self, segment: Segment, signal_stub: Callable[[], None]) -> None:
         self._segment = segment

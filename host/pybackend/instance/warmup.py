@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pybackend.errors import InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.instance.execution import Execution, ExecutionOwner, LostInstance
+from pybackend.instance.execution import Execution
+from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.stub_life import unhealthy
 from pybackend.ipc.arena import ArenaLease
 from pybackend.modelconfig.warmup import WarmupSample, WarmupTensor
 from pybackend_wire.messages import INLINE_BYTES
 
 
-class WarmupInstance(Protocol):
-    """The instance that is warmed up.
-
-    Attributes:
-        name: for messages.
-        death_cause: how its last stub ended.
-    """
-
-    name: str
-    death_cause: str
-
-    @property
-    def has_stub(self) -> bool:
-        """False once the stub is dead."""
-
-    def execute(self, batch: list[PendingRequest], owner: ExecutionOwner | None = None) -> None:
-        """Run ``execute`` on these requests, for this owner."""
-
-
 class WarmupRun:
-    """Has an instance execute samples: no scheduler, queue or statistics hears of them.
+    """Has an instance execute samples: no scheduler, queue or statistics hears of them."""
 
-    Args:
-        instance: to be warmed up.
-        model_name: for requests.
-        lease: gives input memory of the model.
-    """
-
-    def __init__(self, instance: WarmupInstance, model_name: str, lease: Callable[[int], ArenaLease]) -> None:
+    def __init__(self, instance: InstanceExecutor, model_name: str, lease: Callable[[int], ArenaLease]) -> None:
         self._instance = instance
         self._model_name = model_name
         self._lease = lease
@@ -118,7 +93,9 @@ class WarmupRun:
         """The stub was busy with something else."""
         self._instance.execute(waiting, self)
 
-    def on_lost(self, instance: LostInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
+    def on_lost(
+        self, instance: object, error: InferenceError, begun: list[PendingRequest], waiting: list[PendingRequest]
+    ) -> None:
         """The stub died."""
         for pending in (*begun, *waiting):
             pending.request.release()

@@ -135,7 +135,7 @@ class ArenaLease:
             arena.give_back(self)
 
 
-class _Room:
+class _Chunk:
     """A segment of an arena, and the parts of it that take memory: those that were written to.
 
     Attributes:
@@ -200,7 +200,6 @@ class TensorArena:
 
     Args:
         limit_bytes: most memory for all segments together; beyond it :meth:`lease` fails with UNAVAILABLE.
-        owner: the model, for messages.
         budget: the memory of all models; None for no limit.
 
     Attributes:
@@ -212,7 +211,7 @@ class TensorArena:
         self._owner = owner
         self._budget = budget or TensorBudget(MOST_ADDRESSES_BYTES)
         self._budget.add(self)
-        self._rooms: dict[int, _Room] = {}
+        self._chunks: dict[int, _Chunk] = {}
         self._arriving: set[ArenaLease] = set()
         self._idle_since_ns: dict[int, int] = {}
         self._dropped: list[int] = []
@@ -221,7 +220,7 @@ class TensorArena:
     @property
     def used_bytes(self) -> int:
         """Bytes of all leased blocks."""
-        return sum(room.blocks.used_bytes for room in self._rooms.values())
+        return sum(chunk.blocks.used_bytes for chunk in self._chunks.values())
 
     def lease(self, nbytes: int, *, arriving: bool = False) -> ArenaLease:
         """Lease a block.
@@ -249,19 +248,19 @@ class TensorArena:
         return lease
 
     def _block(self, nbytes: int) -> ArenaLease:
-        for room in self._rooms.values():
-            offset = room.blocks.allocate(nbytes)
+        for chunk in self._chunks.values():
+            offset = chunk.blocks.allocate(nbytes)
             if offset is not None:
-                self._idle_since_ns.pop(room.memory.number, None)
-                return ArenaLease(self, room.memory, offset, nbytes)
-        room = self._grow(nbytes)
-        offset = room.blocks.allocate(nbytes)
+                self._idle_since_ns.pop(chunk.memory.number, None)
+                return ArenaLease(self, chunk.memory, offset, nbytes)
+        chunk = self._grow(nbytes)
+        offset = chunk.blocks.allocate(nbytes)
         assert offset is not None
-        return ArenaLease(self, room.memory, offset, nbytes)
+        return ArenaLease(self, chunk.memory, offset, nbytes)
 
     def owns(self, lease: ArenaLease) -> bool:
         """Whether this arena made a lease."""
-        return lease.segment in self._rooms
+        return lease.segment in self._chunks
 
     def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
         """Count these bytes of a lease as written; called by the lease.
@@ -269,86 +268,86 @@ class TensorArena:
         Raises:
             InferenceError: UNAVAILABLE if the limit is reached even after unused memory is released.
         """
-        room = self._rooms.get(lease.segment)
-        if room is None:
+        chunk = self._chunks.get(lease.segment)
+        if chunk is None:
             return
         if end == lease.nbytes:
             self._arriving.discard(lease)
         begin, end = lease.offset + begin, lease.offset + end
-        if room.is_filled(begin, end):
+        if chunk.is_filled(begin, end):
             return
-        missing = room.missing(begin, end)
-        more = sum(map(room.part_bytes, missing))
+        missing = chunk.missing(begin, end)
+        more = sum(map(chunk.part_bytes, missing))
         if self.total_bytes + more > self._limit_bytes:
-            self._give_back_unused(room)
+            self._give_back_unused(chunk)
             if self.total_bytes + more > self._limit_bytes:
-                others_bytes = self.used_bytes - room.blocks.block_bytes(lease.offset)
+                others_bytes = self.used_bytes - chunk.blocks.block_bytes(lease.offset)
                 raise self._full(lease.nbytes, others_bytes)
         if not self._budget.has_room(more):
             raise self._all_full(lease.nbytes)
-        room.fill(missing)
+        chunk.fill(missing)
 
     @property
     def total_bytes(self) -> int:
         """The memory that all segments take."""
-        return sum([room.filled_bytes for room in self._rooms.values()])
+        return sum([chunk.filled_bytes for chunk in self._chunks.values()])
 
     def give_back(self, lease: ArenaLease) -> None:
         """Free a block; called by its lease."""
         self._arriving.discard(lease)
-        room = self._rooms.get(lease.segment)
-        if room is not None:
-            room.forget(lease.uncounted)
-            room.blocks.release(lease.offset)
+        chunk = self._chunks.get(lease.segment)
+        if chunk is not None:
+            chunk.forget(lease.uncounted)
+            chunk.blocks.release(lease.offset)
 
     def give_back_unused(self) -> None:
         """Release memory that is kept warm."""
         self._give_back_unused(None)
 
-    def _give_back_unused(self, wanted: _Room | None) -> None:
+    def _give_back_unused(self, wanted: _Chunk | None) -> None:
         """Release memory that is kept warm, including the part of large tensors that has not arrived yet."""
-        for room in list(self._rooms.values()):
-            if not len(room.blocks) and room is not wanted:
-                self._drop(room)
-            elif room.memory.sealed:
-                for offset, nbytes in room.blocks.free():
-                    room.empty(offset, offset + nbytes)
+        for chunk in list(self._chunks.values()):
+            if not len(chunk.blocks) and chunk is not wanted:
+                self._drop(chunk)
+            elif chunk.memory.sealed:
+                for offset, nbytes in chunk.blocks.free():
+                    chunk.empty(offset, offset + nbytes)
         for lease in self._arriving:
-            room = self._rooms[lease.segment]
-            if room.memory.sealed:
-                room.empty(lease.offset + lease.arrived_bytes, lease.offset + lease.nbytes)
+            chunk = self._chunks[lease.segment]
+            if chunk.memory.sealed:
+                chunk.empty(lease.offset + lease.arrived_bytes, lease.offset + lease.nbytes)
 
     def trim(self, now_ns: int, on_drop: Callable[[int], None]) -> None:
         """Close segments that have been unused for :data:`IDLE_NS`; ``on_drop`` gets the number of each closed one.
 
         Called now and then; a segment counts as idle from the first call that finds it empty.
         """
-        for number, room in list(self._rooms.items()):
-            if len(room.blocks):
+        for number, chunk in list(self._chunks.items()):
+            if len(chunk.blocks):
                 continue
             since_ns = self._idle_since_ns.setdefault(number, now_ns)
             if now_ns - since_ns >= IDLE_NS:
-                self._drop(room)
+                self._drop(chunk)
         dropped, self._dropped = self._dropped, []
         for number in dropped:
             on_drop(number)
 
     def close(self) -> None:
         """Close all segments; outstanding leases become harmless."""
-        for room in self._rooms.values():
-            room.close()
-        self._rooms.clear()
+        for chunk in self._chunks.values():
+            chunk.close()
+        self._chunks.clear()
         self._arriving.clear()
 
-    def _drop(self, room: _Room) -> None:
-        number = room.memory.number
-        del self._rooms[number]
+    def _drop(self, chunk: _Chunk) -> None:
+        number = chunk.memory.number
+        del self._chunks[number]
         self._idle_since_ns.pop(number, None)
         self._dropped.append(number)
-        room.close()
+        chunk.close()
 
-    def _grow(self, nbytes: int) -> _Room:
-        present = sum(room.memory.size_bytes for room in self._rooms.values())
+    def _grow(self, nbytes: int) -> _Chunk:
+        present = sum(chunk.memory.size_bytes for chunk in self._chunks.values())
         # Clients that announce tensors and send nothing share segments, and so descriptors, however many they are.
         size = growth_bytes(nbytes, present, MOST_ADDRESSES_BYTES)
         if present + size > MOST_ADDRESSES_BYTES:
@@ -361,15 +360,15 @@ class TensorArena:
         if not segment.sealed and not self._budget.has_room(segment.size_bytes):
             segment.close()
             raise self._all_full(nbytes)
-        room = self._rooms[segment.number] = _Room(segment, self._budget)
+        chunk = self._chunks[segment.number] = _Chunk(segment, self._budget)
         if not segment.sealed:
-            room.fill(room.missing(0, segment.size_bytes))
+            chunk.fill(chunk.missing(0, segment.size_bytes))
             if self.total_bytes > self._limit_bytes:
-                self._give_back_unused(room)
+                self._give_back_unused(chunk)
             if self.total_bytes > self._limit_bytes:
-                self._drop(room)
+                self._drop(chunk)
                 raise self._full(nbytes, self.used_bytes)
-        return room
+        return chunk
 
     def _all_full(self, nbytes: int) -> InferenceError:
         budget = self._budget
@@ -390,10 +389,10 @@ class TensorArena:
 
 
 def new_segment(wanted_bytes: int, needed_bytes: int) -> Segment:
-    """Make a segment of the wanted size; if there is no room for it, one of the size that is needed.
+    """Make a segment of the wanted size; if there is no memory for it, one of the size that is needed.
 
     Raises:
-        InferenceError: UNAVAILABLE, there is no room for that either.
+        InferenceError: UNAVAILABLE, there is no memory for that either.
     """
     least_bytes = whole_pages(needed_bytes)
     try:
@@ -405,7 +404,7 @@ def new_segment(wanted_bytes: int, needed_bytes: int) -> Segment:
 
 
 def whole_pages(nbytes: int) -> int:
-    """Return the size of the smallest segment with room for so many bytes."""
+    """Return the size of the smallest segment that holds so many bytes."""
     return -(-aligned(nbytes) // _PAGE_BYTES) * _PAGE_BYTES
 
 

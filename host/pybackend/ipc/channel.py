@@ -289,7 +289,7 @@ class StubChannel:
                 handled += len(messages) or 1
         except RemoteProtocolError as error:
             self._end(error)
-        except Exception:
+        except Exception:  # the event loop would only log it, and the stub would wait for ever
             log.exception("a message of a model's process could not be handled")
             self._end(RemoteProtocolError("the server could not handle a message, see its log"))
         finally:

@@ -51,8 +51,8 @@ def receiver_of(sock: socket.socket) -> Callable[[memoryview], int]:
     return sock.recv_into if refuses_descriptors(sock) else partial(_receive, sock)
 
 
-def _receive(sock: socket.socket, room: memoryview) -> int:
-    count, ancillary, flags, _ = sock.recvmsg_into([room], _ANCILLARY_BYTES, _FLAGS)
+def _receive(sock: socket.socket, buffer: memoryview) -> int:
+    count, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _FLAGS)
     if ancillary or flags & socket.MSG_CTRUNC:
         received = array.array("i")
         for _, _, data in ancillary:

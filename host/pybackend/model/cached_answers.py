@@ -19,9 +19,8 @@ from pybackend.author_files.reading import FileRefused, read_beneath, read_regul
 from pybackend.cache.entry import CachedResponse, cache_key, copy_of, weight_bytes
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.errors import InferenceError, ModelLoadError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, ResponsePath
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import ResponsePath
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig
@@ -62,7 +61,6 @@ class CachedAnswers:
     """One version's use of the cache, and a stage of the response path.
 
     Args:
-        cache: shared with other models.
         digest: the version's digest; see :meth:`renew`.
         model: executes requests that are not in the cache.
         pass_on: receives the responses after they were copied.
@@ -148,7 +146,7 @@ class CachedAnswers:
         self._keys[pending] = key
         try:
             self._model.enqueue(pending)
-        except BaseException:
+        except BaseException:  # whatever the reason, there will be no response to store
             self._keys.pop(pending, None)
             raise
 

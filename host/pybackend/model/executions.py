@@ -6,20 +6,67 @@ import time
 from collections.abc import Callable, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import CANCELLED, PendingRequest, ResponsePath, RunningExecution, guarded
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import ResponsePath, guarded
-from pybackend.instance.execution import Execution, LostInstance
+from pybackend.instance.execution import Execution
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.plan import InstanceState
-from pybackend.instance.stub_life import unhealthy
 from pybackend.ipc.arena import ArenaLease, TensorArena
-from pybackend.model.open_requests import OpenRequests
-from pybackend.model.outcomes import RequestOutcomes
+from pybackend.model.cached_answers import CachedAnswers
+from pybackend.model.open_requests import OpenRequests, RequestOutcomes
 from pybackend.model.output_check import OutputForm
-from pybackend.model.statistics import FailureReason, ModelStatistics
-from pybackend.model.stream_statistics import StreamStatistics
+from pybackend.model.statistics import FailureReason, ModelStatistics, StreamStatistics
 from pybackend.scheduler.scheduler import BatchReason, Scheduler
+
+_SEQUENCE_CANCELLED = InferenceError("a client cancelled another request of the same sequence", ErrorCode.CANCELLED)
+
+
+class ModelQueue:
+    """Cancels and describes the requests that wait in the scheduler, for their handles; see :class:`pybackend.inference.pending.RequestHolder`.
+
+    Attributes:
+        scheduler: dispatches the requests.
+        answers: the cached answers, which see requests first; None if all requests are executed.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        answers: CachedAnswers | None,
+        instances: Sequence[ModelInstance],
+        outcomes: RequestOutcomes,
+    ) -> None:
+        self.scheduler = scheduler
+        self.answers = answers
+        self._instances = instances
+        self._outcomes = outcomes
+
+    def cancel(self, pending: PendingRequest) -> None:
+        """Drop a waiting request; its sender is answered on the next loop turn, as for every request.
+
+        If it belongs to a sequence, so are the senders of the sequence's other waiting requests.
+        """
+        if self.answers is not None and self.answers.concerns(pending):
+            return  # the lookup notices the cancellation
+        for removed in self.scheduler.remove(pending):
+            self._outcomes.on_dropped(removed, CANCELLED if removed is pending else _SEQUENCE_CANCELLED)
+
+    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
+        """Do nothing: waiting requests receive no responses, and their instance will check whether they are paused."""
+
+    def is_running(self, pending: PendingRequest) -> bool:
+        """Always False: a waiting request has not started."""
+        return False
+
+    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
+        """All running executions, unless an instance could run one more."""
+        return () if any(instance.has_place for instance in self._instances) else self.running
+
+    @property
+    def running(self) -> list[RunningExecution]:
+        """The executions that are running in stubs."""
+        return [execution for instance in self._instances for execution in instance.running]
+
 
 _FAILED = frozenset({InstanceState.FAILED, InstanceState.GIVEN_UP})
 
@@ -28,11 +75,7 @@ class Executions(RequestOutcomes):
     """Owns a version's instances and scheduler, and handles every event of their executions.
 
     Args:
-        name: the model's name.
         version: its decimal version.
-        statistics: the version's counters.
-        open_requests: the version's open requests.
-        arena: the version's input memory.
         on_given_up: called when every instance was given up, with the error for requests and the last output of the
             first process.
         on_back: called when an instance serves after that.
@@ -184,9 +227,10 @@ class Executions(RequestOutcomes):
                 self.on_dropped(pending)
         return [pending for pending in waiting if not pending.cancelled]
 
-    def on_lost(self, instance: LostInstance, begun: list[PendingRequest], waiting: list[PendingRequest]) -> None:
+    def on_lost(
+        self, instance: object, error: InferenceError, begun: list[PendingRequest], waiting: list[PendingRequest]
+    ) -> None:
         """A stub died. Requests it had started fail, because a rerun could repeat effects; the others are requeued."""
-        error = InferenceError(unhealthy(instance.name, instance.death_cause))
         self._fail(begun, error, FailureReason.BACKEND)
         if self._scheduler is not None:
             self._scheduler.requeue(self._without_cancelled(waiting))

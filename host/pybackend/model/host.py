@@ -9,16 +9,15 @@ from pathlib import Path
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
+from pybackend.inference.pending import ResponsePath, to_sender
 from pybackend.inference.queued_bytes import QueuedBytes
-from pybackend.inference.response_path import ResponsePath, to_sender
-from pybackend.instance.debugging import DebuggerPorts
-from pybackend.instance.plan import MakeRoom, nobody_leaves
+from pybackend.instance.debugging import DebuggerPorts, Terminal
+from pybackend.instance.plan import DisconnectSlowClients, no_clients
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
-from pybackend.instance.terminal import Terminal
 from pybackend.ipc.arena import TensorBudget
-from pybackend.model.door import ModelDoor
+from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
@@ -44,7 +43,7 @@ class ModelHost:
     Attributes:
         launcher: starts model processes.
         services: answers requests from model code.
-        door: sends ensembles' requests to their parts.
+        router: sends ensembles' requests to their parts.
         shared_core: where the server and models' processes wait while requests come one at a time.
         settings: how models are loaded and run.
         metrics: selects the distributions of latencies that are measured.
@@ -58,13 +57,13 @@ class ModelHost:
         terminal: lent to models that stop at breakpoints, None for no terminal.
         gpu_count: number of GPUs in this machine.
         runtime_places: candidate locations for the server's private runtime directories.
-        make_room: called when the output memory of a process is short.
+        disconnect_slow_clients: called when the output memory of a process is short.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """
 
     launcher: StubLauncher
     services: StubServices
-    door: ModelDoor
+    router: ModelRouter
     shared_core: SharedCore
     settings: ModelSettings = field(default_factory=ModelSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
@@ -78,7 +77,7 @@ class ModelHost:
     terminal: Terminal | None = None
     gpu_count: int = 0
     runtime_places: Sequence[Path] = field(default_factory=lambda: runtime_places(default_cache_directory()))
-    make_room: MakeRoom = nobody_leaves
+    disconnect_slow_clients: DisconnectSlowClients = no_clients
     tensor_budget: TensorBudget | None = None
 
     @property

@@ -9,17 +9,16 @@ from pybackend.environment.cache import EnvironmentCache, cache_places, default_
 from pybackend.environment.pack_process import pack_in_process
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.queued_bytes import QueuedBytes
-from pybackend.instance.debugging import DebuggerPorts
+from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.devices import count_gpus
-from pybackend.instance.plan import MakeRoom, nobody_leaves
+from pybackend.instance.plan import DisconnectSlowClients, no_clients
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
-from pybackend.instance.terminal import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.mirror.mirrors import cache_directories
-from pybackend.model.door import ModelDoor
 from pybackend.model.host import ModelHost
+from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.backend_places import BackendPlaces, shipped_backends
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
@@ -32,10 +31,10 @@ def make_host(
     settings: Settings,
     launcher: StubLauncher,
     services: StubServices,
-    door: ModelDoor,
+    router: ModelRouter,
     shared_core: SharedCore,
     cache: ResponseCache | None = None,
-    make_room: MakeRoom = nobody_leaves,
+    disconnect_slow_clients: DisconnectSlowClients = no_clients,
 ) -> ModelHost:
     """Make the host of models; its sandbox must be closed at the end.
 
@@ -43,10 +42,10 @@ def make_host(
         settings: the operator's.
         launcher: starts model processes.
         services: answers requests from model code.
-        door: sends ensembles' requests to their parts.
+        router: sends ensembles' requests to their parts.
         shared_core: where the server and models' processes wait while requests come one at a time.
         cache: the response cache, None for none.
-        make_room: called when the output memory of a process is short.
+        disconnect_slow_clients: called when the output memory of a process is short.
     """
     kept = cache_places(settings.environments.cache_directory or default_cache_directory())
     cloud = settings.cloud_repositories
@@ -55,7 +54,7 @@ def make_host(
     return ModelHost(
         launcher=launcher,
         services=services,
-        door=door,
+        router=router,
         shared_core=shared_core,
         settings=settings.models,
         metrics=settings.metrics,
@@ -72,7 +71,7 @@ def make_host(
         environments=_environments(settings.environments, sandbox),
         sandbox=sandbox,
         runtime_places=runtime_places(launcher.bundle.parent),
-        make_room=make_room,
+        disconnect_slow_clients=disconnect_slow_clients,
         tensor_budget=TensorBudget(settings.tensor_memory_limit_bytes),
     )
 

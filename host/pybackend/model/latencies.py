@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from math import ceil, nan
 
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, ResponsePath
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import ResponsePath
 from pybackend.instance.execution import ExecutionTimes
 from pybackend.modelconfig.schema import ModelConfig
 
@@ -157,7 +156,7 @@ class FirstResponses:
         self._streams: set[PendingRequest] = set()
 
     def stage(self, pass_on: ResponsePath) -> ResponsePath:
-        """The stage in front of ``pass_on``; see :mod:`pybackend.inference.response_path`."""
+        """The stage in front of ``pass_on``; see :mod:`pybackend.inference.pending`."""
 
         def on_response(pending: PendingRequest, response: InferenceResponse) -> None:
             is_first = pending not in self._streams

@@ -1,7 +1,8 @@
-"""Reshapes outputs to the form that clients expect, and validates them if the model enables that."""
+"""Reshapes outputs to the form that clients expect, and validates them, or warns about them in the log."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from pybackend.errors import InferenceError
@@ -9,6 +10,8 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.spelling import closest
+
+log = logging.getLogger(__name__)
 
 NOT_CONFIGURED = "which its configuration does not have"
 
@@ -20,7 +23,6 @@ class OutputForm:
     """Gives one version's responses the form that clients expect.
 
     Args:
-        signature: the version's signature.
         hidden: names of outputs that clients never see; these are not validated.
         validates: True to validate outputs against the signature; a wrong output turns the response into an error.
     """
@@ -31,12 +33,7 @@ class OutputForm:
         self._validates = validates
 
     def give_to(self, response: InferenceResponse, batch_size: int) -> None:
-        """Reshape a response's outputs, and validate them.
-
-        Args:
-            response: as the model returned it.
-            batch_size: of the request.
-        """
+        """Reshape a response's outputs, and validate them."""
         if self._signature.has_reshape:
             self._reshape(response)
         if self._validates and response.error is None:
@@ -101,3 +98,46 @@ def output_mismatch(
     if len(sizes) == len(dims) and all(dim in {-1, size} for dim, size in zip(dims, sizes, strict=True)):
         return ""
     return f"returned output '{name}' with shape {list(shape)}, but its configuration says {list(dims)}"
+
+
+MOST_WARNINGS = 64
+"""Most outputs of a version that are warned of; stubs choose the names."""
+
+MOST_NAME_CHARACTERS = 200
+
+_ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
+
+
+class OutputWarnings:
+    """Warns once for each output of a version, whichever instance returns it first.
+
+    Args:
+        hidden: names of outputs that clients never see.
+    """
+
+    def __init__(self, signature: ModelSignature, hidden: frozenset[str]) -> None:
+        self._signature = signature
+        self._hidden = hidden
+        self._warned: set[str] = set()
+
+    def on_new_output(self, name: str, datatype: str, shape: Sequence[int]) -> None:
+        """A process has returned an output with this datatype and shape for the first time."""
+        signature = self._signature
+        expected = signature.outputs.get(name)
+        if expected is None or name in self._hidden:
+            return
+        dims = expected.dims if expected.reshape is None else expected.reshape
+        mismatch = output_mismatch(name, datatype, shape, expected, (-1, *dims) if signature.max_batch_size else dims)
+        if mismatch:
+            self._warn(name, f"{mismatch}. Clients get it as it is.")
+
+    def on_dropped_output(self, name: str) -> None:
+        """A process has dropped an output whose name is not configured."""
+        name = name[:MOST_NAME_CHARACTERS]
+        known = known_outputs(name, self._signature)
+        self._warn(name, f"returned output '{name}', {NOT_CONFIGURED}: clients never get it. {known}")
+
+    def _warn(self, name: str, text: str) -> None:
+        if name not in self._warned and len(self._warned) < MOST_WARNINGS:
+            self._warned.add(name)
+            log.warning("model '%s' %s %s", self._signature.model_name, text, _ADVICE)

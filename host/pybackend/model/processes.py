@@ -4,27 +4,115 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from pybackend.environment.provider import ModelEnvironment
+from pybackend.author_files.apart import begin_apart
+from pybackend.environment.environment import HOST_ENVIRONMENT
+from pybackend.environment.provider import EnvironmentProvider, ModelEnvironment
+from pybackend.errors import ModelEnvironmentError, ModelLoadError, PybackendError
+from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.instance.owner import InstanceOwner
 from pybackend.instance.plan import InstanceState, LoadPlan
-from pybackend.model.environment import open_environment
 from pybackend.model.host import ModelHost
-from pybackend.model.sandbox import open_sandbox
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.instances import InstanceSpec
 from pybackend.modelconfig.options import start_options_of
+from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.launch import StubLaunch
-from pybackend.sandbox.model_sandbox import ModelSandbox
+from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, sandbox_of
 from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
 
 log = logging.getLogger(__name__)
+
+
+async def open_sandbox(
+    source: ModelSource, host: ModelHost, environment: ModelEnvironment | None, planned: Sequence[InstanceSpec]
+) -> ModelSandbox | None:
+    """Open the sandbox of a version, ready for its first instance; None if the version is not confined.
+
+    Args:
+        source: the version's source.
+        host: the server.
+        environment: the environment that it runs in, None for the host's own Python.
+        planned: its instances, according to its configuration.
+
+    Raises:
+        ModelLoadError: the configuration requests something that is forbidden or does not exist.
+    """
+    # Uses the configuration as written on disk: changes by the model's own code are not trusted.
+    options = sandbox_options_of(source.config, source.directory)
+    if host.sandbox is None:
+        return None
+    if source.namespace and options.model_control is not None:
+        in_own = [full_name(source.namespace, name) for name in options.model_control]
+        options = replace(options, model_control=(*options.model_control, *in_own))
+    usual, own = host.sandbox.settings.level, source.directory if source.is_brought else None
+    for bound in source.bounds:
+        options = await asyncio.to_thread(bound.bounded, source.full_name, options, usual, own, source.config.source)
+    required = {layer for bound in source.bounds for layer in bound.in_force}
+    files = ModelFiles(
+        directory=source.directory,
+        version_directory=source.version_directory,
+        model_file=source.model_file,
+        environment=HOST_ENVIRONMENT if environment is None else environment.environment,
+        of_backend=source.backend_file is not None,
+        gpu=any(spec.kind in {"GPU", "MODEL"} for spec in planned),
+        sharing=_sharing(source, host),
+    )
+    sandbox = sandbox_of(host.sandbox, source.full_name, options, files, source.config.source, required)
+    if sandbox is not None:
+        try:
+            await asyncio.to_thread(sandbox.prepare, 1)
+        except ModelLoadError:
+            await sandbox.close()
+            raise
+    return sandbox
+
+
+def _sharing(source: ModelSource, host: ModelHost) -> Callable[[], Collection[Path]] | None:
+    if source.environment_path is None or not start_options_of(source.config).zygote:
+        return None
+    return partial(host.environments.uses.directories, source.environment_path)
+
+
+_CLEARING_S = 5.0
+"""Time limit for removing a partly unpacked environment."""
+
+
+async def open_environment(provider: EnvironmentProvider, path: Path) -> ModelEnvironment:
+    """Open an environment; it is kept until it is released.
+
+    Raises:
+        ModelLoadError: the environment is unavailable, or this host cannot run its Python.
+    """
+    cancelled = threading.Event()
+    opening = await begin_apart(provider.open, path, cancelled)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        cancelled.set()
+        opening.add_done_callback(_let_go)
+        await asyncio.wait({opening}, timeout=_CLEARING_S)  # its thread does not keep the process from ending
+        raise
+    except ModelLoadError:
+        raise
+    except PybackendError as error:  # package installers raise other errors
+        raise ModelEnvironmentError(str(error)) from error
+
+
+def _let_go(opening: asyncio.Future[ModelEnvironment]) -> None:
+    """Nobody waits any more: release the environment, or ignore the failure."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().release()
+
 
 _BUSY_CHECK_S = 0.05
 """How often an instance that is leaving is asked whether it is still busy. Counting would cost every request."""
@@ -32,11 +120,6 @@ _BUSY_CHECK_S = 0.05
 
 class ModelProcesses:
     """The process resources of a loaded version; :meth:`stop` and :meth:`close` release all of them.
-
-    Args:
-        source: the version's source.
-        host: the server.
-        owner: receives the instances' events.
 
     Attributes:
         instances: in configured order, without those that are leaving.
@@ -134,7 +217,7 @@ class ModelProcesses:
             model,
             host.settings.memory_limit_bytes,
             source.namespace,
-            host.make_room,
+            host.disconnect_slow_clients,
             host.tensor_budget,
             self._callers,
             host.terminal,

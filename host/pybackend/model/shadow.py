@@ -2,7 +2,7 @@
 
 The copy of a request is prepared before the request is submitted, and sent afterwards. Inputs up to 64 KB are copied at
 once. Larger ones lie in the memory of the version that answers: the copy shares their leases until their bytes are in
-the shadow's memory. A copy that finds no room is dropped.
+the shadow's memory. A copy for which there is no memory is dropped.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import asyncio
 import logging
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.copying import copy_bytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
-from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.tensor import Buffer, InputTensor, copy_bytes
 from pybackend.inference.validation import validate
 from pybackend.ipc.arena import ArenaLease
 from pybackend.model.model import Model, ModelState
@@ -162,7 +161,7 @@ class ShadowCopy:
         except InferenceError:
             self._drop()
             return
-        except BaseException:
+        except BaseException:  # cancelled, too: the copy holds memory of two models
             self._drop()
             raise
         self._end_transfer()

@@ -43,10 +43,6 @@ class Traffic:
     to the second version. The weight of a version that is not ready is distributed over the others. Without weights, the
     newest ready version answers. A sequence stays on the version on which it began.
 
-    Args:
-        name: the model's name.
-        rules: its rules.
-
     Attributes:
         rules: the rules in effect.
     """
@@ -190,7 +186,7 @@ class Traffic:
             return submit(model, request, on_response)
         try:
             pending = submit(model, request, copy.compared(on_response))
-        except BaseException:
+        except BaseException:  # whatever the reason, there is nothing to compare the copy with
             copy.discard()
             raise
         copy.send_soon()

@@ -11,11 +11,10 @@ from typing import Any
 
 from pybackend.author_files.apart import apart
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.instance.plan import InstancePlan
-from pybackend.instance.readiness import READINESS_LIMIT_S
+from pybackend.instance.plan import READINESS_LIMIT_S, InstancePlan
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.host import ModelHost
-from pybackend.model.output_warnings import OutputWarnings
+from pybackend.model.output_check import OutputWarnings
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.instances import InstanceSpec, RateLimit, instances, rate_limit_of
@@ -99,8 +98,6 @@ class VersionLoader:
     """Loads one version in two steps.
 
     Args:
-        source: the version's source.
-        host: the server.
         processes: of the version. They hold everything that was started or made, even if loading fails halfway.
         warnings: about the version's outputs, None for a version that has not been loaded before.
 
@@ -222,10 +219,6 @@ class VersionLoader:
     ) -> tuple[list[ModelInstance], list[ModelInstance]]:
         """Start the instances that a serving version lacks.
 
-        Args:
-            before: the version as it is.
-            after: the same, with other instances.
-
         Returns:
             All instances that it is to have, and those of them that accept requests.
 
@@ -246,7 +239,7 @@ class VersionLoader:
                 wanted.append(added[-1][0])
         try:
             await self._start(after, [instance for instance, _ in added], [spec for _, spec in added])
-        except BaseException:
+        except BaseException:  # cancelled, too: processes must not outlive their load
             await processes.drop([instance for instance, _ in added])
             raise
         specs = instances(after.config)

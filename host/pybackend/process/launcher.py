@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.process.affinity import pin
 from pybackend.process.child_process import Process
 from pybackend.process.launch import StubLaunch
 from pybackend.process.orphans import Orphans
@@ -19,6 +19,27 @@ from pybackend.process.stub_process import StubProcess
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
 from pybackend_wire.confinement import CONFINED, NOT_CONFINED
+
+
+def pin(pid: int, cores: Collection[int]) -> None:
+    """Keep a process on these cores: its present threads, and all that they will start.
+
+    A process started ahead of time has imported numpy, and may have its threads, before its cores are chosen. A process
+    that has ended meanwhile is not an error: the code that waits for it will notice.
+    """
+    pinned: set[int] = set()
+    while True:
+        try:
+            threads = {int(name.name) for name in Path(f"/proc/{pid}/task").iterdir()}
+        except OSError:
+            return
+        if threads <= pinned:
+            return
+        for thread in threads - pinned:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, cores)
+        pinned |= threads
+
 
 _ANYHOW = StubLaunch()
 
@@ -124,7 +145,7 @@ class StubLauncher:
         try:
             with connected_ends() as (ours, theirs):
                 process = await zygotes.fork(kind, launch, theirs, mark)
-        except BaseException as error:
+        except BaseException as error:  # cancelled, too: the mark would never be free again
             self._on_end(mark)
             if isinstance(error, (OSError, ZygoteError)):
                 return None

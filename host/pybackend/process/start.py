@@ -17,10 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pybackend.cores import roam
+from pybackend.cores import unpin
 from pybackend.environment.environment import Environment
-from pybackend.process.process_variables import process_variables
 from pybackend_wire.confinement import Confinement
+
+_LEFT_OUT = ("LD_PRELOAD", "LD_AUDIT")
+_LEFT_OUT_PREFIXES = ("PYTHON", "PYBACKEND_")
+"""The second are settings of the server, which may be secret."""
+
+
+def process_variables(environment: Environment, host: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return host and environment variables, without those that change which code the stub's Python runs."""
+    inherited = {
+        name: value for name, value in host.items() if not name.startswith(_LEFT_OUT_PREFIXES) and name not in _LEFT_OUT
+    }
+    return {**inherited, **environment.variables}
+
 
 _MOST_SAID_BYTES = 64 * 1024
 
@@ -143,7 +155,7 @@ def start_process(
 def _popen(
     command: list[str], variables: Mapping[str, str], inherited: Collection[int], output: int
 ) -> subprocess.Popen[bytes]:
-    roam()
+    unpin()
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

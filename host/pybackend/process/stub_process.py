@@ -25,7 +25,6 @@ class StubProcess:
     """A started stub, with the host's ends of its socket and of its output pipe.
 
     Args:
-        process: the process.
         ends: the host's ends of its connections; all but the socket are closed when the process ends.
         on_end: called once, when the process has ended and was reaped.
         entry: report of the program that confined it; None if there is none.
@@ -44,7 +43,7 @@ class StubProcess:
         self._pidfd: int | None = None
         self._on_exit: Callable[[], None] | None = None
 
-    def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
+    def on_exit(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
         """Call ``on_exit`` once, on the loop, after the process has ended."""
         self._on_exit = on_exit
         self._loop = loop
@@ -53,7 +52,7 @@ class StubProcess:
         self._output.start(loop)
 
     def send_output_to(self, output: ModelOutput) -> None:
-        """Name the instance that this process will be, before :meth:`watch`; this includes its output so far."""
+        """Name the instance that this process will be, before :meth:`on_exit`; this includes its output so far."""
         self._output.output = output
 
     def read_output(self) -> None:

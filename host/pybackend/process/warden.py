@@ -10,17 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pybackend.cores import roam
+from pybackend.cores import unpin
 
 _PROGRAM = Path(__file__).with_name("warden_program.py")
 
 
 class Warden:
     """The warden of this process.
-
-    Args:
-        lowest: lowest mark of this process's stubs.
-        highest: highest mark of this process's stubs.
 
     Raises:
         OSError: it cannot be started.
@@ -29,7 +25,7 @@ class Warden:
     def __init__(self, lowest: int, highest: int) -> None:
         reading, self._writing = os.pipe()
         try:
-            roam()
+            unpin()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", str(_PROGRAM), *map(str, (reading, lowest, highest))],
                 stdin=subprocess.DEVNULL,

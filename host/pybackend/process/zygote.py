@@ -35,9 +35,7 @@ class Zygote:
 
     Args:
         started: its process, which is ended and reaped here.
-        sock: the host's end of its socket.
         output: the end of the pipe that it and its imports print to.
-        name: for its lines in the log.
         mark: its mark, and that of its forks until they bear their own.
         confinement: applied before it runs any code of its environment; None if it is not confined.
 
@@ -61,7 +59,7 @@ class Zygote:
         self._confinement = confinement
         self._socket = sock
         self._receive = receiver_of(sock)
-        self._room = memoryview(bytearray(MOST_BYTES))
+        self._buffer = memoryview(bytearray(MOST_BYTES))
         self._output = OutputPipe(output, self._process.pid)
         self._output.output = ModelOutput(name)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,8 +133,8 @@ class Zygote:
 
     def _on_readable(self) -> None:
         try:
-            count = self._receive(self._room)
-            packet = bytes(self._room[:count])
+            count = self._receive(self._buffer)
+            packet = bytes(self._buffer[:count])
         except BlockingIOError:
             return
         except RemoteProtocolError:

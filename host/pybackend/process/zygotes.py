@@ -91,7 +91,6 @@ class Zygotes:
     Args:
         bundle: the directory that stubs are started from.
         own: the environment of models that name none.
-        orphans: knows this server's processes.
     """
 
     def __init__(self, bundle: Path, own: Environment, orphans: Orphans) -> None:

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pybackend.inference.response_path import ResponsePath
+from pybackend.inference.pending import ResponsePath
+from pybackend.inference.request import InferenceRequest
 from pybackend.modelconfig.batching import batching_of
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.modelconfig.sequences import sequences_of
 from pybackend.scheduler.default import DefaultScheduler
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
-from pybackend.scheduler.queue_hold import queue_hold
+from pybackend.scheduler.request_queue import queue_hold
 from pybackend.scheduler.scheduler import BatchExecutor, Scheduler, SchedulerOwner
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
 from pybackend.scheduler.sequence_state import ImplicitStates
-from pybackend.scheduler.shape_rule import shape_key_of
+
+
+def shape_key_of(config: ModelConfig) -> Callable[[InferenceRequest], object] | None:
+    """A function that returns equal keys for requests that may share a batch; None if all may.
+
+    Inputs with variable shapes must agree unless ``allow_ragged_batch`` is set. If inputs are optional, requests that
+    share a batch must have the same inputs.
+    """
+    compared = {tensor.name for tensor in config.inputs if -1 in tensor.dims and not tensor.allow_ragged_batch}
+    if any(tensor.optional for tensor in config.inputs):
+        return lambda request: frozenset(
+            (tensor.name, tuple(tensor.shape[1:]) if tensor.name in compared else ()) for tensor in request.inputs
+        )
+    if not compared:
+        return None
+    return lambda request: frozenset(
+        (tensor.name, tuple(tensor.shape[1:])) for tensor in request.inputs if tensor.name in compared
+    )
+
 
 _BATCHING = frozenset({Scheduling.DYNAMIC_BATCHING, Scheduling.SEQUENCE_BATCHING})
 
@@ -67,10 +86,6 @@ def read_states(config: ModelConfig, directory: Path) -> ImplicitStates | None:
     """Read the initial states of a model's sequences; None for a model without sequences.
 
     Blocking: not for the event loop.
-
-    Args:
-        config: the completed configuration.
-        directory: the model directory.
 
     Raises:
         ModelLoadError: an initial state's file cannot be read.

@@ -16,8 +16,8 @@ from pybackend.scheduler.scheduler import BatchExecutor
 class DefaultScheduler:
     """A queue in front of the instances.
 
-    Idle instances get work first. When all are busy, each receives further requests ahead of time, as far as it has
-    room. Requests that arrive in one turn of the event loop are dispatched together, so that they share a frame.
+    Idle instances get work first. When all are busy, each receives further requests ahead of time, as far as its
+    prefetch allows. Requests that arrive in one turn of the event loop are dispatched together, so that they share a frame.
     """
 
     def __init__(self, instances: Sequence[BatchExecutor]) -> None:
@@ -107,8 +107,8 @@ class DefaultScheduler:
                 self._pass_over_gone()
             if not queue:
                 return
-        for instance in sorted(instances, key=_room, reverse=True) if len(instances) > 1 else instances:
-            for _ in range(min(instance.room, len(queue) - len(gone))):
+        for instance in sorted(instances, key=_prefetch_capacity, reverse=True) if len(instances) > 1 else instances:
+            for _ in range(min(instance.prefetch_capacity, len(queue) - len(gone))):
                 instance.execute([queue.popleft()])
                 if gone:
                     self._pass_over_gone()
@@ -121,5 +121,5 @@ class DefaultScheduler:
         self.dispatch()
 
 
-def _room(instance: BatchExecutor) -> int:
-    return instance.room
+def _prefetch_capacity(instance: BatchExecutor) -> int:
+    return instance.prefetch_capacity

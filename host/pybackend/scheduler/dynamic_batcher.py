@@ -13,9 +13,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.batching import BatchingConfig
 from pybackend.scheduler.ordered_delivery import DeliveryLine
-from pybackend.scheduler.precise_timer import PreciseTimer
-from pybackend.scheduler.queue_hold import QueueHold
-from pybackend.scheduler.request_queue import RequestQueue
+from pybackend.scheduler.request_queue import PreciseTimer, QueueHold, RequestQueue
 from pybackend.scheduler.scheduler import BatchExecutor, BatchReason, SchedulerOwner
 
 
@@ -29,7 +27,6 @@ class DynamicBatcher:
 
     Args:
         config: determines when batches are sent.
-        instances: execute the batches.
         owner: notified of batches, and of requests that timed out.
         shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
         line: keeps the order of responses from the requests' arrival on; None if responses may be sent in any order.
@@ -118,7 +115,7 @@ class DynamicBatcher:
             self._owner.on_rejected(pending, expired)
         ripe_ns = 0
         while self._queue and (self._hold is None or self._hold.is_over(len(self._queue))):
-            instance = self._idle_instance() or self._roomy_instance()
+            instance = self._idle_instance() or self._prefetching_instance()
             if instance is None:
                 break
             batch = self._form(now_ns)
@@ -150,9 +147,9 @@ class DynamicBatcher:
                 return instances[index]
         return None
 
-    def _roomy_instance(self) -> BatchExecutor | None:
+    def _prefetching_instance(self) -> BatchExecutor | None:
         """An instance that will soon be free, so that its next batch may be sent ahead."""
-        return next((instance for instance in self._instances if instance.room), None)
+        return next((instance for instance in self._instances if instance.prefetch_capacity), None)
 
     def _send(self, instance: BatchExecutor, batch: _Batch) -> None:
         requests: list[PendingRequest] = []

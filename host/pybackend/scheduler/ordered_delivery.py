@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, ResponsePath, guarded
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import ResponsePath, guarded
 
 
 class OrderedDelivery:

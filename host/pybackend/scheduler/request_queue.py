@@ -1,16 +1,71 @@
-"""Waiting requests, ordered by priority, then by arrival, with their queue policy's timeouts."""
+"""Waiting requests, ordered by priority, then by arrival, with their queue policy's timeouts; and what delays dispatch."""
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import heapq
+import logging
+import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, count
 from operator import itemgetter
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
+
+log = logging.getLogger(__name__)
+
+WAITING = "TRITONSERVER_DELAY_SCHEDULER"
+BACKLOG = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
+
+
+class QueueHold:
+    """Ends for good once enough requests wait.
+
+    Args:
+        waiting: number of requests that must wait; of sequences, those that have slots count.
+        backlog: number of requests that must wait in sequences without slots.
+    """
+
+    def __init__(self, waiting: int, backlog: int) -> None:
+        self._waiting = waiting
+        self._backlog = backlog
+
+    def is_over(self, waiting: int, backlog: int | None = None) -> bool:
+        """True if requests may be executed, now that so many wait; ``backlog`` is None for a batcher without slots."""
+        if self._waiting and waiting >= self._waiting and (backlog is None or backlog >= self._backlog):
+            self._waiting = 0
+        return not self._waiting
+
+
+def queue_hold(environ: Mapping[str, str], model_name: str) -> QueueHold | None:
+    """The hold that the environment demands, None for none.
+
+    Raises:
+        ModelLoadError: a variable has no number.
+    """
+    waiting = _number(environ, WAITING)
+    if not waiting:
+        return None
+    backlog = _number(environ, BACKLOG)
+    log.warning(
+        "model '%s' executes nothing until %d requests wait, because %s is set: this is for tests only",
+        model_name,
+        waiting,
+        WAITING,
+    )
+    return QueueHold(waiting, backlog)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "") or "0"
+    if not text.isdecimal():
+        raise ModelLoadError(f"the environment variable {name} must be a whole number of requests, not '{text}'")
+    return int(text)
+
 
 _FEW = 64
 """Number of stale deadlines that is not worth cleaning up."""
@@ -36,11 +91,7 @@ class _Level:
 
 
 class RequestQueue:
-    """The queue of a batching scheduler; every operation takes at most logarithmic time.
-
-    Args:
-        config: priorities and policies.
-    """
+    """The queue of a batching scheduler; every operation takes at most logarithmic time."""
 
     def __init__(self, config: BatchingConfig) -> None:
         self._config = config
@@ -167,3 +218,65 @@ class RequestQueue:
 def arrival(pending: PendingRequest) -> int:
     """A request's arrival time, as a sort key."""
     return pending.request.queued_ns
+
+
+_CLOCK_MONOTONIC = 1
+_ABSOLUTE = 1
+_NONBLOCK, _CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _TimerSpec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class PreciseTimer:
+    """One alarm at a time, based on a kernel timer descriptor.
+
+    Args:
+        callback: called on the loop when the alarm is due.
+
+    Raises:
+        OSError: the system has no file descriptors left.
+    """
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._callback = callback
+        self._due_ns = 0
+        self._spec = _TimerSpec()
+        self._descriptor = _libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK | _CLOEXEC)
+        if self._descriptor < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._loop.add_reader(self._descriptor, self._ring)
+
+    def set(self, due_ns: int) -> None:
+        """Ring only at this ``time.monotonic_ns()`` time, immediately if it has passed; 0 cancels the alarm."""
+        if due_ns == self._due_ns:
+            return
+        self._due_ns = due_ns
+        value = self._spec.value
+        value.seconds, value.nanoseconds = divmod(due_ns, 1_000_000_000)
+        _libc.timerfd_settime(self._descriptor, _ABSOLUTE, ctypes.byref(self._spec), None)
+
+    def close(self) -> None:
+        """Close the timer; it never rings again."""
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _ring(self) -> None:
+        try:
+            os.read(self._descriptor, 8)
+        except BlockingIOError:  # it was set again in the meantime
+            return
+        self._due_ns = 0
+        self._callback()

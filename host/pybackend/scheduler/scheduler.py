@@ -32,7 +32,7 @@ class BatchExecutor(Protocol):
         """True if an execution would start immediately."""
 
     @property
-    def room(self) -> int:
+    def prefetch_capacity(self) -> int:
         """Number of short executions that may be sent ahead while another one runs."""
 
     @property

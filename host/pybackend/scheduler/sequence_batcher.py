@@ -16,18 +16,15 @@ from functools import partial
 from itertools import count
 
 from pybackend.errors import ErrorCode, InferenceError, UnknownSequenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, ResponsePath, to_sender
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import ResponsePath, to_sender
 from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.sequences import SequenceConfig
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
-from pybackend.scheduler.precise_timer import PreciseTimer
-from pybackend.scheduler.queue_hold import QueueHold
+from pybackend.scheduler.request_queue import PreciseTimer, QueueHold
 from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
-from pybackend.scheduler.sequence_controls import ControlTensors
-from pybackend.scheduler.sequence_inputs import SequenceInputs
+from pybackend.scheduler.sequence_inputs import ControlTensors, SequenceInputs
 from pybackend.scheduler.sequence_lanes import SequenceLane, make_lane
 from pybackend.scheduler.sequence_slots import LiveSequence, SequenceRequest, SlotPool
 from pybackend.scheduler.sequence_state import ImplicitStates
@@ -39,8 +36,6 @@ class SequenceBatcher:
     """Slots in front of instances, and a stage of the response path.
 
     Args:
-        config: strategy, timeouts, control tensors.
-        states: the model's implicit states.
         instances: the instances that accept requests; see :meth:`change_instances`.
         owner: notified of requests that will not be executed.
         output_names: outputs for clients that request none by name.
@@ -496,8 +491,8 @@ class _CountingInstance:
         return self._instance.is_idle
 
     @property
-    def room(self) -> int:
-        return self._instance.room
+    def prefetch_capacity(self) -> int:
+        return self._instance.prefetch_capacity
 
     @property
     def is_up(self) -> bool:
@@ -521,8 +516,8 @@ class _HeldInstance:
         return self._is_over() and self._instance.is_idle
 
     @property
-    def room(self) -> int:
-        return self._instance.room if self._is_over() else 0
+    def prefetch_capacity(self) -> int:
+        return self._instance.prefetch_capacity if self._is_over() else 0
 
     @property
     def is_up(self) -> bool:

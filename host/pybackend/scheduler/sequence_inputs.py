@@ -2,19 +2,91 @@
 
 from __future__ import annotations
 
+import struct
 from math import prod
 
-from pybackend.errors import InferenceError
+from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.modelconfig.sequences import ControlKind, SequenceConfig, SequenceControl
 from pybackend.scheduler.scheduler import SchedulerOwner
-from pybackend.scheduler.sequence_controls import ControlTensors
 from pybackend.scheduler.sequence_slots import SequenceRequest
 from pybackend.scheduler.sequence_state import ImplicitStates, StateValues
+from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.messages import INLINE_BYTES
+
+_FORMATS = {"INT32": "<i", "FP32": "<f", "BOOL": "<?"}
+_FLAGS = {ControlKind.START: RequestFlags.SEQUENCE_START, ControlKind.END: RequestFlags.SEQUENCE_END}
+
+
+class ControlTensors:
+    """Makes the control inputs of requests."""
+
+    def __init__(self, config: SequenceConfig) -> None:
+        self._model_name = config.model_name
+        self._shape = (1, 1) if config.max_batch_size else (1,)
+        self._values: list[tuple[SequenceControl, bytes, bytes]] = []
+        self._correlation: SequenceControl | None = None
+        for control in config.controls:
+            if control.kind is ControlKind.CORRELATION_ID:
+                self._correlation = control
+            else:
+                low, high = (_encoded(control.datatype, value) for value in control.false_true)
+                self._values.append((control, low, high))
+
+    @property
+    def wants_text_ids(self) -> bool:
+        """True if the model receives correlation ids as strings."""
+        return self._correlation is not None and self._correlation.datatype == "BYTES"
+
+    def check_id(self, request: InferenceRequest) -> None:
+        """Check a request's correlation id against the datatype that the model expects.
+
+        Raises:
+            InferenceError: INVALID_ARG, a string instead of a number or a number instead of a string.
+        """
+        control = self._correlation
+        is_text = isinstance(request.correlation_id, str)
+        if control is None or is_text == (control.datatype == "BYTES"):
+            return
+        raise InferenceError(
+            f"{request.prefix}sequence batching control '{control.name}' data-type is "
+            f"'{'BYTES' if is_text else 'UINT64'}', but model '{self._model_name}' expects '{control.datatype}'",
+            ErrorCode.INVALID_ARG,
+        )
+
+    def inputs(self, request: InferenceRequest, *, ready: bool = True) -> list[InputTensor]:
+        """The control inputs of a request, each of shape ``[1]``, or ``[1, 1]`` with a batch dimension.
+
+        Args:
+            request: supplies the flags and the correlation id.
+            ready: False for a filler in an empty slot.
+        """
+        tensors = []
+        for control, low, high in self._values:
+            true = ready if control.kind is ControlKind.READY else bool(request.flags & _FLAGS[control.kind])
+            tensors.append(InputTensor(control.name, control.datatype, self._shape, high if true else low))
+        control_of_id = self._correlation
+        if control_of_id is not None:
+            data = _encoded_id(control_of_id.datatype, request.correlation_id)
+            tensors.append(InputTensor(control_of_id.name, control_of_id.datatype, self._shape, data))
+        return tensors
+
+
+def _encoded(datatype: str, value: float) -> bytes:
+    return struct.pack(_FORMATS[datatype], value)
+
+
+def _encoded_id(datatype: str, correlation_id: int | str) -> bytes:
+    if datatype == "BYTES":
+        return encode_elements([correlation_id or ""])
+    itemsize = ITEMSIZE[datatype]
+    number = correlation_id if isinstance(correlation_id, int) else 0
+    return (number & ((1 << 8 * itemsize) - 1)).to_bytes(itemsize, "little")  # 32-bit numbers lose the upper half
+
 
 _EMPTY_STRING_BYTES = 4
 
@@ -23,8 +95,6 @@ class SequenceInputs:
     """Adds control tensors and states to requests.
 
     Args:
-        controls: of the model.
-        states: of the model.
         owner: the model, which provides input memory for large states.
     """
 

@@ -49,7 +49,6 @@ class DirectLane:
 
     Args:
         config: determines when batches are sent.
-        instance: executes the batches.
         owner: notified of requests that cannot be executed.
         inputs: adds inputs to requests before they are sent.
         shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
@@ -160,7 +159,6 @@ class OldestLane:
 
     Args:
         config: of that batcher.
-        instance: executes its batches.
         owner: notified of batches, and of requests that cannot be executed.
         inputs: adds inputs to requests before they are sent.
         shape_key: requests in a batch must have equal keys; None if any requests may share a batch.

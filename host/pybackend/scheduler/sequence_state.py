@@ -37,7 +37,6 @@ class ImplicitStates:
     """The initial states of a model's sequences, and their updates.
 
     Args:
-        config: the configured states.
         directory: the model directory, which contains the files of initial states.
 
     Raises:

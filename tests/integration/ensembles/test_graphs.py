@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from pybackend.calls import inner_door
+from pybackend.calls import services
 from pybackend.ensemble.plan import MOST_LAYOUTS
 from pybackend.errors import ErrorCode
 from pybackend.inference.request import InferenceRequest
@@ -154,7 +154,7 @@ def test_a_step_s_request_is_validated_once_per_layout(lab: Lab, monkeypatch) ->
         lab.ask(name, arrays)
         return len(validated) - before
 
-    monkeypatch.setattr(inner_door, "validate", counting)
+    monkeypatch.setattr(services, "validate", counting)
     part = lab.engine.repository.find("batched").statistics
     x = np.zeros((2, 77), np.float32)
     assert count("all_batched", {"IN": x}) == 2

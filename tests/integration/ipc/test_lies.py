@@ -313,11 +313,11 @@ def test_calls_with_much_to_carry(engine_and_run):
     [
         ("ipc.channel.MOST_BACKLOG_BYTES", r"\d+ bytes wait for the stub, which does not read"),
         (
-            "instance.stub_caller.MOST_UNREAD_BYTES",
+            "instance.services.MOST_UNREAD_BYTES",
             r"\d+ bytes of answers to its calls are unread, 4194304 is the most",
         ),
         (
-            "instance.stub_caller.MOST_UNREAD_OF_MODEL_BYTES",
+            "instance.services.MOST_UNREAD_OF_MODEL_BYTES",
             r"\d+ bytes of answers of its model's processes are unread, 4194304 is the most",
         ),
     ],
@@ -337,8 +337,8 @@ def test_questions_whose_answers_nobody_reads(engine_and_run, monkeypatch, limit
 
 def test_answers_that_two_processes_of_a_model_do_not_read(engine_and_run, monkeypatch):
     """Together they are too many; for each of them alone they would not be."""
-    monkeypatch.setattr("pybackend.instance.stub_caller.MOST_UNREAD_OF_MODEL_BYTES", 6 << 20)
-    monkeypatch.setattr("pybackend.instance.stub_caller.MOST_UNREAD_BYTES", 4 << 20)
+    monkeypatch.setattr("pybackend.instance.services.MOST_UNREAD_OF_MODEL_BYTES", 6 << 20)
+    monkeypatch.setattr("pybackend.instance.services.MOST_UNREAD_BYTES", 4 << 20)
     engine, run = engine_and_run
 
     async def scenario():
@@ -348,8 +348,9 @@ def test_answers_that_two_processes_of_a_model_do_not_read(engine_and_run, monke
             each.cancel()
         return [each.result() for each in ended]
 
-    ((answer,),) = run(scenario())
-    assert "bytes of answers of its model's processes are unread, 6291456 is the most" in answer.error.message
+    messages = [answer.error.message for (answer,) in run(scenario())]  # the other one may soon reach its own limit
+    limit = "bytes of answers of its model's processes are unread, 6291456 is the most"
+    assert any(limit in message for message in messages), messages
 
 
 def test_readiness_is_told_twice(engine_and_run):

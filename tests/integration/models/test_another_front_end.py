@@ -51,7 +51,7 @@ class LineProtocol(asyncio.Protocol):
             admission = self._engine.open(name)
             (wanted,) = admission.signature.inputs.values()
             tensor = InputTensor(wanted.name, wanted.datatype, [int(each) for each in dimensions.split(",")])
-            tensor.lease = admission.room(int(nbytes), wanted.name)
+            tensor.lease = admission.allocate(int(nbytes), wanted.name)
             tensor.data = bytearray(int(nbytes)) if tensor.lease is None else tensor.lease.view
             self._message, self._received = (admission, number, tensor, memoryview(tensor.data)), 0
         except InferenceError as error:

@@ -13,6 +13,7 @@ from pybackend.errors import ModelLoadError
 from pybackend.instance.plan import LoadPlan
 from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore
+from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launch import StubLaunch
 from pybackend.process.launcher import StubLauncher
@@ -29,19 +30,12 @@ ANYWHERE = [("/", "rwx")]
 NOTHING = {"limits": {}, "variables": {}, "left_out": {}}
 
 
-class Deaf:
-    """An owner that hears nothing: the session's stub runs no model."""
+def unexpected(*message):
+    """The session's stub runs no model: it says and asks nothing."""
+    raise AssertionError(message)
 
-    def on_end(self, session, cause):
-        self.cause = cause
 
-    def lease_input(self, nbytes):
-        raise AssertionError(nbytes)
-
-    def on_message(self, *_message):
-        raise AssertionError(_message)
-
-    on_result = on_respond = on_rescheduled = on_dropped_output = on_handed_back = find_trace = on_message
+HANDLERS = {heard.Result: unexpected}
 
 
 def sandbox(directory, confinement):
@@ -67,9 +61,9 @@ def loaded(tmp_path, confinement):
         launcher = StubLauncher(stage_bundle())
         launch = StubLaunch(sandbox=None if confinement is None else sandbox(tmp_path, confinement))
         process = await launcher.start(launch)
-        deaf = Deaf()
         plan = LoadPlan(launch, ModelToLoad(str(model), "m", "m_0", str(tmp_path)), 1 << 20)
-        session = StubSession(process, plan, deaf, deaf, ModelServices(SharedCore()))
+        services = ModelServices(SharedCore())
+        session = StubSession(process, plan, None, unexpected, lambda *_: None, HANDLERS, unexpected, services)
         try:
             async with asyncio.timeout(60):
                 await session.load(None)

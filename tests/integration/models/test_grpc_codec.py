@@ -102,7 +102,7 @@ class Handler(grpc.GenericRpcHandler):
             return plan
 
         def make_room(tensor: InputTensor, size: int) -> memoryview:
-            tensor.lease = admissions[0].room(size, tensor.name, arriving=True)
+            tensor.lease = admissions[0].allocate(size, tensor.name, arriving=True)
             tensor.data = bytearray(size) if tensor.lease is None else tensor.lease.view
             return memoryview(tensor.data)
 

@@ -15,7 +15,7 @@ import pytest
 from pybackend.engine.engine import InferenceEngine
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
-from pybackend.instance.execution_watch import LONG_NS
+from pybackend.instance.executor import LONG_NS
 from pybackend.model.model import Model, ModelState
 from tests.integration.models.conftest import Run, running_engine
 from tests.support.engine import input_tensor

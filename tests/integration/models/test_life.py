@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
+from pybackend.calls.services import EngineRouter, ModelServices
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.shared_core import SharedCore
@@ -152,7 +151,7 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
         host = ModelHost(
             launcher=launcher,
             services=services,
-            door=InnerDoor(services),
+            router=EngineRouter(services),
             shared_core=shared_core,
             settings=ModelSettings(memory_limit_bytes=1 << 24),
             gpu_count=2,

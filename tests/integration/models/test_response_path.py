@@ -12,7 +12,7 @@ import pytest
 
 from pybackend.cache.response_cache import LocalCache
 from pybackend.errors import ErrorCode
-from pybackend.inference import response_path
+from pybackend.inference import pending
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.request import InferenceRequest
@@ -65,7 +65,7 @@ class Senders:
 
 def test_stages_of_a_model_work_together_and_keep_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(
-        logging.CRITICAL, response_path.__name__
+        logging.CRITICAL, pending.__name__
     )  # what is logged keeps requests, by the frames of its traceback
     failed = []
 

@@ -98,7 +98,7 @@ def test_what_was_said_before_belongs_to_the_instance(script, caplog):
 
     async def scenario():
         ended = asyncio.Event()
-        process.watch(asyncio.get_running_loop(), ended.set)
+        process.on_exit(asyncio.get_running_loop(), ended.set)
         async with asyncio.timeout(60):
             await ended.wait()
 

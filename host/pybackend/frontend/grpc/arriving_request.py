@@ -133,7 +133,7 @@ class ArrivingRequest:
         own = self._admission
         if own is None or other is None or self._error is not None or not self.left_bytes:
             return False
-        return own.has_room and own.shares_memory_with(other)
+        return own.holds_memory and own.shares_memory_with(other)
 
     def give_up(self) -> None:
         """Release its memory, because others need it and the client is too slow."""
@@ -154,7 +154,7 @@ class ArrivingRequest:
 
     def _make_room(self, tensor: InputTensor, size: int) -> memoryview:
         assert self._admission is not None
-        lease = self._admission.room(size, tensor.name, arriving=True)
+        lease = self._admission.allocate(size, tensor.name, arriving=True)
         if lease is None:
             tensor.data = bytearray(size)
             return memoryview(tensor.data)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pybackend import __version__
+from pybackend.engine.description import NAMESPACE
 from pybackend.engine.engine import EngineState, InferenceEngine
-from pybackend.engine.statistics import NAMESPACE
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection, settings_methods
 from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES

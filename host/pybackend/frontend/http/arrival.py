@@ -147,7 +147,7 @@ class Arrival:
         own = self._admission
         if own is None or other is None or self._timer is None:
             return False
-        return own.has_room and own.shares_memory_with(other)
+        return own.holds_memory and own.shares_memory_with(other)
 
     def make_room(self) -> None:
         """Give up a slow client's body, because others need the memory."""

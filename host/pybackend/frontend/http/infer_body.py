@@ -7,8 +7,7 @@ from functools import partial
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.shortage import obtain
-from pybackend.inference.tensor import InputTensor
+from pybackend.inference.tensor import InputTensor, obtain
 from pybackend.inference.validation import (
     Checked,
     validate_bytes_in_steps,
@@ -202,7 +201,7 @@ class StreamedBody:
 
     def _make_room(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
         """Memory for a tensor's bytes: the model's for large tensors, if the model serves."""
-        lease = obtain(partial(self._admission.room, size, tensor.name, arriving=arriving), self._on_shortage)
+        lease = obtain(partial(self._admission.allocate, size, tensor.name, arriving=arriving), self._on_shortage)
         if lease is None:
             tensor.data = bytearray(size)
             return memoryview(tensor.data)

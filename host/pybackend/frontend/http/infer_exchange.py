@@ -213,7 +213,7 @@ class InferExchange(Exchange):
 
     def holds_memory_for(self, other: Admission) -> bool:
         own = self.admission
-        return own is not None and self._body is not None and own.has_room and own.shares_memory_with(other)
+        return own is not None and self._body is not None and own.holds_memory and own.shares_memory_with(other)
 
     # The complete request
 

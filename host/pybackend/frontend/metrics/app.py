@@ -10,10 +10,10 @@ from typing import Any
 
 from pybackend.cache.response_cache import ResponseCache
 from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.cache_families import cache_families
 from pybackend.frontend.metrics.latency_families import LatencyFamilies
 from pybackend.frontend.metrics.model_lines import ModelLines
-from pybackend.model.model import Model, ModelState
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.gpu import open_gpu_meter
 from pybackend.observability.machine import Machine
@@ -74,9 +74,9 @@ class MetricsApp:
 
     async def _send_page(self, send: Any) -> None:
         """Send the page in parts: it is never in memory as a whole, and requests run between parts."""
-        models = [model for model in self._engine.repository.models() if _has_figures(model)]
-        pids = [each.pid for model in models for each in model.instances if each.pid is not None]
-        text = self._text(models, await asyncio.to_thread(usage_of, pids) if pids else {})
+        versions = self._engine.figures.versions()
+        pids = [pid for version in versions for _, pid in version.processes]
+        text = self._text(versions, await asyncio.to_thread(usage_of, pids) if pids else {})
         body, is_last = _part(text)
         await send(_start(200, (b"content-length", b"%d" % len(body))) if is_last else _start(200))
         while not is_last:
@@ -86,19 +86,19 @@ class MetricsApp:
             body, is_last = _part(text)
         await send({"type": "http.response.body", "body": body})
 
-    def _text(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[str]:
+    def _text(self, versions: Sequence[VersionFigures], usage: Mapping[int, ProcessUsage]) -> Iterator[str]:
         yield from lines([self._ready_family(), self._change_family()])
-        yield from self._model_lines.text(models)
-        yield from lines(self._families(models, usage))
+        yield from self._model_lines.text(versions)
+        yield from lines(self._families(versions, usage))
 
-    def _families(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
-        yield from self._latencies.of(models)
-        yield from self._of_processes(models, usage)
+    def _families(self, versions: Sequence[VersionFigures], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
+        yield from self._latencies.of(versions)
+        yield from self._of_processes(versions, usage)
         yield from self._of_storage()
         yield from self._of_answers()
         yield _lag_family(self._lag)
         if self._cache is not None:
-            yield from cache_families(self._cache, models, self._model_lines.labels_of)
+            yield from cache_families(self._cache, versions, self._model_lines.labels_of)
         yield from self._machine.families()
         yield from self._custom_metrics.families()
 
@@ -107,33 +107,29 @@ class MetricsApp:
         return Family("pybackend_model_ready", "gauge", text, self._readiness())
 
     def _readiness(self) -> Iterator[Sample]:
-        for row, model in self._engine.repository.known():
-            if model is None:
+        for row, version in self._engine.figures.known():
+            if version is None:
                 labels = {"model": row.name, "version": "", "state": row.state}
                 yield "", labels_text(labels | ({"namespace": row.namespace} if row.namespace else {})), 0
             else:
-                state = "UNLOADED" if model.is_off and model.state is ModelState.UNAVAILABLE else row.state
-                yield "", self._model_lines.labels_of(model).with_label("state", state), model.is_ready
+                state = "UNLOADED" if version.was_unloaded else row.state
+                yield "", self._model_lines.labels_of(version).with_label("state", state), version.is_ready
 
     def _change_family(self) -> Family:
-        repository = self._engine.repository
         samples = []
-        for full_name, entry in repository.entries.items():
-            if entry.failed_change is None and not any(version.is_ready for version in entry.versions.values()):
-                continue  # it has none to serve before
-            namespace, name = repository.names.split(full_name)
+        for name, namespace, failed in self._engine.figures.changes():
             labels = labels_text({"model": name} | ({"namespace": namespace} if namespace else {}))
-            samples.append(("", labels, float(entry.failed_change is not None)))
+            samples.append(("", labels, float(failed)))
         text = "1 if the model as it is in the repository failed to load, and an earlier state of it serves"
         return Family("pybackend_model_change_failed", "gauge", text, samples)
 
-    def _of_processes(self, models: Sequence[Model], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
+    def _of_processes(self, versions: Sequence[VersionFigures], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
         """Usage by instance: the time of each begins at 0 again when its process is replaced, which a sum would hide."""
         rows = [
-            (self._model_lines.labels_of(model).with_label("instance_name", instance.name), used)
-            for model in models
-            for instance in model.instances
-            if instance.pid is not None and (used := usage.get(instance.pid)) is not None
+            (self._model_lines.labels_of(version).with_label("instance_name", name), used)
+            for version in versions
+            for name, pid in version.processes
+            if (used := usage.get(pid)) is not None
         ]
         yield Family(
             "pybackend_process_resident_bytes",
@@ -149,10 +145,7 @@ class MetricsApp:
         )
 
     def _of_storage(self) -> Iterator[Family]:
-        listings = [
-            (labels_text({"repository": listing.place}), listing)
-            for listing in self._engine.repository.listings.values()
-        ]
+        listings = [(labels_text({"repository": listing.place}), listing) for listing in self._engine.figures.listings]
         yield Family(
             "pybackend_repository_answers",
             "gauge",
@@ -186,13 +179,6 @@ class MetricsApp:
                 for refusal, count in sorted(self._engine.refusals.counts.items())
             ],
         )
-
-
-def _has_figures(model: Model) -> bool:
-    """True for a version that serves, or has failed after it has served: its counters go on."""
-    return model.state is ModelState.READY or (
-        model.state is ModelState.UNAVAILABLE and model.was_ready and not model.is_off
-    )
 
 
 def _lag_family(lag: LoopLag) -> Family:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pybackend.cache.response_cache import CacheFigures, ResponseCache
+from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_labels import ModelLabels
-from pybackend.model.model import Model
 from pybackend.model.statistics import ModelStatistics
 from pybackend.observability.metrics import Family
 
@@ -54,16 +54,12 @@ _OF_CACHES: tuple[tuple[str, str, Callable[[CacheFigures], float]], ...] = (
 
 
 def cache_families(
-    cache: ResponseCache, models: Sequence[Model], labels_of: Callable[[Model], ModelLabels]
+    cache: ResponseCache, versions: Sequence[VersionFigures], labels_of: Callable[[VersionFigures], ModelLabels]
 ) -> Iterator[Family]:
-    """The metric families of a server with a cache.
-
-    Args:
-        cache: the server's.
-        models: serving models.
-        labels_of: gives the labels of a version.
-    """
-    using = [(labels_of(model).plain, model.statistics) for model in models if model.config.response_cache_enabled]
+    """The metric families of a server with a cache."""
+    using = [
+        (labels_of(version).plain, version.statistics) for version in versions if version.config.response_cache_enabled
+    ]
     if using:
         for name, text, of_model in _OF_MODELS:
             yield Family(name, "counter", text, [("", labels, of_model(statistics)) for labels, statistics in using])

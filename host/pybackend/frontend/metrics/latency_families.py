@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
+from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_labels import ModelLabels
 from pybackend.model.latencies import FIRST_RESPONSE_FAMILY, LatencySummaries, QuantileWindow
-from pybackend.model.model import Model
 from pybackend.observability.metrics import Family, Sample
 from pybackend.settings import MetricsSettings
 
@@ -79,13 +79,13 @@ class LatencyFamilies:
         labels_of: gives the labels of a version.
     """
 
-    def __init__(self, settings: MetricsSettings, labels_of: Callable[[Model], ModelLabels]) -> None:
+    def __init__(self, settings: MetricsSettings, labels_of: Callable[[VersionFigures], ModelLabels]) -> None:
         self._settings = settings
         self._labels_of = labels_of
 
-    def of(self, models: Sequence[Model]) -> Iterator[Family]:
+    def of(self, versions: Sequence[VersionFigures]) -> Iterator[Family]:
         """The families of these versions."""
-        labelled = [(self._labels_of(model), model) for model in models]
+        labelled = [(self._labels_of(version), version) for version in versions]
         if self._settings.histogram_latencies:
             yield Family(
                 FIRST_RESPONSE_FAMILY,
@@ -96,29 +96,29 @@ class LatencyFamilies:
         if self._settings.summary_latencies:
             yield from self._summaries(labelled)
 
-    def _summaries(self, models: Sequence[tuple[ModelLabels, Model]]) -> Iterator[Family]:
-        any_cached = any(model.config.response_cache_enabled for _, model in models)
+    def _summaries(self, versions: Sequence[tuple[ModelLabels, VersionFigures]]) -> Iterator[Family]:
+        any_cached = any(version.config.response_cache_enabled for _, version in versions)
         for name, text, window_of, count, total in _SUMMARIES:
             if name.startswith(_CACHE_SUMMARIES):
                 if any_cached:
-                    cached = [each for each in models if each[1].config.response_cache_enabled]
+                    cached = [each for each in versions if each[1].config.response_cache_enabled]
                     yield Family(name, "summary", text, self._summary(cached, window_of, count, total))
                 continue
-            shown = models
+            shown = versions
             if name == _WITHOUT_CACHE:
-                shown = [each for each in models if not each[1].config.response_cache_enabled]
+                shown = [each for each in versions if not each[1].config.response_cache_enabled]
             yield Family(name, "summary", text, self._summary(shown, window_of, count, total))
 
     def _summary(
         self,
-        models: Iterable[tuple[ModelLabels, Model]],
+        versions: Iterable[tuple[ModelLabels, VersionFigures]],
         window_of: Callable[[LatencySummaries], QuantileWindow],
         count: str,
         total: str,
     ) -> Iterator[Sample]:
         shares = self._settings.summary_quantiles
-        for labels, model in models:
-            statistics = model.statistics
+        for labels, version in versions:
+            statistics = version.statistics
             if statistics.summaries is None:
                 continue
             quantiles_ns = window_of(statistics.summaries).quantiles_ns(shares, time.monotonic_ns())
@@ -128,9 +128,9 @@ class LatencyFamilies:
             yield "_count", labels.plain, getattr(statistics, count)
 
 
-def _first_responses(models: Iterable[tuple[ModelLabels, Model]]) -> Iterator[Sample]:
-    for labels, model in models:
-        histogram = model.statistics.first_responses
+def _first_responses(versions: Iterable[tuple[ModelLabels, VersionFigures]]) -> Iterator[Sample]:
+    for labels, version in versions:
+        histogram = version.statistics.first_responses
         if histogram is None:
             continue
         bounds = [*(f"{bound:g}" for bound in histogram.bounds_ms), "+Inf"]

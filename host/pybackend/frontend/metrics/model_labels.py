@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from pybackend.model.model import Model
+from pybackend.engine.figures import VersionFigures
 from pybackend.observability.metrics import labels_text
 
 
 class ModelLabels:
     """The labels of one version. Each text is made once, when the page first needs it."""
 
-    def __init__(self, model: Model) -> None:
-        self._name, self._version, self._tags = model.name, model.version, model.config.metric_tags
-        self._namespace = model.namespace
+    def __init__(self, version: VersionFigures) -> None:
+        self._name, self._version, self._tags = version.name, version.version, version.config.metric_tags
+        self._namespace = version.namespace
         self._texts: dict[tuple[str, str], str] = {}
 
     @cached_property

@@ -6,28 +6,19 @@ each figure.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from weakref import WeakKeyDictionary
 
+from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_labels import ModelLabels
-from pybackend.instance.plan import InstanceState
-from pybackend.model.model import Model
-from pybackend.modelconfig.schema import Scheduling
 from pybackend.observability.metrics import head_text, number_text
-from pybackend.scheduler.scheduler import BatchReason
 
 _NS_PER_US = 1000
 
 _VERSIONS_AT_ONCE = 16
 """A pause is possible after so many versions: reading one takes up to 20 microseconds."""
-
-_READY, _BATCHING = (
-    InstanceState.READY,
-    Scheduling.DYNAMIC_BATCHING,
-)  # an enumeration's lookup would cost more than the rest
 
 Figure = float | tuple[tuple[str, float], ...]
 """The value of a version's only series in a family; or label values and values of its series, of which there may be
@@ -51,7 +42,7 @@ class _ModelFamily:
     name: str
     kind: str
     help: str
-    figure_of: Callable[[Model], Figure]
+    figure_of: Callable[[VersionFigures], Figure]
     label: str = ""
     is_latency: bool = False
     is_rare: bool = False
@@ -65,38 +56,26 @@ class _ModelFamily:
         )
 
 
-def _oldest_execution_s(model: Model) -> float:
-    now_ns = time.monotonic_ns()
-    return max([instance.executor.busy_ns(now_ns) for instance in model.instances], default=0) / 1e9
-
-
-def _us(attribute: str) -> Callable[[Model], float]:
+def _us(attribute: str) -> Callable[[VersionFigures], float]:
     """Reads nanoseconds of the statistics as whole microseconds."""
-    nanoseconds: Callable[[Model], int] = attrgetter(f"statistics.{attribute}")
-    return lambda model: nanoseconds(model) // _NS_PER_US
+    nanoseconds: Callable[[VersionFigures], int] = attrgetter(f"statistics.{attribute}")
+    return lambda version: nanoseconds(version) // _NS_PER_US
 
 
-def _batches(model: Model) -> Figure:
-    if model.config.scheduling is not _BATCHING:
-        return ()
-    counts = model.statistics.batches
-    return tuple((reason, counts[reason]) for reason in BatchReason)
-
-
-def _shadow_copies(model: Model) -> Figure:
-    figures = model.statistics.shadow
+def _shadow_copies(version: VersionFigures) -> Figure:
+    figures = version.statistics.shadow
     return () if figures is None else (("sent", figures.sent), ("dropped", figures.dropped))
 
 
-def _shadow_answers(model: Model) -> Figure:
-    figures = model.statistics.shadow
+def _shadow_answers(version: VersionFigures) -> Figure:
+    figures = version.statistics.shadow
     if figures is None:
         return ()
     return ("same", figures.compared - figures.differed), ("different", figures.differed)
 
 
-def _missing_layers(model: Model) -> Figure:
-    confinement = model.confinement
+def _missing_layers(version: VersionFigures) -> Figure:
+    confinement = version.confinement
     return () if confinement is None else ((confinement["level"], len(confinement["not_in_force"])),)
 
 
@@ -123,7 +102,7 @@ _FAMILIES: Sequence[_ModelFamily] = (
         "nv_inference_request_failure",
         "counter",
         "Number of failed inference requests, all batch sizes",
-        lambda model: tuple(model.statistics.failures.items()),
+        lambda version: tuple(version.statistics.failures.items()),
         label="reason",
     ),
     _ModelFamily(
@@ -165,73 +144,73 @@ _FAMILIES: Sequence[_ModelFamily] = (
         "nv_inference_pending_request_count",
         "gauge",
         "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda model: model.pending_count,
+        attrgetter("pending_count"),
     ),
     _ModelFamily(
         "nv_model_load_duration_secs",
         "gauge",
         "Model load time in seconds",
-        lambda model: model.statistics.load_duration_ns / 1e9,
+        lambda version: version.statistics.load_duration_ns / 1e9,
     ),
     _ModelFamily(
         "pybackend_model_output_dropped_lines_total",
         "counter",
         "Number of lines that models printed or logged and that the server's log did not take",
-        lambda model: sum([each.output.dropped_lines for each in model.instances]),
+        attrgetter("dropped_lines"),
     ),
     _ModelFamily(
         "pybackend_stub_restarts_total",
         "counter",
         "Number of processes of the model that were replaced after they had died",
-        lambda model: sum([each.restart_count for each in model.instances]),
+        attrgetter("restart_count"),
     ),
     _ModelFamily(
         "pybackend_instances",
         "gauge",
         "Number of instances of the model",
-        lambda model: len(model.instances),
+        attrgetter("instance_count"),
     ),
     _ModelFamily(
         "pybackend_instances_ready",
         "gauge",
         "Number of instances of the model whose processes serve",
-        lambda model: sum([each.state is _READY for each in model.instances]),
+        attrgetter("ready_count"),
     ),
     _ModelFamily(
         "pybackend_executions_running",
         "gauge",
         "Number of calls of execute that run now",
-        lambda model: sum([len(instance.running) for instance in model.instances]),
+        attrgetter("running_count"),
     ),
     _ModelFamily(
         "pybackend_oldest_execution_seconds",
         "gauge",
         "How long the oldest of these calls has run, in seconds, or 0",
-        _oldest_execution_s,
+        attrgetter("oldest_execution_s"),
     ),
     _ModelFamily(
         "pybackend_input_memory_bytes",
         "gauge",
         "Shared memory that the model's inputs use or keep warm, in bytes",
-        lambda model: model.input_memory_bytes,
+        attrgetter("input_memory_bytes"),
     ),
     _ModelFamily(
         "pybackend_output_memory_bytes",
         "gauge",
         "Shared memory that the model's processes have for outputs, in bytes",
-        lambda model: model.output_memory_bytes,
+        attrgetter("output_memory_bytes"),
     ),
     _ModelFamily(
         "pybackend_copied_bytes_total",
         "counter",
         "Size of all tensors that were copied into the model's input memory, in bytes",
-        lambda model: model.copied_bytes,
+        attrgetter("copied_bytes"),
     ),
     _ModelFamily(
         "pybackend_batches_total",
         "counter",
         "Number of batches that the dynamic batcher has sent, by the reason why they did not grow",
-        _batches,
+        attrgetter("batches"),
         label="reason",
         is_rare=True,
     ),
@@ -255,7 +234,7 @@ _FAMILIES: Sequence[_ModelFamily] = (
         "pybackend_recent_execution_seconds",
         "summary",
         "Quantiles of the times in execute of the last 512 executions that succeeded",
-        lambda model: model.statistics.recent.quantiles_s(model.statistics.success_count),
+        lambda version: version.statistics.recent.quantiles_s(version.statistics.success_count),
         label="quantile",
         is_latency=True,
         is_rare=True,
@@ -278,14 +257,14 @@ _NOTHING = ((),) * len(_FAMILIES)
 class _Written:
     """One version's figures as they were last read, and their lines by family."""
 
-    def __init__(self, model: Model) -> None:
-        self.labels = ModelLabels(model)
+    def __init__(self, version: VersionFigures) -> None:
+        self.labels = ModelLabels(version)
         self._figures: tuple[Figure, ...] = _NOTHING
         self._lines: tuple[str, ...] = ("",) * len(_FAMILIES)
 
-    def read(self, model: Model) -> tuple[str, ...]:
+    def read(self, version: VersionFigures) -> tuple[str, ...]:
         """The lines as they are now."""
-        figures = tuple([read(model) for read in _READERS])
+        figures = tuple([read(version) for read in _READERS])
         if figures != self._figures:
             self._lines = tuple(
                 [
@@ -308,21 +287,21 @@ class ModelLines:
 
     def __init__(self, *, with_latencies: bool) -> None:
         self._with_latencies = with_latencies
-        self._written: WeakKeyDictionary[Model, _Written] = WeakKeyDictionary()
+        self._written: WeakKeyDictionary[object, _Written] = WeakKeyDictionary()
 
-    def labels_of(self, model: Model) -> ModelLabels:
+    def labels_of(self, version: VersionFigures) -> ModelLabels:
         """The labels of a version."""
-        return self._of(model).labels
+        return self._of(version).labels
 
-    def text(self, models: Sequence[Model]) -> Iterator[str]:
+    def text(self, versions: Sequence[VersionFigures]) -> Iterator[str]:
         """The families of these versions, piece by piece.
 
         All figures of a version are read at the same time, so that they are consistent. Other work may run between any two
         pieces; the first ones are empty and mean only that.
         """
         rows = []
-        for start in range(0, len(models), _VERSIONS_AT_ONCE):
-            rows += [self._of(model).read(model) for model in models[start : start + _VERSIONS_AT_ONCE]]
+        for start in range(0, len(versions), _VERSIONS_AT_ONCE):
+            rows += [self._of(version).read(version) for version in versions[start : start + _VERSIONS_AT_ONCE]]
             yield ""
         for index, family in enumerate(_FAMILIES):
             if family.is_latency and not self._with_latencies:
@@ -344,5 +323,6 @@ class ModelLines:
             for start in range(0, len(rows), _VERSIONS_AT_ONCE)
         ]
 
-    def _of(self, model: Model) -> _Written:
-        return self._written.get(model) or self._written.setdefault(model, _Written(model))
+    def _of(self, version: VersionFigures) -> _Written:
+        identity = version.identity
+        return self._written.get(identity) or self._written.setdefault(identity, _Written(version))

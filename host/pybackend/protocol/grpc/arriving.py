@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from pybackend.inference.shortage import obtain
-from pybackend.inference.tensor import InputTensor
+from pybackend.inference.tensor import InputTensor, obtain
 from pybackend.inference.validation import byte_size_error
 from pybackend.protocol.grpc.message import (
     BYTES_FIELD,

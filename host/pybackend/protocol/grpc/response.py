@@ -13,8 +13,7 @@ from typing import NamedTuple
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.shape import INT64_MAX
-from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.inference.tensor import INT64_MAX, Buffer, OutputTensor
 from pybackend.protocol.grpc.message import written_varint
 from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.json.infer_response import LONGEST_CACHED_NAMES, wanted_outputs

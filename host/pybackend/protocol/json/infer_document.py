@@ -12,8 +12,7 @@ from typing import Any
 from pybackend.errors import InferenceError
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.shape import element_count
-from pybackend.inference.tensor import InputTensor
+from pybackend.inference.tensor import InputTensor, element_count
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat, body_size_error, output_format

@@ -18,8 +18,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest, ParameterValue
-from pybackend.inference.shape import INT64_MAX
-from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.tensor import INT64_MAX, Buffer, InputTensor
 from pybackend.inference.validation import request_prefix
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON, InferPlan, OutputFormat, output_format

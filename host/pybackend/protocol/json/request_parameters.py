@@ -10,7 +10,7 @@ from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
-from pybackend.inference.shape import INT64_MAX
+from pybackend.inference.tensor import INT64_MAX
 from pybackend.protocol.json.document import as_bool, as_string, as_unsigned, is_unsigned
 from pybackend.protocol.limits import INT64_MIN
 

@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from pybackend.inference.shape import INT64_MAX
-from pybackend.inference.tensor import Buffer
+from pybackend.inference.tensor import INT64_MAX, Buffer
 from pybackend.protocol.limits import UINT64_MAX
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
 from pybackend_wire.dtypes import DATATYPES

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pybackend.calls.inner_door import InnerDoor
-from pybackend.calls.services import ModelServices
+from pybackend.calls.services import EngineRouter, ModelServices
 from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
 from pybackend.model.host_settings import make_host
@@ -25,7 +24,7 @@ def model_host(settings: Settings) -> Iterator[ModelHost]:
     launcher = StubLauncher(stage_bundle())
     shared_core = SharedCore()
     services = ModelServices(shared_core)
-    host = make_host(settings, launcher, services, InnerDoor(services), shared_core)
+    host = make_host(settings, launcher, services, EngineRouter(services), shared_core)
     try:
         yield host
     finally:

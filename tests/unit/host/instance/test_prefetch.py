@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from pybackend.instance.execution import Execution
-from pybackend.instance.gate import OPEN
 from pybackend.instance.prefetch import CAUTION_NS, MOST_CAUTION, MOST_PREFETCHED, PREFETCH_NS, SILENCES, Prefetch
+from pybackend.instance.resources import OPEN
 from pybackend_wire.messages import ATTENDED_FROM
 
 SHORT_NS = 10_000
@@ -68,8 +68,8 @@ class Instance:
             self.in_flight[self.number] = Execution(
                 self.number, [], self.now_ns, None, OPEN, self.stub.next_frame, ahead, unanswered=0
             )
-            if ahead and watch and not self.prefetch.watches:
-                self.prefetch.watch()
+            if ahead and watch and not self.prefetch.is_timed:
+                self.prefetch.start_timer()
 
     def leave(self):
         """The turn is over: what was sent leaves in one frame."""
@@ -87,7 +87,7 @@ class Instance:
 
     async def end_of_watch(self):
         async with asyncio.timeout(DEADLINE_S):
-            while self.prefetch.watches:  # noqa: ASYNC110  it ends with a timer of its own
+            while self.prefetch.is_timed:  # noqa: ASYNC110  it ends with a timer of its own
                 await asyncio.sleep(0.001)
 
     def serve_ahead(self):
@@ -109,9 +109,9 @@ def run(check, **options):
 
 def test_nothing_is_sent_ahead_before_an_execution_was_measured():
     async def check(instance):
-        assert instance.prefetch.room() == 0
+        assert instance.prefetch.capacity() == 0
         instance.serve_alone()
-        assert instance.prefetch.room() == MOST_PREFETCHED
+        assert instance.prefetch.capacity() == MOST_PREFETCHED
 
     run(check)
 
@@ -120,7 +120,7 @@ def test_nothing_is_sent_ahead_before_an_execution_was_measured():
 def test_as_much_is_sent_ahead_as_fits_into_a_millisecond(took_ns):
     async def check(instance):
         instance.serve_alone(took_ns=took_ns)
-        assert instance.prefetch.room() == PREFETCH_NS // took_ns
+        assert instance.prefetch.capacity() == PREFETCH_NS // took_ns
 
     run(check)
 
@@ -128,7 +128,7 @@ def test_as_much_is_sent_ahead_as_fits_into_a_millisecond(took_ns):
 def test_nothing_is_sent_ahead_to_a_model_that_lasts():
     async def check(instance):
         instance.serve_alone(took_ns=5_000_000)
-        assert instance.prefetch.room() == 0
+        assert instance.prefetch.capacity() == 0
 
     run(check)
 
@@ -139,7 +139,7 @@ def test_a_single_long_execution_says_little_about_a_short_model():
     async def check(instance):
         instance.serve_alone(10)
         instance.serve_alone(took_ns=1000 * SHORT_NS)
-        assert instance.prefetch.room() == MOST_PREFETCHED
+        assert instance.prefetch.capacity() == MOST_PREFETCHED
 
     run(check)
 
@@ -148,7 +148,7 @@ def test_a_model_that_has_become_slow_is_known_as_slow_soon():
     async def check(instance):
         instance.serve_alone(10)
         instance.serve_alone(40, took_ns=5_000_000)
-        assert instance.prefetch.room() == 0
+        assert instance.prefetch.capacity() == 0
 
     run(check)
 
@@ -157,15 +157,15 @@ def test_at_most_two_frames_are_under_way():
     async def check(instance):
         instance.serve_alone()
         instance.send()
-        assert instance.prefetch.room() > 0, "the first frame has not left yet"
+        assert instance.prefetch.capacity() > 0, "the first frame has not left yet"
         instance.leave()
-        assert instance.prefetch.room() > 0
+        assert instance.prefetch.capacity() > 0
         instance.send(2)
-        assert instance.prefetch.room() > 0, "the second frame has not left yet"
+        assert instance.prefetch.capacity() > 0, "the second frame has not left yet"
         instance.leave()
-        assert instance.prefetch.room() == 0
+        assert instance.prefetch.capacity() == 0
         instance.answer()
-        assert instance.prefetch.room() > 0
+        assert instance.prefetch.capacity() > 0
 
     run(check)
 
@@ -176,9 +176,9 @@ def test_nothing_is_sent_behind_an_execution_that_has_run_for_long():
         instance.send()
         instance.leave()
         instance.now_ns += 4_000_000
-        assert instance.prefetch.room() > 0
+        assert instance.prefetch.capacity() > 0
         instance.now_ns += 2_000_000
-        assert instance.prefetch.room() == 0
+        assert instance.prefetch.capacity() == 0
 
     run(check)
 
@@ -192,7 +192,7 @@ def hand_back(instance):
     instance.leave()
     del instance.in_flight[instance.number]
     instance.prefetch.on_handed_back()
-    assert instance.prefetch.room() == 0
+    assert instance.prefetch.capacity() == 0
     instance.answer()
 
 
@@ -201,7 +201,7 @@ def silence_ns(instance):
     instance.send()
     instance.leave()
     began_ns = instance.now_ns
-    while not instance.prefetch.room():
+    while not instance.prefetch.capacity():
         instance.now_ns += CAUTION_NS // 4
         instance.in_flight[instance.number].sent_ns = instance.now_ns
     instance.answer()
@@ -264,7 +264,7 @@ def test_work_behind_a_silent_execution_is_had_back_once():
         await instance.stub.looked_at(SILENCES + 1)
         assert instance.stub.recalled == 1
         assert instance.stub.asked == 0, "the first execution runs: there is nothing to answer"
-        assert not instance.prefetch.watches
+        assert not instance.prefetch.is_timed
 
     run(check)
 
@@ -307,12 +307,12 @@ def test_an_answer_is_progress():
 def test_the_watch_ends_with_the_work_and_begins_again():
     async def check(instance):
         instance.send(2)
-        assert instance.prefetch.watches
+        assert instance.prefetch.is_timed
         instance.answer()
         await instance.end_of_watch()
-        assert not instance.prefetch.watches
+        assert not instance.prefetch.is_timed
         instance.send(2)
-        assert instance.prefetch.watches
+        assert instance.prefetch.is_timed
 
     run(check)
 

@@ -9,7 +9,7 @@ from time import monotonic_ns
 
 import pytest
 
-from pybackend.cores import RoamingPool, start_thread
+from pybackend.cores import UnpinningPool, start_thread
 from pybackend.instance.shared_core import ENOUGH_ALONE, SHORT_NS, SharedCore
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is always shared")
@@ -153,7 +153,7 @@ def test_threads_and_processes_that_start_may_use_all_cores(own):
         shared.part()
         alone(shared, stub)
         assert len(os.sched_getaffinity(0)) == 1
-        with RoamingPool() as pool:
+        with UnpinningPool() as pool:
             seen.append(pool.submit(os.sched_getaffinity, 0).result())
         assert seen == [own, own]
 

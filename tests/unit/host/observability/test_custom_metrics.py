@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.calls.metric_questions import MetricQuestions
+from pybackend.calls.questions import MetricQuestions
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability import custom_metrics

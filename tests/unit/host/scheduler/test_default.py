@@ -12,16 +12,16 @@ from pybackend.scheduler.default import DefaultScheduler
 
 
 class Instance:
-    """Notes what it executes; ``room`` is how much it takes while it is busy."""
+    """Notes what it executes; ``prefetch_capacity`` is how much it takes while it is busy."""
 
     def __init__(self):
         self.is_idle = False
-        self.room = 0
+        self.prefetch_capacity = 0
         self.executed = []
 
     def execute(self, batch):
         self.executed += batch
-        self.room -= 1
+        self.prefetch_capacity -= 1
 
 
 class Waiting(SimpleNamespace):
@@ -65,7 +65,7 @@ def test_who_leaves_is_not_executed_and_the_others_keep_their_order(run, seed):
                 gone = left.pop(chance.randrange(len(left)))
                 scheduler.remove(gone)
             if chance.random() < 0.3:
-                instance.room = 2
+                instance.prefetch_capacity = 2
                 scheduler.dispatch()
                 expected += left[:2]
                 del left[:2]

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import NoHolder, PendingRequest
+from pybackend.inference.pending import NoHolder, PendingRequest, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import to_sender
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
@@ -24,19 +23,19 @@ DEADLINE_S = 60
 
 
 class Instance:
-    """Takes one batch at a time, and ``room`` more."""
+    """Takes one batch at a time, and ``prefetch_capacity`` more."""
 
     def __init__(self):
         self.batches = []
         self.is_idle = True
-        self.room = 0
+        self.prefetch_capacity = 0
 
     def execute(self, batch):
         self.batches.append(list(batch))
         if self.is_idle:
             self.is_idle = False
         else:
-            self.room -= 1
+            self.prefetch_capacity -= 1
 
 
 class Owner:
@@ -251,7 +250,7 @@ def test_a_batch_that_fills_does_not_wait_for_its_delay():
 def test_only_full_batches_are_sent_ahead():
     async def scenario():
         scene = Scene(max_batch_size=2)
-        scene.instances[0].room = 5
+        scene.instances[0].prefetch_capacity = 5
         scene.add(*"abc")
         await turn()
         assert scene.batches() == ["ab"]

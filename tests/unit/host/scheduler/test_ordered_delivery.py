@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-from pybackend.inference.pending import NoHolder, PendingRequest
+from pybackend.inference.pending import NoHolder, PendingRequest, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.response_path import to_sender
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
 
 

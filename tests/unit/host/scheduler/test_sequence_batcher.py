@@ -38,7 +38,7 @@ class Instance:
         self.is_up = True
         self.batch = []
         self.batches = []
-        self.room = 0
+        self.prefetch_capacity = 0
         self.executed = asyncio.Event()
         self._executions = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pybackend.instance.backoff import HEALTHY_AFTER_S, LONGEST_BACKOFF_S, RestartBackoff
+from pybackend.instance.model_instance import HEALTHY_AFTER_S, LONGEST_BACKOFF_S, RestartBackoff
 
 
 class Clock:

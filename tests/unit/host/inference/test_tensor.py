@@ -1,10 +1,21 @@
-"""How many elements a client's shape claims, at the bounds of what can be counted."""
+"""Tensors are measured as their shapes say, and their bytes are copied whole."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from pybackend.inference.shape import INT64_MAX, element_count, shape_text
+from pybackend.inference.tensor import INT64_MAX, LARGE_COPY_BYTES, copy_bytes, element_count, shape_text
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, LARGE_COPY_BYTES - 1, LARGE_COPY_BYTES])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_copy(nbytes, kind):
+    source = bytes(range(256)) * (nbytes // 256) + b"z" * (nbytes % 256)
+    memory = bytearray(nbytes + 2)
+    asyncio.run(copy_bytes(memoryview(memory)[1:-1], kind(source)))
+    assert memory == b"\0" + source + b"\0"
 
 
 @pytest.mark.parametrize(

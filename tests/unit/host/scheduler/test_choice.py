@@ -8,7 +8,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
 from pybackend.modelconfig.parser import parse_config_text
 from pybackend.modelconfig.schema import from_document
-from pybackend.scheduler.shape_rule import shape_key_of
+from pybackend.scheduler.choice import shape_key_of
 
 FIXED = 'input { name: "FIXED" data_type: TYPE_FP32 dims: 4 }'
 FREE = 'input { name: "FREE" data_type: TYPE_FP32 dims: -1 }'

@@ -1,4 +1,4 @@
-"""Lets models load, unload and query other models: passes their questions to the engine and sends the answers."""
+"""Answers the questions of models: about their custom metrics, and about loading, unloading and querying other models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,67 @@ from pybackend.calls.open_bytes import OpenBytes, question_bytes
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.tensor import Buffer
-from pybackend.instance.services import Caller
+from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
+from pybackend.observability.custom_metrics import CustomMetrics
+from pybackend.repository.names import ModelNames
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.messages import MetricChange, MetricKind
 
 log = logging.getLogger(__name__)
+
+MetricQuestion = heard.NewFamily | heard.NewMetric | heard.ChangeMetric | heard.ReadMetric | heard.DropMetric
+
+
+class MetricQuestions:
+    """Handles stubs' messages about metrics in the order in which they arrive."""
+
+    def __init__(self, metrics: CustomMetrics) -> None:
+        self._metrics = metrics
+
+    def on_question(self, caller: CallingStub, question: MetricQuestion) -> None:
+        """Answer a question, or apply a change.
+
+        Raises:
+            RemoteProtocolError: the stub names a metric of another owner, or sends something that its SDK refuses.
+        """
+        match question:
+            case heard.ChangeMetric(metric, change, value):
+                self._metrics.change(caller, metric, MetricChange(change), float(value))
+            case heard.DropMetric(handle):
+                self._metrics.drop(caller, handle)
+            case _:
+                try:
+                    caller.answer(question.call, self._answer(caller, question))
+                except InferenceError as error:
+                    caller.refuse(question.call, error)
+
+    def _answer(self, caller: CallingStub, question: heard.NewFamily | heard.NewMetric | heard.ReadMetric) -> float:
+        """The handle or value that answers a question.
+
+        Raises:
+            InferenceError: the question cannot be answered; the text gives the reason.
+        """
+        metrics = self._metrics
+        match question:
+            case heard.NewFamily(_, name, description, kind):
+                return metrics.new_family(
+                    caller, caller.instance, caller.model_name, name, description, MetricKind(kind)
+                )
+            case heard.NewMetric(_, family, labels, buckets):
+                return metrics.new_series(caller, family, labels, buckets)
+            case heard.ReadMetric(_, metric):
+                return metrics.value(caller, metric)
+
+    def on_gone(self, caller: CallingStub) -> None:
+        """The stub has ended."""
+        self._metrics.on_gone(caller)
+
+    def on_retired(self, instance: object) -> None:
+        """This instance's last stub has ended."""
+        self._metrics.on_retired(instance)
+
 
 MOST_OPEN_QUESTIONS = 1000
 """Limit per stub; each thread of a well-behaved stub waits for one answer at a time."""
@@ -31,13 +86,14 @@ class ModelControl:
     has received the answer and finished its request.
     """
 
-    def __init__(self, engine: InferenceEngine, open_bytes: OpenBytes) -> None:
+    def __init__(self, engine: InferenceEngine, names: ModelNames, open_bytes: OpenBytes) -> None:
         self._engine = engine
+        self._names = names
         self._open_bytes = open_bytes
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open: Counter[Caller] = Counter()
+        self._open: Counter[CallingStub] = Counter()
 
-    def on_question(self, caller: Caller, question: ControlQuestion, tail: bytes) -> None:
+    def on_question(self, caller: CallingStub, question: ControlQuestion, tail: bytes) -> None:
         """Accept a question.
 
         Raises:
@@ -67,7 +123,7 @@ class ModelControl:
 
     async def _answer(
         self,
-        caller: Caller,
+        caller: CallingStub,
         question: ControlQuestion,
         files: Mapping[str, Buffer],
         asked_by: str,
@@ -100,5 +156,5 @@ class ModelControl:
                     name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
                 )
             case heard.IsModelReady(_, name, version):
-                return await self._engine.is_ready_by_name(self._engine.repository.names.known(name, home), version)
+                return await self._engine.is_ready_by_name(self._names.known(name, home), version)
         return None

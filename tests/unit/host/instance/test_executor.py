@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pybackend.instance.execution_watch import LONG_NS, LongExecutions
+from pybackend.instance.executor import LONG_NS, LongExecutions
 
 
 def test_each_is_noticed_once_and_what_is_usual_is_not() -> None:

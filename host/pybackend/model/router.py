@@ -27,7 +27,7 @@ class Absence:
     reason: str
 
 
-class ModelDoor(Protocol):
+class ModelRouter(Protocol):
     """Finds models, and accepts requests to them."""
 
     def find(self, name: str, version: str = "", home: str = "") -> Model:

@@ -1,0 +1,178 @@
+"""The figures of a server's models, for reports such as the metrics page: plain values, read when they are needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pybackend.instance.plan import InstanceState
+from pybackend.mirror.remote_files import Listing
+from pybackend.model.model import Model, ModelState
+from pybackend.model.statistics import ModelStatistics
+from pybackend.modelconfig.schema import ModelConfig, Scheduling
+from pybackend.repository.entry import ModelStatus
+from pybackend.repository.repository import ModelRepository
+from pybackend.scheduler.scheduler import BatchReason
+
+# An enumeration's lookup would cost more than the rest.
+_READY, _BATCHING = InstanceState.READY, Scheduling.DYNAMIC_BATCHING
+
+
+class VersionFigures:
+    """Reads the figures of a version.
+
+    Attributes:
+        identity: tells versions apart, and lives as long as the version does.
+    """
+
+    __slots__ = ("_model", "identity")
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.identity: object = model
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    @property
+    def namespace(self) -> str:
+        """The model's; ``""`` on a server without namespaces."""
+        return self._model.namespace
+
+    @property
+    def version(self) -> str:
+        """Decimal."""
+        return self._model.version
+
+    @property
+    def config(self) -> ModelConfig:
+        """The configuration."""
+        return self._model.config
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """The counters."""
+        return self._model.statistics
+
+    @property
+    def has_served(self) -> bool:
+        """True for a version that serves, or has failed after it has served: its counters go on."""
+        model = self._model
+        return model.state is ModelState.READY or (
+            model.state is ModelState.UNAVAILABLE and model.was_ready and not model.is_off
+        )
+
+    @property
+    def was_unloaded(self) -> bool:
+        """True if it, or a part of it, was deliberately unloaded."""
+        return self._model.is_off and self._model.state is ModelState.UNAVAILABLE
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it answers requests now."""
+        return self._model.is_ready
+
+    @property
+    def pending_count(self) -> int:
+        """Requests that wait for their execution."""
+        return self._model.pending_count
+
+    @property
+    def batches(self) -> Sequence[tuple[str, int]]:
+        """The number of batches by the reason why they did not grow; empty without a dynamic batcher."""
+        if self._model.config.scheduling is not _BATCHING:
+            return ()
+        counts = self._model.statistics.batches
+        return tuple([(reason, counts[reason]) for reason in BatchReason])
+
+    @property
+    def confinement(self) -> Mapping[str, Any] | None:
+        """The confinement of its processes, as ``level`` and ``not_in_force``; None if they are not confined."""
+        return self._model.confinement
+
+    # Memory
+
+    @property
+    def input_memory_bytes(self) -> int:
+        """Shared memory that its inputs use or keep warm."""
+        return self._model.input_memory_bytes
+
+    @property
+    def output_memory_bytes(self) -> int:
+        """Shared memory that its processes have for outputs."""
+        return self._model.output_memory_bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """Size of all tensors that were copied into its input memory."""
+        return self._model.copied_bytes
+
+    # Instances
+
+    @property
+    def processes(self) -> list[tuple[str, int]]:
+        """The instances that have a process: name and process id."""
+        return [(each.name, each.pid) for each in self._model.instances if each.pid is not None]
+
+    @property
+    def instance_count(self) -> int:
+        """Number of instances."""
+        return len(self._model.instances)
+
+    @property
+    def ready_count(self) -> int:
+        """Number of instances whose processes serve."""
+        return sum([each.state is _READY for each in self._model.instances])
+
+    @property
+    def restart_count(self) -> int:
+        """Number of processes that were replaced after they had died."""
+        return sum([each.restart_count for each in self._model.instances])
+
+    @property
+    def dropped_lines(self) -> int:
+        """Number of lines that the model wrote and that the server's log did not take."""
+        return sum([each.output.dropped_lines for each in self._model.instances])
+
+    @property
+    def running_count(self) -> int:
+        """Number of calls of ``execute`` that run now."""
+        return sum([len(each.executor.running) for each in self._model.instances])
+
+    @property
+    def oldest_execution_s(self) -> float:
+        """How long the oldest of these calls has run, or 0."""
+        now_ns = time.monotonic_ns()
+        return max([each.executor.busy_ns(now_ns) for each in self._model.instances], default=0) / 1e9
+
+
+class RepositoryFigures:
+    """Reads the figures of all models."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+
+    def versions(self) -> list[VersionFigures]:
+        """The versions that have figures; see :attr:`VersionFigures.has_served`."""
+        return [version for version in map(VersionFigures, self._repository.models()) if version.has_served]
+
+    def known(self) -> Iterator[tuple[ModelStatus, VersionFigures | None]]:
+        """A row for each known version, with its figures, and for each model without a version that has failed."""
+        for row, model in self._repository.known():
+            yield row, None if model is None else VersionFigures(model)
+
+    def changes(self) -> Iterator[tuple[str, str, bool]]:
+        """Each model that serves, or whose last change failed: name, namespace, and whether the change failed."""
+        for full_name, entry in self._repository.entries.items():
+            failed = entry.failed_change is not None
+            if failed or any(version.is_ready for version in entry.versions.values()):
+                namespace, name = self._repository.names.split(full_name)
+                yield name, namespace, failed
+
+    @property
+    def listings(self) -> Sequence[Listing]:
+        """The repositories in cloud storage."""
+        return tuple(self._repository.listings.values())
