@@ -81,7 +81,7 @@ def _diagrams(text: str) -> Iterator[str]:
 
 def _installs() -> Iterator[str]:
     """pybackend is in no package index yet; the program's own advice is for those who have installed it already."""
-    quotes_the_program = {DOCS / "operators" / "doctor.md", ROOT / "CHANGELOG.md"}
+    quotes_the_program = {DOCS / "operators" / "commands.md", ROOT / "CHANGELOG.md"}
     for page in PAGES:
         if page not in quotes_the_program and re.search(r"pip install '?pybackend", page.read_text()):
             yield f"{_name(page)}: install extras from the clone: pip install '.[EXTRA]'"

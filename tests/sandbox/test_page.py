@@ -14,9 +14,7 @@ from tests.sandbox.table import ATTACKS, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATORS = ROOT / "docs" / "operators"
-ATTACKS_PAGE, LAYERS_PAGE, OPTIONS_PAGE = (
-    (OPERATORS / f"{page}.md").read_text() for page in ("attacks", "sandbox-layers", "security")
-)
+ATTACKS_PAGE, SECURITY_PAGE = ((OPERATORS / f"{page}.md").read_text() for page in ("attacks", "security"))
 
 
 def test_page_shows_every_attack():
@@ -41,13 +39,13 @@ def test_every_attack_can_be_tried():
 
 
 def test_page_names_every_layer():
-    assert [layer for layer in LAYERS if f"`{layer}`" not in LAYERS_PAGE] == []
+    assert [layer for layer in LAYERS if f"`{layer}`" not in SECURITY_PAGE] == []
 
 
 def test_page_names_the_users():
     first, few = users._RANGES
-    assert f"{first} to {first + users.PER_SERVER * users._MOST_SERVERS - 1}" in LAYERS_PAGE
-    assert f"{few} to {few + 4095}" in LAYERS_PAGE
+    assert f"{first} to {first + users.PER_SERVER * users._MOST_SERVERS - 1}" in SECURITY_PAGE
+    assert f"{few} to {few + 4095}" in SECURITY_PAGE
 
 
 def test_page_names_every_option():
@@ -55,4 +53,4 @@ def test_page_names_every_option():
         name for name in sandbox_options_of.__code__.co_consts if isinstance(name, str) and name.startswith("SANDBOX")
     ]
     assert len(names) == 10
-    assert [name for name in names if f"| `{name}` |" not in OPTIONS_PAGE] == []
+    assert [name for name in names if f"| `{name}` |" not in SECURITY_PAGE] == []

@@ -97,7 +97,7 @@ _MODELS = (
     switch("--model-namespacing",
            "each repository is a namespace: models of the same name in several repositories are all served",
            "model_namespacing",
-           page="each repository is a [namespace](namespaces.md): models of the same name in several repositories are all served"),
+           page="each repository is a [namespace](repository.md#namespaces): models of the same name in several repositories are all served"),
     switch("--no-zygote", "start each process separately instead of forking from one with preloaded modules",
            "zygotes", then=not_, default=False,
            page="start each process separately instead of [forking](../authors/start-up.md)"),
@@ -151,7 +151,7 @@ _SANDBOX = (
     switch("--allow-model-overrides",
            "models at level standard may supply configurations and files when they load models of other authors",
            "sandbox.overrides",
-           page="models at `standard` may supply [configurations and files](model-overrides.md) when they load models of other authors"),
+           page="models at `standard` may supply [configurations and files](model-control.md#configurations-and-files-of-a-load) when they load models of other authors"),
 )
 
 
@@ -168,7 +168,7 @@ def _address_flags(service: str, address: str, port: str) -> tuple[Flag, ...]:
 def _tls_flags(service: str) -> tuple[Flag, ...]:
     return (
         switch(f"--{service}-use-ssl", "accept TLS connections only", default=False,
-               page="accept [TLS](tls.md) connections only"),
+               page="accept [TLS](listeners.md#tls) connections only"),
         switch(f"--{service}-use-ssl-mutual", "the same, and clients need a certificate", default=False),
         Flag(f"--{service}-server-cert", "FILE", "PEM file with the server's certificate", read=Path),
         Flag(f"--{service}-server-key", "FILE", "PEM file with the private key of the certificate", read=Path),
@@ -271,13 +271,13 @@ _ACCESS = (
 
 _CLOUDS = (
     switch("--allow-sagemaker", "serve /ping and /invocations for Amazon SageMaker", default=False,
-           page="serve `/ping` and `/invocations` for [Amazon SageMaker](clouds.md#sagemaker)"),
+           page="serve `/ping` and `/invocations` for [Amazon SageMaker](deploy.md#sagemaker)"),
     Flag("--sagemaker-port", "PORT", "0 takes a free port", read=_PORT, default=8080, page=_FREE_PORT),
     Flag("--sagemaker-safe-port-range", "FIRST-LAST",
          "refuse to start if another endpoint's port is outside of this range",
          read=port_range, default_text="any port"),
     switch("--allow-vertex-ai", "serve Vertex AI; true if AIP_MODE is PREDICTION", default=False, depends=True,
-           page="serve [Vertex AI](clouds.md#vertex-ai); `true` if `AIP_MODE` is `PREDICTION`"),
+           page="serve [Vertex AI](deploy.md#vertex-ai); `true` if `AIP_MODE` is `PREDICTION`"),
     Flag("--vertex-ai-port", "PORT", "0 takes a free port", read=_PORT, default_text="AIP_HTTP_PORT, else 8080",
          page=_FREE_PORT),
     Flag("--vertex-ai-default-model", "NAME", "model that answers predictions", default="", default_text="the only one"),

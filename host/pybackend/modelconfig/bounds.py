@@ -1,7 +1,7 @@
 """Limits on the numbers in a configuration: the server allocates something for each of them, for every model.
 
 The limits lie far above real models, and low enough that neither an author nor an ``auto_complete_config`` can exhaust
-memory or time of the other models. docs/operators/model-limits.md lists them.
+memory or time of the other models. docs/operators/limits.md lists them.
 """
 
 from __future__ import annotations

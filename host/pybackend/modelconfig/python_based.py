@@ -132,7 +132,7 @@ def _ways_to_serve(config: ModelConfig, home: Path) -> str:
     return (
         f"This server runs models in Python. A file of another framework is served by a {DEFAULT_MODEL_FILENAME} of ten "
         f'lines that loads it with {with_package}, and backend: "{PYTHON}" in config.pbtxt: '
-        "docs/authors/other-frameworks.md shows it. One file of code can also serve all models of a backend: "
+        "docs/authors/models-without-code.md shows it. One file of code can also serve all models of a backend: "
         f"{home / DEFAULT_MODEL_FILENAME} (--backend-directory), which does not exist."
     )
 

@@ -136,7 +136,7 @@ def test_it_is_in_the_help():
 
 
 def test_the_page_has_a_line_for_every_row():
-    page = (Path(__file__).parents[3] / "docs/operators/doctor.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/operators/commands.md").read_text()
     shown = [layer_of(line) for line in page.splitlines() if line.startswith(("ok ", "warn "))]
     assert shown == [*LAYERS, "HTTP port", "GRPC port", "Metrics port", "model 'resnet'"]
 

@@ -11,7 +11,7 @@ from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.bounds import BOUNDS, MOST_CONFIG_BYTES, MOST_VALUES, check_bounds, check_extent
 from pybackend.modelconfig.parser import parse_config_json
 
-PAGE = Path(__file__).resolve().parents[4] / "docs/operators/model-limits.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs/operators/limits.md"
 NUMBERS = {"count", "batch_size", "priority_levels", "max_candidate_sequences"}
 
 

@@ -96,7 +96,7 @@ def test_there_is_no_such_backend(make_model: MakeModel, backends: Path, backend
     assert error.message.startswith(
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration. "
         "This server runs models in Python. A file of another framework is served by a model.py of ten lines that loads it "
-        'with a Python package, and backend: "python" in config.pbtxt: docs/authors/other-frameworks.md shows it. '
+        'with a Python package, and backend: "python" in config.pbtxt: docs/authors/models-without-code.md shows it. '
     )
     assert f" {backends / backend}/model.py (--backend-directory), which does not exist. (" in error.message
     assert error.code is ErrorCode.INVALID_ARG
