@@ -18,6 +18,7 @@ from tests.sandbox.hosts import OTHER_UID, ROOT_DIRECTORY, parameters, public_di
 from tests.support.laboratory import write_laboratory
 from tests.support.repositories import write_model
 from tests.support.server import ServerProcess
+from tests.support.warm_start import run_command
 
 pytestmark = pytest.mark.e2e
 
@@ -29,6 +30,9 @@ LAYERS = [
 
 def doctor(*arguments, before="", python=sys.executable, **variables):
     """Run it, after some lines of Python in the same process."""
+    environment = {**os.environ, **variables}
+    if not before and python == sys.executable:
+        return run_command("doctor", *arguments, timeout=55, env=environment)
     code = f"import sys\n{before}\nfrom pybackend.cli import main\nsys.exit(main())"
     return subprocess.run(
         [python, "-c", code, "doctor", *arguments],
@@ -36,7 +40,7 @@ def doctor(*arguments, before="", python=sys.executable, **variables):
         text=True,
         check=False,
         timeout=55,
-        env={**os.environ, **variables},
+        env=environment,
     )
 
 

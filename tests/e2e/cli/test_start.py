@@ -20,6 +20,7 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
+from tests.support.warm_start import run_command
 
 pytestmark = pytest.mark.e2e
 
@@ -375,11 +376,8 @@ class TestOutput:
         write_model(repository, "bad", BROKEN, identity_config())
 
         def run(*flags):
-            server = subprocess.Popen(
-                [sys.executable, "-m", "pybackend", "serve", str(repository), *FREE_PORTS, *flags],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            return server.communicate(timeout=60)
+            done = run_command("serve", str(repository), *FREE_PORTS, *flags, timeout=60)
+            return done.stdout, done.stderr
 
         return run
 

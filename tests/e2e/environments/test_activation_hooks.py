@@ -16,6 +16,7 @@ import pytest
 from tests.support.environments import copy_of, pack
 from tests.support.gates import wait_until
 from tests.support.server import serving
+from tests.support.thorough import thorough
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -148,7 +149,7 @@ def test_a_hook_that_goes_wrong_is_named_and_keeps_no_model_from_loading(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *thorough(signal.SIGTERM)], ids=["killed", "told"])
 def test_nothing_of_a_hook_outlives_the_server(number, tmp_path, environment, write_about, cache, many):
     write_about(tmp_path / "models", environment(slow=f"setsid sleep {many} &\nsleep {many}\n"))
     with serving(tmp_path / "models", flags=(cache,), ready=False) as server:

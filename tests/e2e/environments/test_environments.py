@@ -84,6 +84,7 @@ def test_a_directory_is_used_in_place(tmp_path, about, write_about, cache):
     assert facts["version"] == [3, foreign_minors()[0]]
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("pb-V01")
 def test_an_environment_is_shared_and_cached(tmp_path, about, write_about):
     repository, flag = tmp_path / "models", f"--environment-cache-directory={tmp_path / 'cache'}"
@@ -109,6 +110,7 @@ def test_a_virtual_environment(tmp_path, about, write_about, cache):
         assert about(server)["prefix"] == str(venv.parents[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("pb-V01")
 def test_models_of_several_pythons_in_one_ensemble(tmp_path, about, write_about, cache):
     """Two foreign Pythons and the host's own."""

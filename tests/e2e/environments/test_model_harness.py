@@ -265,6 +265,7 @@ def test_calls_to_functions_and_to_models_elsewhere(tmp_path, cache):
     assert seen == [[2.0]]
 
 
+@pytest.mark.thorough
 def test_a_model_here_calls_one_elsewhere(tmp_path, model):
     caller = CALLER.partition("            stream =")[0] + textwrap.indent(
         "responses.append(answer)\nreturn responses", " " * 12
@@ -313,6 +314,7 @@ def test_an_environment_that_is_missing(tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_pytest_takes_an_environment(tmp_path, cache):
     directory = write_model(tmp_path, "m", MODEL, IN_OUT)
     (tmp_path / "test_m.py").write_text(
@@ -339,6 +341,7 @@ def debuggable(tmp_path) -> Path:
     return tmp_path / "env"
 
 
+@pytest.mark.thorough
 def test_a_debugger_stops_in_the_model(tmp_path, cache, debuggable):
     file = write_model(tmp_path, "m", MODEL, IN_OUT) / "1" / "model.py"
     with socket.socket() as probe:
@@ -378,6 +381,7 @@ def test_a_command_runs_in_an_environment(cache):
     assert prefix == named
 
 
+@pytest.mark.thorough
 def test_an_environment_stays_while_a_command_runs_in_it(cache):
     prune = "import subprocess, sys; sys.stdout.write(subprocess.check_output(sys.argv[1:]).decode())"
     command = [sys.executable, "-m", "pybackend", "env", "prune", "--json"]
@@ -416,6 +420,7 @@ except HarnessError as error:
 """
 
 
+@pytest.mark.thorough
 def test_without_the_servers_package_a_directory_still_works(tmp_path):
     directory = write_model(tmp_path, "m", MODEL, None)
     bare = [tree(foreign_minors()[-1], numpy_major=2) / "bin" / "python", "-c", BARE, directory]

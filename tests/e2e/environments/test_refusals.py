@@ -218,6 +218,7 @@ def test_nothing_of_them_stays_in_the_cache(refused):
     assert [path.name for path in (root / "cache" / "environments").iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_two_servers_unpack_an_archive_once(tmp_path, about, write_about):
     write_about(tmp_path / "models", packed())
@@ -231,6 +232,7 @@ def test_two_servers_unpack_an_archive_once(tmp_path, about, write_about):
         second.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.faults
 def test_a_server_that_is_killed_while_it_unpacks_harms_nobody(tmp_path, about, write_about):
     write_about(tmp_path / "models", packed())

@@ -196,6 +196,7 @@ def test_pinned_instances_have_as_many_threads_as_cores(tmp_path):
         assert caller(server)(code) == [[core], 1]
 
 
+@pytest.mark.thorough
 def test_the_variable_that_says_how_many_threads_counts(tmp_path):
     write_caller(tmp_path, "forked")
     write_caller(tmp_path, "spawned", extra="instance_group { kind: KIND_CPU }\n" + SPAWNED)

@@ -248,6 +248,7 @@ def test_the_commands_name_one_of_two(place, capsys):
     assert f"{place.a}::choosing: ok" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("srv-R24")
 def test_mode_poll_follows_each_repository(tmp_path):
     """One repository lies in the other, so that the inner one looks like a model there, which cannot be served."""
