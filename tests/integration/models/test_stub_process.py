@@ -34,8 +34,9 @@ def script(tmp_path):
 
 
 def test_a_stub_inherits_what_it_needs_and_leaves_nothing_behind():
+    bundle = stage_bundle()  # whose lock this process holds from now on
     before = len(descriptors())
-    launcher = StubLauncher(stage_bundle())
+    launcher = StubLauncher(bundle)
     launcher.start_ahead(1, confined=False)
     stubs = [started(launcher), started(launcher)]
     try:
