@@ -51,9 +51,14 @@ ROGUE = (
         from pybackend_wire.codec import available
         self.send_frame(available()[0].dumps(eval(text)))
 
-    def send_frame(self, metadata):
+    def say_with_tail(self, text):
+        from pybackend_wire.codec import available
+        messages, tail = eval(text)
+        self.send_frame(available()[0].dumps(messages), tail)
+
+    def send_frame(self, metadata, tail=b""):
         from pybackend_wire.framing import HEADER
-        self.control().sendall(HEADER.pack(len(metadata), 0) + metadata)
+        self.control().sendall(HEADER.pack(len(metadata), len(tail)) + metadata + tail)
         self.stay()
 
     def flood_with(self, text):
@@ -92,6 +97,8 @@ def call(*inputs: str) -> str:
     return f"[{CALL}, 1, 'honest', -1, False, 0, [{', '.join(inputs)}], [], None]"
 
 
+TOO_LARGE = "['COMMAND', 'UINT8', [8193], 0, 0, 8193]"
+
 LIES = {
     "garbage": "raw b'\\xff' * 64",
     "a header of a frame too large": "raw b'\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\x7f'",
@@ -110,6 +117,8 @@ LIES = {
     "an error code that does not exist": "say [" + result(error="[99, '']") + "]",
     "an output in memory that is not there": "say [" + result("['OUT', 'BYTES', [1], 77, 0, 8]") + "]",
     "an output beyond its frame": "say [" + result("['OUT', 'BYTES', [1], 0, 0, 1 << 40]") + "]",
+    "an output too large for its frame": "say_with_tail [" + result(TOO_LARGE) + "], bytes(8193)",
+    "a call too large for its frame": "say_with_tail [" + call(TOO_LARGE) + "], bytes(8193)",
     "an output of no datatype": "say [" + result("['OUT', 'FP12', [1], 0, 0, 0]") + "]",
     "an output whose shape is another size": "say [" + result("['OUT', 'FP32', [7], 0, 0, 0]") + "]",
     "an answer to an execution that was not sent": f"say [[{RESULT}, 2, 1, 1, 1, 1, [None]]]",

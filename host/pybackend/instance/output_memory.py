@@ -24,7 +24,7 @@ from pybackend.loop_turn import loop_turn_of
 from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Detach, FreeOutput, NoOutput
-from pybackend_wire.messages import TAIL, SegmentRole
+from pybackend_wire.messages import INLINE_BYTES, TAIL, SegmentRole
 
 
 @dataclass
@@ -152,6 +152,8 @@ class OutputMemory:
 
     def _copy_of(self, place: heard.TensorPlace, tail: bytes) -> bytes:
         nbytes, offset = place.nbytes, place.offset
+        if nbytes > INLINE_BYTES:  # what a stub's memory holds has a limit, and what its frames bring has none
+            raise RemoteProtocolError(f"tensor '{place.name}' is too large for its frame")
         data = tail[offset : offset + nbytes]
         if len(data) != nbytes:
             raise RemoteProtocolError(f"tensor '{place.name}' reaches beyond its frame")

@@ -43,6 +43,7 @@ ROUTES = {
     "model-config": ["GET /v2/models/identity/config", "GET /v2/models/no/config", "GET /v2/models/identity/versions/1/sandbox"],
     "model-repository": [
         "POST /v2/repository/index",
+        "GET /v2/models",
         "POST /v2/repository/models/identity/load",
         "POST /v2/repository/other/models/no/unload",
     ],

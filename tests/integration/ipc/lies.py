@@ -78,7 +78,7 @@ LIES = {
         "reaches beyond its frame",
     ),
     "very many outputs of the same bytes in the frame": (
-        "stub.result(*[['OUT', 'UINT8', [1 << 22], 0, 0, 1 << 22]] * 1000, tail=bytes(1 << 22))",
+        "stub.result(*[['OUT', 'UINT8', [1 << 13], 0, 0, 1 << 13]] * 1000, tail=bytes(1 << 13))",
         "shares bytes of its frame with others",
     ),
     "outputs of many answers that share bytes in the frame": (
@@ -92,13 +92,13 @@ LIES = {
         "shares memory with others",
     ),
     "inputs of calls that share bytes in the frame": (
-        "place = ['IN', 'UINT8', [1 << 22], 0, 0, 1 << 22]\n"
-        "stub.send(*[(CALL, number, 'callee', -1, False, 0, [place], [], None) for number in range(100)], tail=bytes(1 << 22))",
+        "place = ['IN', 'UINT8', [1 << 13], 0, 0, 1 << 13]\n"
+        "stub.send(*[(CALL, number, 'callee', -1, False, 0, [place], [], None) for number in range(100)], tail=bytes(1 << 13))",
         "shares bytes of its frame with others",
     ),
     "files of models that share bytes in the frame": (
-        "place = ['file:1/model.py', 'UINT8', [1 << 22], 0, 0, 1 << 22]\n"
-        "stub.send(*[(LOAD_MODEL, number, 'other', '{}', [place]) for number in range(100)], tail=bytes(1 << 22))",
+        "place = ['file:1/model.py', 'UINT8', [1 << 13], 0, 0, 1 << 13]\n"
+        "stub.send(*[(LOAD_MODEL, number, 'other', '{}', [place]) for number in range(100)], tail=bytes(1 << 13))",
         "shares bytes of its frame with others",
     ),
     "a shape that multiplies to a size": (

@@ -36,8 +36,10 @@ def http_group(path: str) -> ApiGroup | None:
     if root or parts[:1] != ["v2"]:
         return None
     match parts[1:]:
-        case [] | ["models"]:
+        case []:
             return ApiGroup.METADATA
+        case ["models"]:
+            return ApiGroup.MODEL_REPOSITORY  # it tells what the index tells
         case ["models", *rest]:
             return _group_of_model(rest)
         case ["health", "live" | "ready"]:

@@ -50,7 +50,8 @@ class DocumentedApp(FastAPI):
         """The document in its present state."""
         routes = super().openapi()
         guard, paths = self._frontend.guard, dict(routes["paths"])
-        if guard is None or not guard.needs("/v2/models/-")[1]:  # else the names of models are for some callers only
+        # Names of models and their tensors may be for some callers only.
+        if guard is None or not any(guard.needs(path)[1] for path in ("/v2/models", "/v2/models/-")):
             paths |= self._paths_of_models(paths)
         if guard is None:
             return {**routes, "paths": paths}
