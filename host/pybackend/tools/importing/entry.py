@@ -23,6 +23,12 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME, scan_versions
 SAMPLE_REQUEST = "sample_request.json"
 _PREFIX = ".pybackend-import-"
 
+MOST_NESTING = 64
+"""Directories within one another that are copied."""
+
+MOST_FILES = 100_000
+"""Files and directories that are copied; links make a few of them look like very many."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -137,13 +143,22 @@ class StagedEntry:
             given: the file or directory that the user has named.
 
         Raises:
-            ServerError: the disk is full, something cannot be read or written, or a link leads elsewhere.
+            ServerError: the disk has too little room, something cannot be read or written, a link leads elsewhere, or there
+                are very many files.
         """
-        home = _home(given)
+        found = _Contents(_home(given))
         with _explained():
             for source in files.values():
                 if source != given or source.is_dir():
-                    _check_links(source, home, ())
+                    found.look_at(source)
+                else:
+                    found.nbytes += source.stat().st_size
+            free = shutil.disk_usage(self.version).free
+            if found.nbytes > free:
+                raise ServerError(
+                    f"{given} holds {found.nbytes} bytes, and {self.place.repository} has room for {free}: make room, or "
+                    "choose another --repository. Nothing was imported"
+                )
             for name, source in files.items():
                 target = self.version / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -167,11 +182,11 @@ class StagedEntry:
         Raises:
             ServerError: the disk is full, something cannot be read or written, or a link leads out of the model.
         """
-        home = os.path.realpath(self.place.model)
+        found = _Contents(os.path.realpath(self.place.model))
         with _explained():
             for name in os.listdir(self.place.model):
                 if os.path.isfile(self.place.model / name):
-                    _check_links(self.place.model / name, home, ())
+                    found.look_at(self.place.model / name)
                     shutil.copyfile(self.place.model / name, self.model / name)
 
     def write(self, name: str, text: str) -> None:
@@ -219,20 +234,48 @@ def _home(given: Path) -> str:
     return str(hub if is_snapshot else directory)
 
 
-def _check_links(path: Path, home: str, above: tuple[str, ...]) -> None:
-    real = os.path.realpath(path)
-    if os.path.commonpath([real, home]) != home:
-        raise ServerError(
-            f"{path} leads to {real}, outside of {home}: only files of the model are copied. Put a copy of the file there, if it "
-            "belongs to the model. Nothing was imported"
-        )
-    if os.path.isdir(path):
-        if real in above:
-            raise ServerError(f"{path} leads to {real}, which contains it: remove the link. Nothing was imported")
-        for name in os.listdir(path):
-            _check_links(path / name, home, (*above, real))
-    elif os.path.exists(path) and not os.path.isfile(path):
-        raise ServerError(f"{path} is neither a file nor a directory: remove it. Nothing was imported")
+class _Contents:
+    """All that will be copied.
+
+    Args:
+        home: the directory that no link may leave.
+
+    Attributes:
+        nbytes: size of all files.
+    """
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._count = 0
+        self.nbytes = 0
+
+    def look_at(self, path: Path, above: tuple[str, ...] = ()) -> None:
+        """Look at a file, or at a directory and all that it holds.
+
+        Raises:
+            ServerError: it cannot be copied.
+        """
+        real, home = os.path.realpath(path), self._home
+        if os.path.commonpath([real, home]) != home:
+            raise ServerError(
+                f"{path} leads to {real}, outside of {home}: only files of the model are copied. Put a copy of the file there, if "
+                "it belongs to the model. Nothing was imported"
+            )
+        self._count += 1
+        if self._count > MOST_FILES or len(above) > MOST_NESTING:
+            raise ServerError(
+                f"{home} is no model: it holds more than {MOST_FILES} files, or directories within {MOST_NESTING} others. "
+                "Nothing was imported"
+            )
+        if os.path.isdir(path):
+            if real in above:
+                raise ServerError(f"{path} leads to {real}, which contains it: remove the link. Nothing was imported")
+            for name in os.listdir(path):
+                self.look_at(path / name, (*above, real))
+        elif os.path.isfile(path):
+            self.nbytes += path.stat().st_size
+        elif os.path.exists(path):
+            raise ServerError(f"{path} is neither a file nor a directory: remove it. Nothing was imported")
 
 
 def _shared(source: str, target: str) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 
 from pybackend.errors import ServerError
+from pybackend.tools.importing import entry as entry_module
 from pybackend.tools.importing.entry import StagedEntry, place_of
 
 
@@ -34,6 +38,44 @@ def test_links_that_leave_the_directory_are_refused(tmp_path, link, words):
         else:
             entry.copy({"model.savedmodel": saved}, saved)
             assert (entry.version / "model.savedmodel/assets/linked").exists()
+
+
+def nested(saved):
+    (saved / "/".join(["d"] * 70)).mkdir(parents=True)
+
+
+def doubled(saved):
+    """Thirty directories, which links make look like a thousand million."""
+    for number in range(30):
+        (saved / f"{number}").mkdir(parents=True)
+        for name in "ab":
+            (saved / f"{number}" / name).symlink_to(f"../{number + 1}")
+    (saved / "30").mkdir()
+
+
+def larger_than_the_disk(saved):
+    saved.mkdir()
+    (saved / "weights").touch()
+    os.truncate(saved / "weights", shutil.disk_usage(saved).free + (1 << 32))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (nested, "directories within 64 others. Nothing was imported"),
+        (doubled, "it holds more than 1000 files"),
+        (larger_than_the_disk, "make room, or choose another --repository. Nothing was imported"),
+    ],
+)
+def test_directories_without_end_are_refused_before_a_byte_is_copied(tmp_path, monkeypatch, make, words):
+    monkeypatch.setattr(entry_module, "MOST_FILES", 1000)
+    saved = tmp_path / "saved"
+    make(saved)
+    with StagedEntry(place_of(tmp_path / "models", "net", None, force=False)) as entry:
+        with pytest.raises(ServerError) as told:
+            entry.copy({"model.savedmodel": saved}, saved)
+        assert words in str(told.value)
+        assert list(entry.version.iterdir()) == []
 
 
 def test_a_snapshot_in_a_cache_of_hugging_face_may_link_to_its_blobs(tmp_path):
