@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
-ALWAYS = {"add_sub", "bls", "decoupled", "ensemble", "packed_environment", "sequence"}
+ALWAYS = {"add_sub", "bls", "decoupled"}
 """Examples whose clients ``make test`` runs; ``make demo`` and ``make test-all`` run those of all."""
 
 

@@ -18,7 +18,7 @@ from pybackend_sdk.testing import __all__ as names
 pytest.importorskip("pybackend", reason="config.pbtxt is read by the server's package")
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = "\n".join((ROOT / "docs" / "authors" / name).read_text() for name in ("testing.md", "testing-reference.md"))
+PAGE = (ROOT / "docs" / "authors" / "testing.md").read_text()
 EXAMPLES = re.findall(r'```python title="(test_\w+\.py)"\n(.*?)```', PAGE, re.DOTALL)
 
 

@@ -36,6 +36,7 @@ pytestmark = [
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="only a server that is root gives users away")
 
 
+@pytest.mark.thorough
 @needs_root
 def test_names_of_sockets_reserve_no_users():
     first, count, servers = _usable_range()
@@ -138,6 +139,7 @@ def test_what_a_strict_models_author_closed_to_its_user_is_no_way_to_be_root():
         assert host.ask("victim")["uid"] != 0
 
 
+@pytest.mark.thorough
 @needs_root
 def test_a_strict_model_is_not_loaded_without_its_sandbox():
     models = {"victim": {"SANDBOX": STANDARD}, "strict": {"SANDBOX": STRICT}}
@@ -167,6 +169,7 @@ def test_a_link_in_place_of_a_directory_opens_nothing_else(kind):
         assert secret[0] is False, secret
 
 
+@pytest.mark.thorough
 @needs_root
 def test_what_a_model_has_started_ends_with_a_killed_server_in_a_container():
     with arena("docker", models={"victim": {"SANDBOX": STANDARD}}) as host:

@@ -80,6 +80,7 @@ def layer_of(line):
     return re.split(r"  +", line)[1]
 
 
+@pytest.mark.thorough
 def test_few_descriptors(tmp_path):
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))"
     status, found = rows(before=limit.format(300))
@@ -90,6 +91,7 @@ def test_few_descriptors(tmp_path):
     assert "model processes" not in found  # there would be no telling what is to blame
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives users away")
 def test_its_own_files_are_in_nobodys_way():
     """A server of this user and Python would give its models users of their own; so does the trial."""
@@ -274,6 +276,7 @@ class TestRepositories:
         assert f"1 process on Python {version}" in found["model 'm'"]["found"]
         assert f", {tmp_path}/environment; sandbox standard" in found["model 'm'"]["found"]
 
+    @pytest.mark.thorough
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
     def test_files_that_are_closed_to_the_models(self):
         """Root is told what the server would say; the owner, an ordinary user, is served without a warning."""

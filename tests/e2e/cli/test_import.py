@@ -152,6 +152,7 @@ def test_an_entry_can_be_renamed(repository, tmp_path):
         assert server.get("/v2/models/scores/ready").status == 200
 
 
+@pytest.mark.thorough
 def test_the_warnings_of_a_server_are_shown(tmp_path):
     """A classifier as skl2onnx writes it by default: its probabilities are maps, which are no tensor."""
     onnx = pytest.importorskip("onnx")
@@ -180,6 +181,7 @@ def test_the_warnings_of_a_server_are_shown(tmp_path):
     assert len(lines) == 1, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_pickle_with_strings_is_imported_when_it_is_trusted(tmp_path, capsys):
     pytest.importorskip("sklearn")
     joblib = pytest.importorskip("joblib")

@@ -164,7 +164,7 @@ def test_descriptors_that_nobody_wants(engine_and_run):
         assert "it sends file descriptors" in found.error.message
 
 
-@pytest.mark.parametrize("what", ITERATIVE)
+@pytest.mark.parametrize("what", one_in(3, ITERATIVE))
 def test_lies_about_another_turn(engine_and_run, what):
     engine, run = engine_and_run
     model = engine.repository.find(model_name(what))
@@ -187,7 +187,7 @@ def test_lies_about_another_turn(engine_and_run, what):
     assert ITERATIVE[what][1] in instance.executor.death_cause
 
 
-@pytest.mark.parametrize("what", LATE)
+@pytest.mark.parametrize("what", one_in(3, LATE))
 def test_oddities_that_hurt_nobody(engine_and_run, what):
     engine, run = engine_and_run
     model = engine.repository.find(model_name(what))
@@ -210,7 +210,7 @@ def test_oddities_that_hurt_nobody(engine_and_run, what):
         assert 0 <= getattr(statistics, name) <= most_ns, name
 
 
-@pytest.mark.parametrize("what", DEATHS)
+@pytest.mark.parametrize("what", one_in(3, DEATHS))
 def test_deaths(engine_and_run, what):
     engine, run = engine_and_run
     _, counts_as_begun = DEATHS[what]
@@ -234,7 +234,7 @@ def test_deaths(engine_and_run, what):
     run(scenario())
 
 
-@pytest.mark.parametrize("what", [what for what in LOADS if "def hello" not in LOADS[what][0]])
+@pytest.mark.parametrize("what", one_in(3, [what for what in LOADS if "def hello" not in LOADS[what][0]]))
 def test_lies_while_loading(engine_and_run, what):
     engine, _ = engine_and_run
     (model,) = [model for model in engine.repository.models() if model.name == model_name(what)]
@@ -242,7 +242,7 @@ def test_lies_while_loading(engine_and_run, what):
     assert LOADS[what][1] in model.reason
 
 
-@pytest.mark.parametrize("what", [what for what in LOADS if "def hello" in LOADS[what][0]])
+@pytest.mark.parametrize("what", one_in(3, [what for what in LOADS if "def hello" in LOADS[what][0]]))
 def test_lies_before_loading(tmp_path, monkeypatch, what):
     """Nothing tells a stub what it is for before it has greeted: these scripts come by the environment."""
     path = tmp_path / "script.py"
