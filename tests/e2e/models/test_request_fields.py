@@ -319,7 +319,7 @@ def test_rescheduling_where_it_is_not_configured(server, asynchronous):
     answer = infer(server, "single", {"CODE": function(code, asynchronous=asynchronous)})
     assert answer.status == 500
     assert answer.error.startswith(text)
-    wait_until(lambda: server.output.count(text) == before + 1, "it is logged")
+    wait_until(lambda: server.output.count(text) > before, "it is logged")
     assert infer(server, "single", {"CODE": function("return [out(1)]")})["OUT"].tolist() == [1]
 
 

@@ -20,7 +20,7 @@ from pybackend.frontend.grpc.errors import (
     trailers,
     trailers_only,
 )
-from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
+from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, too_large_error, whole_message
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.watch import Exchange
 from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
@@ -69,6 +69,10 @@ class Call:
             self._timer = connection.loop.call_later(head.timeout_s, self._deadline_passed)
 
     # For subclasses
+
+    def too_large(self, nbytes: int, most_bytes: int) -> CallError:
+        """The error for a message of more than :attr:`most_bytes`."""
+        return too_large_error(nbytes, most_bytes)
 
     def on_message(self, message: bytes) -> None:
         """Called with each message; errors end the call.
@@ -132,7 +136,8 @@ class Call:
                 self.stream.give_back(size)
         if message is None and payload:
             if self._reader is None:
-                self._reader = MessageReader(self.head.encoding, self.connection.frontend.limits, self.most_bytes)
+                limits = self.connection.frontend.limits
+                self._reader = MessageReader(self.head.encoding, limits, self.most_bytes, self.too_large)
             self._reader.feed(payload)
         self.go_on(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from struct import Struct
 
@@ -48,6 +49,7 @@ class MessageReader:
         encoding: value of ``grpc-encoding``: one of :data:`ENCODINGS`.
         limits: bound of decompressed messages.
         most_bytes: bound of messages, before and after decompression.
+        too_large: makes the error for larger ones, from their size and the bound.
 
     Attributes:
         held_bytes: bytes that were fed and not yet returned.
@@ -63,13 +65,21 @@ class MessageReader:
         "_limits",
         "_most_bytes",
         "_parts",
+        "_too_large",
         "held_bytes",
     )
 
-    def __init__(self, encoding: bytes, limits: BodyLimits, most_bytes: int = LARGEST_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        encoding: bytes,
+        limits: BodyLimits,
+        most_bytes: int = LARGEST_MESSAGE_BYTES,
+        too_large: Callable[[int, int], CallError] = too_large_error,
+    ) -> None:
         self._encoding = encoding
         self._limits = limits
         self._most_bytes = most_bytes
+        self._too_large = too_large
         self._head: bytes | memoryview | bytearray = b""
         self._at = 0
         self._parts: list[bytes | memoryview | bytearray] = []
@@ -154,7 +164,7 @@ class MessageReader:
         if flag > 1:
             raise CallError(GrpcStatus.INTERNAL, f"a message has the flag {flag}; it is 0, or 1 for a compressed one")
         if size > self._most_bytes:
-            raise too_large_error(size, self._most_bytes)
+            raise self._too_large(size, self._most_bytes)
         if self.held_bytes < PREFIX_BYTES + size:
             return None
         if flag:
@@ -208,7 +218,7 @@ class MessageReader:
             if data is not None:
                 self._inflated.write(data)
                 if self.inflated_bytes > self._most_bytes:
-                    raise too_large_error(self.inflated_bytes, self._most_bytes)
+                    raise self._too_large(self.inflated_bytes, self._most_bytes)
                 if not inflater.is_idle:
                     return None
             inflater.finish()
