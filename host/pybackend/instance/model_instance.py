@@ -280,7 +280,7 @@ class ModelInstance:
         if not session.has_is_ready:
             return ""
         assert self._plan is not None
-        return await session.readiness.ask(self._plan.readiness_limit_s)
+        return await session.readiness.ask(session.ask_readiness, self._plan.readiness_limit_s)
 
     @property
     def has_is_ready(self) -> bool:

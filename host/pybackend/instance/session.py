@@ -105,16 +105,20 @@ _REACHED: dict[type, StubState] = {heard.Completed: StubState.LOADED, heard.Init
 class ReadinessProbe:
     """Asks a model's ``is_ready``: one question at a time, which all who want to know share."""
 
-    def __init__(self, send: Callable[[], None]) -> None:
-        self._send = send
+    def __init__(self) -> None:
         self._answer: asyncio.Future[str] | None = None
 
-    async def ask(self, limit_s: float | None) -> str:
-        """Why the model is not ready; empty if it is. A limit of None waits for as long as it takes."""
+    async def ask(self, send: Callable[[], None], limit_s: float | None) -> str:
+        """Why the model is not ready; empty if it is.
+
+        Args:
+            send: sends the question, if none is open.
+            limit_s: how long to wait; None for as long as it takes.
+        """
         joins = self._answer is not None
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
-            self._send()
+            send()
         try:
             async with asyncio.timeout(limit_s):
                 return await asyncio.shield(self._answer)
@@ -195,7 +199,7 @@ class StubSession:
             channel, plan.output_memory_limit_bytes, plan.disconnect_slow_clients, plan.budget
         )
         self.caller = caller = CallingStub(plan, instance, lease_input, channel, life, inputs, outputs, find_trace)
-        self.readiness = readiness = ReadinessProbe(self._ask_readiness)
+        self.readiness = readiness = ReadinessProbe()
         dispatch.connect(
             outputs,
             {
@@ -311,7 +315,8 @@ class StubSession:
         """Say how many responses of a request are accepted. A stub reads this before each response that it sends."""
         self.channel.post(Flow(execution, index, allowed))
 
-    def _ask_readiness(self) -> None:
+    def ask_readiness(self) -> None:
+        """Ask the model's ``is_ready``; :attr:`readiness` hears the answer."""
         self.channel.post(Probe())
         self._hurry()
 

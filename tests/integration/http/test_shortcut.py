@@ -123,9 +123,11 @@ async def serving(repository, startup_models=("m",), cors=None, **options):
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         client = Client(*await asyncio.open_connection(*sock.getsockname()))
-        yield engine, client
-        client.writer.close()
-        await server.stop(asyncio.get_running_loop().time() + 5)
+        try:
+            yield engine, client
+        finally:
+            client.writer.close()
+            await server.stop(asyncio.get_running_loop().time() + 5)
 
 
 def test_a_client_that_repeats_itself_follows_the_model_through_its_life(tmp_path, shortcuts):

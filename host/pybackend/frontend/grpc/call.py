@@ -20,7 +20,7 @@ from pybackend.frontend.grpc.errors import (
     trailers,
     trailers_only,
 )
-from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, too_large_error, whole_message
+from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.watch import Exchange
 from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
@@ -70,10 +70,6 @@ class Call:
 
     # For subclasses
 
-    def too_large(self, nbytes: int, most_bytes: int) -> CallError:
-        """The error for a message of more than :attr:`most_bytes`."""
-        return too_large_error(nbytes, most_bytes)
-
     def on_message(self, message: bytes) -> None:
         """Called with each message; errors end the call.
 
@@ -81,6 +77,9 @@ class Call:
             CallError, InferenceError: the call ends with this status.
         """
         raise NotImplementedError
+
+    refusal: CallError | None = None
+    """The error for larger messages than :attr:`most_bytes`; None for the usual one."""
 
     most_bytes = LARGEST_MESSAGE_BYTES
     """The limit of a message, which is refused before it has arrived."""
@@ -137,7 +136,7 @@ class Call:
         if message is None and payload:
             if self._reader is None:
                 limits = self.connection.frontend.limits
-                self._reader = MessageReader(self.head.encoding, limits, self.most_bytes, self.too_large)
+                self._reader = MessageReader(self.head.encoding, limits, self.most_bytes, self.refusal)
             self._reader.feed(payload)
         self.go_on(message)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from io import BytesIO
 from struct import Struct
 
@@ -34,8 +33,10 @@ def whole_message(payload: bytes | memoryview) -> bytes | None:
     return None if flag or size != len(payload) - PREFIX_BYTES else payload[PREFIX_BYTES:]
 
 
-def too_large_error(nbytes: int, most_bytes: int) -> CallError:
-    """The error for a message that is larger than its method takes."""
+def too_large_error(nbytes: int, most_bytes: int, refusal: CallError | None = None) -> CallError:
+    """The error for a message that is larger than its method takes; ``refusal`` says why it takes no larger ones."""
+    if refusal is not None:  # another object: raised twice, it would keep the call
+        return CallError(refusal.status, refusal.message)
     return CallError(
         GrpcStatus.RESOURCE_EXHAUSTED,
         f"a message of {nbytes} bytes exceeds the largest possible one of {most_bytes} bytes",
@@ -49,7 +50,7 @@ class MessageReader:
         encoding: value of ``grpc-encoding``: one of :data:`ENCODINGS`.
         limits: bound of decompressed messages.
         most_bytes: bound of messages, before and after decompression.
-        too_large: makes the error for larger ones, from their size and the bound.
+        refusal: the error for larger ones; None for the usual one.
 
     Attributes:
         held_bytes: bytes that were fed and not yet returned.
@@ -65,7 +66,7 @@ class MessageReader:
         "_limits",
         "_most_bytes",
         "_parts",
-        "_too_large",
+        "_refusal",
         "held_bytes",
     )
 
@@ -74,12 +75,12 @@ class MessageReader:
         encoding: bytes,
         limits: BodyLimits,
         most_bytes: int = LARGEST_MESSAGE_BYTES,
-        too_large: Callable[[int, int], CallError] = too_large_error,
+        refusal: CallError | None = None,
     ) -> None:
         self._encoding = encoding
         self._limits = limits
         self._most_bytes = most_bytes
-        self._too_large = too_large
+        self._refusal = refusal
         self._head: bytes | memoryview | bytearray = b""
         self._at = 0
         self._parts: list[bytes | memoryview | bytearray] = []
@@ -164,7 +165,7 @@ class MessageReader:
         if flag > 1:
             raise CallError(GrpcStatus.INTERNAL, f"a message has the flag {flag}; it is 0, or 1 for a compressed one")
         if size > self._most_bytes:
-            raise self._too_large(size, self._most_bytes)
+            raise too_large_error(size, self._most_bytes, self._refusal)
         if self.held_bytes < PREFIX_BYTES + size:
             return None
         if flag:
@@ -218,7 +219,7 @@ class MessageReader:
             if data is not None:
                 self._inflated.write(data)
                 if self.inflated_bytes > self._most_bytes:
-                    raise self._too_large(self.inflated_bytes, self._most_bytes)
+                    raise too_large_error(self.inflated_bytes, self._most_bytes, self._refusal)
                 if not inflater.is_idle:
                     return None
             inflater.finish()

@@ -13,6 +13,7 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.framing import too_large_error
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.http2 import Stream
 from pybackend.protocol.grpc.message import check_field_count
@@ -83,17 +84,12 @@ class MethodCall(Call):
         self._count = 0
         self._waiting: bytes | None = None
         self._task: asyncio.Task[None] | None = None
-        self._refusal: CallError | None = None
         if method.check is not None:
             try:
                 method.check()
             except InferenceError as error:
                 # A small message is read all the same: it may name a model for which the rule does not hold.
-                self.most_bytes, self._refusal = SMALL_MESSAGE_BYTES, CallError.of(error)
-
-    def too_large(self, nbytes: int, most_bytes: int) -> CallError:
-        """The error for a large message: the method's refusal, if there is one."""
-        return self._refusal or super().too_large(nbytes, most_bytes)
+                self.most_bytes, self.refusal = SMALL_MESSAGE_BYTES, CallError.of(error)
 
     def accepts_messages(self) -> bool:
         """Messages are answered one after the other."""
@@ -102,7 +98,7 @@ class MethodCall(Call):
     def on_message(self, message: bytes) -> None:
         """Answer a message."""
         if len(message) > self.most_bytes:
-            raise self.too_large(len(message), self.most_bytes)
+            raise too_large_error(len(message), self.most_bytes, self.refusal)
         self._count += 1
         if self._count > 1 and not self._method.streams:
             raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is another")
