@@ -135,7 +135,7 @@ class RedisCache(ResponseCache):
         parameters = dict(response.parameters) if response.parameters else None
         try:
             await self._redis.set(_PREFIX + key.hex().encode(), _encode(_Entry(outputs, parameters)))
-        except self._errors as error:
+        except Exception as error:  # noqa: BLE001  whatever the server there has answered
             self._complain(error)
 
     def _complain(self, error: Exception) -> None:

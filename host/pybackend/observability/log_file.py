@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pybackend.cores import start_thread
@@ -76,7 +77,8 @@ class LogFile:
 
     def _wake(self) -> None:
         if self._writer is None:
-            self._writer = start_thread(self._write_all, "pybackend-log-file")
+            with suppress(RuntimeError):  # no thread can be started: the next line tries again
+                self._writer = start_thread(self._write_all, "pybackend-log-file")
         self._changed.notify_all()
 
     def _write_all(self) -> None:

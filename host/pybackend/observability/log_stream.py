@@ -8,6 +8,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from pybackend.cores import start_thread
 
@@ -47,7 +48,8 @@ class LogStream:
                 return
             self._queue(rest)
             if self._writer is None:
-                self._writer = start_thread(self._write_waiting, "pybackend-log")
+                with suppress(RuntimeError):  # no thread can be started: the next line tries again
+                    self._writer = start_thread(self._write_waiting, "pybackend-log")
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the queue is empty, at most ``timeout_s``."""

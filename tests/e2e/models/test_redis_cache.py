@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import socket
+import socketserver
 import subprocess
+import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 
 import msgspec
 import numpy as np
@@ -196,6 +198,42 @@ def test_values_of_models_in_an_entry_are_encoded(redis, repository):
         assert [output.name for output in answer.outputs] == ["OUT\r\n"]
         assert answer.parameters["large"].uint64_param == 2**64 - 1
         assert "Traceback" not in server.output
+
+
+@contextmanager
+def in_the_place_of(redis, answer):
+    """Something else listens at the port of a Redis server that has ended, and answers everything in one way."""
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self):
+            with suppress(OSError):
+                while self.request.recv(1 << 16):
+                    self.request.sendall(answer)
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = daemon_threads = True
+
+    with Server(("127.0.0.1", redis.port), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"*1\r\n" * 100_000, b"*999999999\r\n", b"\0" * 100], ids=["nested", "long", "zeros"]
+)
+def test_hostile_servers_are_no_danger(redis, repository, answer):
+    """Neither to a lookup nor to an insertion, nor to the end of the server."""
+    with serving(repository, flags=flags(redis)) as server:
+        redis.stop()
+        with in_the_place_of(redis, answer):
+            assert [count(server, "cached", array(1)) for _ in range(2)] == [1, 2]
+        assert server.stop() == 0
+    assert "Traceback" not in server.output
 
 
 def test_without_a_redis_server_there_is_no_start(repository):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import subprocess
+import sys
 import termios
 import threading
 import time
@@ -137,3 +139,25 @@ def test_a_terminal_whose_window_hangs():
         os.close(stream._descriptor)
         os.close(ours)
         os.close(theirs)
+
+
+def test_a_line_that_comes_while_the_process_ends_does_not_keep_it():
+    """No thread begins any more that could write the rest of it: nobody reads the pipe."""
+    program = """
+import sys
+from pybackend.observability.log_stream import LogStream
+
+stream = LogStream(1, lambda lines: b"")
+
+class Last:
+    def __del__(self, write=stream.write):
+        write(b"x" * 1_000_000)
+
+cycle = [Last()]
+cycle.append(cycle)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
