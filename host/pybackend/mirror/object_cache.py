@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
+from pybackend.author_files.reading import read_regular
 from pybackend.environment.file_lock import FileLock
 from pybackend.mirror.remote_files import RemoteFile, RemoteModel
 from pybackend.mirror.url import RepositoryUrl
@@ -37,6 +38,8 @@ KEPT_S = 30 * 24 * 3600.0
 """Objects of repositories that no server has opened for this long are removed."""
 
 READABLE = 0o444
+
+_MOST_LISTING_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,8 @@ def _write(path: Path, value: object) -> None:
 
 def _read(path: Path, kind: type[_T]) -> _T | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):  # none was written, or a power failure has damaged it
+        return msgspec.json.decode(read_regular(path, _MOST_LISTING_BYTES), type=kind)
+    except (OSError, msgspec.MsgspecError, RecursionError):  # none was written, or a power failure has damaged it
         return None
 
 
