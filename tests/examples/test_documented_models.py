@@ -86,13 +86,13 @@ def documented(demo, tmp_path_factory):
         _block(decoupled, "models/count/1/model.py"),
     )
     _write_model(repository, "collect", COUNT_TENSORS.replace("dims: [ 1 ] } ] #", "dims: [ -1 ] } ] #"), COLLECT)
-    described = (ROOT / "docs" / "authors" / "auto-complete.md").read_text()
+    described = (ROOT / "docs" / "authors" / "model.md").read_text().partition("\n## Auto-complete\n")[2]
     code = _block(described, "class TritonPythonModel")
     (repository / "described" / "1").mkdir(parents=True)
     (repository / "described" / "1" / "model.py").write_text(
         code + textwrap.indent("\ndef execute(self, requests):\n    return [None for _ in requests]\n", "    ")
     )
-    frameworks = (ROOT / "docs" / "authors" / "other-frameworks.md").read_text()
+    frameworks = (ROOT / "docs" / "authors" / "models-without-code.md").read_text()
     _write_model(
         repository,
         "squeeze",
