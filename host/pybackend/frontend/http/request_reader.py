@@ -217,9 +217,9 @@ class RequestReader:
 
     def close(self) -> None:
         """The connection has ended, perhaps in the middle of a head."""
-        if self._parsed is not None:
-            del self._parsed.parser  # they refer to each other
-            self._parsed = None
+        parsed, self._parsed = self._parsed, None
+        if parsed is not None:
+            parsed.__dict__.pop("parser", None)  # they refer to each other, unless the head was complete and malformed
 
     @property
     def is_chunked(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +99,21 @@ def test_heads_that_are_refused(data, status):
     with pytest.raises(MalformedRequestError) as caught:
         RequestReader().read_head(data)
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    "fields", [b"Transfer-Encoding: gzip", b"Transfer-Encoding: chunked\r\nContent-Length: 3", b"Content-Length: x"]
+)
+@pytest.mark.parametrize("cut", [0, 30])
+def test_a_reader_ends_after_any_head(fields, cut):
+    """Some heads are refused when the parser has seen all of them."""
+    head = b"POST / HTTP/1.1\r\nHost: x\r\n" + fields + b"\r\n\r\n"
+    reader = RequestReader()
+    with suppress(MalformedRequestError):
+        reader.read_head(head[:cut])
+        reader.read_head(head[cut:])
+    reader.close()
+    reader.close()
 
 
 def test_chunks_that_are_refused():
