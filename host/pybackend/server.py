@@ -13,12 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pybackend.cache.choice import make_cache
-from pybackend.calls.services import EngineRouter, ModelServices
 from pybackend.cores import UnpinningPool, start_thread
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
 from pybackend.frontend.access_rules import AccessRules
+from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.frontend.descriptor_reserve import is_reserved
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.server import GrpcServer
@@ -36,20 +35,21 @@ from pybackend.frontend.tls import PortCertificates, port_certificates
 from pybackend.frontend.watch import Watch
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.client_regions import ClientRegions
-from pybackend.mirror.mirrors import Mirrors
-from pybackend.model.host_settings import make_host
+from pybackend.model.cache.choice import make_cache
 from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import DETAIL, LOG
+from pybackend.observability.tracing.tracer import Tracer, make_recorder
 from pybackend.observability.unexpected import log_unexpected, repeat
 from pybackend.process.bundle import remove_unused_bundles
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
+from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.repository import ModelRepository
 from pybackend.repository.start_report import StartReport
 from pybackend.repository.stop_report import StopReport
 from pybackend.settings import ALL_ADDRESSES, EXIT_INTERRUPTED, CloudSettings, Settings
-from pybackend.tracing.tracer import Tracer, make_recorder
 
 log = logging.getLogger(__name__)
 

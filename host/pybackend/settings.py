@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pybackend.observability.log_settings import LogSettings
 from pybackend.observability.memory import usable_memory_bytes
-from pybackend.tracing.settings import TraceSettings
+from pybackend.observability.tracing.settings import TraceSettings
 
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
 

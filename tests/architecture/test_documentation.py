@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pybackend import http2
-from pybackend.calls import model_calls, open_bytes
-from pybackend.ensemble import run as ensemble_run
-from pybackend.frontend import descriptor_reserve, pace
+from pybackend.frontend import descriptor_reserve, http2, pace
+from pybackend.frontend.calls import model_calls, open_bytes
 from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
 from pybackend.inference import tensor
 from pybackend.instance import model_instance as backoff
 from pybackend.instance import plan, prefetch, services, session
 from pybackend.ipc import channel, stub_messages
+from pybackend.model.ensemble import run as ensemble_run
 from pybackend.modelconfig import options
 from pybackend.observability import custom_metrics
 from pybackend.protocol import infer_plan, limits, plan_cache

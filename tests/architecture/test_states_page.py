@@ -9,7 +9,7 @@ import pytest
 
 from pybackend.engine.engine import EngineState
 from pybackend.frontend.http.connection import TRANSITIONS, State
-from pybackend.http2.stream import StreamState
+from pybackend.frontend.http2.stream import StreamState
 from pybackend.instance.plan import InstanceState
 from pybackend.model.model import ModelState
 from pybackend_wire.messages import StubMessage
@@ -19,7 +19,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture" / "states.
 PLACES = {
     "pybackend.engine.EngineState": EngineState,
     "pybackend.frontend.http.connection.State": State,
-    "pybackend.http2.stream.StreamState": StreamState,
+    "pybackend.frontend.http2.stream.StreamState": StreamState,
     "pybackend.model.model.ModelState": ModelState,
     "pybackend.instance.plan.InstanceState": InstanceState,
     "pybackend_wire.states.StubState": StubState,

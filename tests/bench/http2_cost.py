@@ -14,7 +14,7 @@ import h2.config
 import h2.connection
 import h2.events
 
-from pybackend.http2 import AnswerForm, Config, HeaderBlock, RequestHead, ServerConnection, Stream
+from pybackend.frontend.http2 import AnswerForm, Config, HeaderBlock, RequestHead, ServerConnection, Stream
 from tests.bench import progress
 from tests.bench.plan import Plan
 

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from pybackend.cache.response_cache import ResponseCache
-from pybackend.calls.services import EngineRouter, ModelServices
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.environment.environment import Environment
+from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.instance.shared_core import SharedCore
-from pybackend.mirror.mirrors import Mirrors
+from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.layout import scan_repositories
+from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.repository import ModelRepository
 from pybackend.settings import ModelControlMode, ModelSettings
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from pybackend.engine.engine import InferenceEngine
-from pybackend.ensemble.model import EnsembleModel
 from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.validation import validate
+from pybackend.model.ensemble.model import EnsembleModel
 from pybackend.model.model import Model
 from pybackend.model.python_model import PythonModel
 from tests.support.engine import input_tensor, output_array

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import hpack
 
-from pybackend.http2 import Config, HeaderBlock, RemoteProtocolError, RequestHead, ServerConnection, Stream
+from pybackend.frontend.http2 import Config, HeaderBlock, RemoteProtocolError, RequestHead, ServerConnection, Stream
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

@@ -18,7 +18,7 @@ from pybackend.settings import Settings
 from pybackend_wire.confinement import OFF, STRICT
 
 if TYPE_CHECKING:
-    from pybackend.mirror.mirrors import Mirrors
+    from pybackend.repository.mirror.mirrors import Mirrors
 
 _MODULES = {
     "check": "check_command",
@@ -104,7 +104,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
         return _serve(settings, None, visitor)
     import asyncio
 
-    from pybackend.mirror.mirrors import Mirrors
+    from pybackend.repository.mirror.mirrors import Mirrors
 
     mirrors = Mirrors(cloud.urls, cloud.cache_directory)
     asyncio.run(mirrors.open())

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pybackend.errors import SettingError
-from pybackend.mirror.url import is_url, parse_url
 from pybackend.observability.log_settings import LogFormat
+from pybackend.repository.mirror.url import is_url, parse_url
 from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction
 
 FOREVER_MS = 2**31 - 1

@@ -37,8 +37,8 @@ from pybackend.cli.flag_values import (
 from pybackend.cli.host_policy import host_policies, host_policy
 from pybackend.cli.metrics_config import metrics_setting
 from pybackend.cli.trace_config import trace_level, trace_setting
+from pybackend.observability.tracing.settings import SIGNED_32, UNSIGNED_32
 from pybackend.settings import ApiGroup, KeyExemption, SandboxSettings, half_of_memory_bytes, quarter_of_memory_bytes
-from pybackend.tracing.settings import SIGNED_32, UNSIGNED_32
 from pybackend_wire.confinement import LEVELS
 
 _COUNT, _NUMBER, _PORT, _MEMORY = integer(0), integer(1), integer(0, 65535), integer(1024 * 1024)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pybackend.cli.flag_values import integer
 from pybackend.errors import SettingError
-from pybackend.tracing.settings import (
+from pybackend.observability.tracing.settings import (
     SIGNED_32,
     UNSIGNED_32,
     ExportSettings,

@@ -21,13 +21,13 @@ from pybackend.inference.response import OnResponse
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
+from pybackend.observability.tracing.tracer import Tracer
 from pybackend.repository.changes import LoadRequest
 from pybackend.repository.entry import ModelStatus
 from pybackend.repository.file_override import FileContents
 from pybackend.repository.repository import ModelRepository
 from pybackend.repository.traffic import report_traffic
 from pybackend.sandbox.grant import Grant
-from pybackend.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 

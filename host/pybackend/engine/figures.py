@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pybackend.instance.plan import InstanceState
-from pybackend.mirror.remote_files import Listing
 from pybackend.model.model import Model, ModelState
 from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.repository.entry import ModelStatus
+from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.repository import ModelRepository
 from pybackend.scheduler.scheduler import BatchReason
 

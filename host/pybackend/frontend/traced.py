@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from pybackend.inference.request import InferenceRequest
-from pybackend.tracing.context import read_context
-from pybackend.tracing.request_trace import RequestTrace
-from pybackend.tracing.tracer import Tracer
+from pybackend.observability.tracing.context import read_context
+from pybackend.observability.tracing.request_trace import RequestTrace
+from pybackend.observability.tracing.tracer import Tracer
 
 ContextFields = tuple[bytes, bytes]
 """The fields ``traceparent`` and ``tracestate`` of a request; the second may be empty."""

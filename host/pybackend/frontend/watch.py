@@ -10,9 +10,9 @@ import time
 
 from pybackend.observability.access_log import Access, AccessLog
 from pybackend.observability.logging import LOG
-from pybackend.tracing.context import read_context
-from pybackend.tracing.request_trace import RequestTrace
-from pybackend.tracing.settings import TraceMode
+from pybackend.observability.tracing.context import read_context
+from pybackend.observability.tracing.request_trace import RequestTrace
+from pybackend.observability.tracing.settings import TraceMode
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from pybackend.inference.region import RegionOutputs
 from pybackend.inference.tensor import InputTensor
-from pybackend.tracing.request_trace import RequestTrace
+from pybackend.observability.tracing.request_trace import RequestTrace
 
 ParameterValue = bool | int | float | str
 

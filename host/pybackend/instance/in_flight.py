@@ -21,7 +21,7 @@ from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import Handler, StubSession
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
-from pybackend.tracing.request_trace import RequestTrace
+from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import STREAM_WINDOW
 

@@ -18,8 +18,8 @@ from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
 from pybackend.modelconfig.full_name import full_name
+from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.sandbox.grant import Grant
-from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.host_messages import Answer, Reply, encoded
 from pybackend_wire.messages import TAIL, Failure
 from pybackend_wire.states import StubState

@@ -25,8 +25,8 @@ from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.stub_messages import UNSIGNED_MAX
+from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.process.stub_process import StubProcess
-from pybackend.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Probe
 from pybackend_wire.messages import (

@@ -16,11 +16,11 @@ from hashlib import blake2b
 from typing import Protocol
 
 from pybackend.author_files.reading import FileRefused, read_beneath, read_regular
-from pybackend.cache.entry import CachedResponse, cache_key, copy_of, weight_bytes
-from pybackend.cache.response_cache import ResponseCache
 from pybackend.errors import InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest, ResponsePath
 from pybackend.inference.response import InferenceResponse
+from pybackend.model.cache.entry import CachedResponse, cache_key, copy_of, weight_bytes
+from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig

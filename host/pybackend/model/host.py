@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pybackend.cache.response_cache import ResponseCache
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.pending import ResponsePath, to_sender
@@ -17,6 +16,7 @@ from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorBudget
+from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.mirror.mirrors import Mirrors
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.observability.log_lines import about_model
@@ -21,6 +20,7 @@ from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import FileContents, OverrideDirectories
 from pybackend.repository.layout import RepositoryScan, model_directory
 from pybackend.repository.life_cycle import ModelLifeCycle, VersionsFailedError
+from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.model_locks import ModelLocks
 from pybackend.sandbox.grant import Grant

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pybackend.ensemble.model import EnsembleModel
 from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.model.ensemble.model import EnsembleModel
 from pybackend.model.model import ModelState
 from pybackend.model.router import Absence
 from pybackend.modelconfig.ensemble import part_names_on_disk

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror.remote_files import Listing
 from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
+from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.names import Namespaces
 
 DUPLICATE_REASON = "model appears in two or more repositories"

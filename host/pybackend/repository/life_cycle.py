@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from pybackend.ensemble.model import EnsembleModel
 from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.model.ensemble.model import EnsembleModel
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model, ModelState
 from pybackend.model.python_model import PythonModel

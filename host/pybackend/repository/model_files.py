@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror.mirror import LATE_S, InUse
-from pybackend.mirror.mirrors import Mirrors
-from pybackend.mirror.remote_files import Listing, moment
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
 from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.mirror.mirror import LATE_S, InUse
+from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.names import ModelNames
 from pybackend.repository.version_policy import choose_versions
 
@@ -103,7 +103,7 @@ class ModelFiles:
         await self._mirrors.digests()
 
     async def follow(self, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
-        """Keep :attr:`listings` up to date until cancelled; see :meth:`pybackend.mirror.mirrors.Mirrors.follow`."""
+        """Keep :attr:`listings` up to date until cancelled; see :meth:`pybackend.repository.mirror.mirrors.Mirrors.follow`."""
         await self._mirrors.follow(self._in_use, period_s, settle_s, on_change)
 
     async def fetch(self, name: str, config_json: str | None = None, directory: Path | None = None) -> None:

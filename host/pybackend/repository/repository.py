@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.mirror.mirrors import Mirrors
-from pybackend.mirror.remote_files import Listing, moment
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
@@ -19,6 +17,8 @@ from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
 from pybackend.repository.entry import ModelStatus
 from pybackend.repository.file_override import OverrideDirectories, check_keys
 from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.poller import Poller
 from pybackend.repository.start import RepositoryStart
 from pybackend.repository.stop_report import Unfinished

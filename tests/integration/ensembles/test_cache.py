@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cache.response_cache import LocalCache
 from pybackend.errors import ErrorCode
 from pybackend.inference.response import InferenceResponse
+from pybackend.model.cache.response_cache import LocalCache
 from tests.integration.ensembles.conftest import Lab, passing
 from tests.integration.models.conftest import running_engine
 from tests.support.ensembles import ask, nothing_held, request_of, step, write_ensemble

@@ -7,11 +7,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from pybackend.ensemble import step_io
 from pybackend.errors import ErrorCode
 from pybackend.inference.pending import CANCELLED
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
+from pybackend.model.ensemble import step_io
 from tests.integration.ensembles.conftest import Lab
 from tests.integration.models.conftest import running_engine
 from tests.support import ensembles

@@ -8,12 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from pybackend.calls import services
-from pybackend.ensemble.plan import MOST_LAYOUTS
 from pybackend.errors import ErrorCode
+from pybackend.frontend.calls import services
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import validate
+from pybackend.model.ensemble.plan import MOST_LAYOUTS
 from pybackend.modelconfig.signature import ModelSignature
 from tests.integration.ensembles.conftest import Lab
 from tests.support import ensembles

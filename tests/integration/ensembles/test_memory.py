@@ -10,16 +10,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pybackend.ensemble import step_io
-from pybackend.ensemble.model import EnsembleModel
-from pybackend.ensemble.run import EnsembleRun
-from pybackend.ensemble.scope import EnsembleTensor, Scope
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import validate
 from pybackend.ipc.arena import TensorArena
+from pybackend.model.ensemble import step_io
+from pybackend.model.ensemble.model import EnsembleModel
+from pybackend.model.ensemble.run import EnsembleRun
+from pybackend.model.ensemble.scope import EnsembleTensor, Scope
 from tests.integration.models.conftest import running_engine
 from tests.support.ensembles import held, nothing_held, step, write_ensemble, write_mix
 from tests.support.repositories import IDENTITY, identity_config, write_model

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cache.response_cache import LocalCache
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
+from pybackend.model.cache.response_cache import LocalCache
 from tests.integration.ensembles.conftest import passing
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import output_array

@@ -13,9 +13,9 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from pybackend.calls.model_calls import OpenCall
 from pybackend.engine.admission import Admission
 from pybackend.engine.response_stream import ResponseStream
+from pybackend.frontend.calls.model_calls import OpenCall
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.connection import GrpcConnection
@@ -23,10 +23,10 @@ from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.http.connection import HttpConnection
 from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.infer_body import StreamedBody
-from pybackend.http2 import RequestHead, ServerConnection, Stream
-from pybackend.http2.control import ControlFrames
-from pybackend.http2.core import ConnectionCore
-from pybackend.http2.header_decoder import HeaderDecoder
+from pybackend.frontend.http2 import RequestHead, ServerConnection, Stream
+from pybackend.frontend.http2.control import ControlFrames
+from pybackend.frontend.http2.core import ConnectionCore
+from pybackend.frontend.http2.header_decoder import HeaderDecoder
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.session import StubSession

@@ -11,7 +11,7 @@ import shutil
 import grpc
 import pytest
 
-from pybackend.http2 import Config, HeaderBlock, RemoteProtocolError, ServerConnection
+from pybackend.frontend.http2 import Config, HeaderBlock, RemoteProtocolError, ServerConnection
 
 OK = HeaderBlock([(b":status", b"200"), (b"content-type", b"application/octet-stream")])
 NOT_FOUND = HeaderBlock([(b":status", b"404")])

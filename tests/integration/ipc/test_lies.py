@@ -276,7 +276,7 @@ def test_a_stream_that_heeds_no_pause(engine_and_run):
 
 def test_calls_without_end(engine_and_run, monkeypatch):
     """They are bounded, and while they come the loop is there for others."""
-    monkeypatch.setattr("pybackend.calls.model_calls.MOST_OPEN_CALLS", 20_000)
+    monkeypatch.setattr("pybackend.frontend.calls.model_calls.MOST_OPEN_CALLS", 20_000)
     engine, run = engine_and_run
     (instance,) = engine.repository.find("calls_without_end").instances
     waiting_before = engine.repository.find("never").pending_count

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.mirror import bucket, download
-from pybackend.mirror.bucket import Patience
-from pybackend.mirror.mirrors import Mirrors
+from pybackend.repository.mirror import bucket, download
+from pybackend.repository.mirror.bucket import Patience
+from pybackend.repository.mirror.mirrors import Mirrors
 from tests.support.s3_server import BUCKET, CREDENTIALS, Gate, S3Server, s3_server
 
 IMPATIENT = Patience(total_s=0.3, first_pause_s=0.01)

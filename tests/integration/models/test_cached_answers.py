@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cache.response_cache import LocalCache
 from pybackend.errors import ErrorCode
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
+from pybackend.model.cache.response_cache import LocalCache
 from tests.support.engine import engine_on, input_tensor, output_array
 from tests.support.repositories import IDENTITY, identity_config, write_model
 

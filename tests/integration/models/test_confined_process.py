@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from pybackend.calls.services import ModelServices
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import ModelLoadError
+from pybackend.frontend.calls.services import ModelServices
 from pybackend.instance.plan import LoadPlan
 from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.calls.services import EngineRouter, ModelServices
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost

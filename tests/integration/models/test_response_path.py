@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.cache.response_cache import LocalCache
 from pybackend.errors import ErrorCode
 from pybackend.inference import pending
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
+from pybackend.model.cache.response_cache import LocalCache
 from tests.support.engine import engine_on, input_tensor, output_array
 from tests.support.ensembles import write_ensemble
 from tests.support.gates import GATE, Gate

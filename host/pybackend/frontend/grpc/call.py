@@ -22,8 +22,8 @@ from pybackend.frontend.grpc.errors import (
 )
 from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
 from pybackend.frontend.watch import Exchange
-from pybackend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc.response import EncodedMessage
 from pybackend.protocol.grpc.status import GrpcStatus

@@ -8,13 +8,13 @@ from __future__ import annotations
 from pybackend.engine.admission import Admission
 from pybackend.frontend.grpc.errors import HEAD, head_with
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.http2 import HeaderBlock
 from pybackend.frontend.traced import begin_trace
 from pybackend.frontend.watch import Exchange
-from pybackend.http2 import HeaderBlock
 from pybackend.inference.request import InferenceRequest
+from pybackend.observability.tracing.request_trace import RequestTrace
+from pybackend.observability.tracing.tracer import Tracer
 from pybackend.protocol.grpc.status import GrpcStatus
-from pybackend.tracing.request_trace import RequestTrace
-from pybackend.tracing.tracer import Tracer
 
 
 def begin_call_trace(

@@ -16,7 +16,7 @@ from pybackend.frontend.grpc.errors import CallError, head_with_encoding
 from pybackend.frontend.grpc.framing import PREFIX
 from pybackend.frontend.grpc.infer_call import InferCall
 from pybackend.frontend.grpc.stream_call import StreamInferCall
-from pybackend.http2 import ErrorCode, RemoteProtocolError
+from pybackend.frontend.http2 import ErrorCode, RemoteProtocolError
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc.response import EncodedMessage
 

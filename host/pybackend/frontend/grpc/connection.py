@@ -19,10 +19,10 @@ from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.grpc.keepalive import Advice, Age, Keepalive, Stage
 from pybackend.frontend.grpc.refused_call import RefusedCall
+from pybackend.frontend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
 from pybackend.frontend.slices import Slices, Turn
-from pybackend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc.status import GrpcStatus
 

@@ -21,7 +21,7 @@ from pybackend.frontend.grpc.infer_call import InferCall
 from pybackend.frontend.grpc.methods import INFERENCE, methods
 from pybackend.frontend.grpc.stream_call import StreamInferCall
 from pybackend.frontend.grpc.unary_call import MethodCall
-from pybackend.http2 import Stream
+from pybackend.frontend.http2 import Stream
 from pybackend.protocol.grpc.status import GrpcStatus
 
 MakeCall = Callable[[CallConnection, Stream, CallHead], Call]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache, lru_cache
 
 from pybackend.errors import InferenceError
-from pybackend.http2 import HeaderBlock
+from pybackend.frontend.http2 import HeaderBlock
 from pybackend.protocol.grpc.status import STATUS, GrpcStatus
 
 _CONTENT_TYPE = (b"content-type", b"application/grpc")

@@ -19,7 +19,7 @@ from pybackend.frontend.grpc.framing import PREFIX, PREFIX_BYTES
 from pybackend.frontend.grpc.frontend import GrpcFrontend, Memory
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.grpc.infer_call import InferCall
-from pybackend.http2 import AnswerForm, RequestHead, Stream
+from pybackend.frontend.http2 import AnswerForm, RequestHead, Stream
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor

@@ -12,11 +12,11 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.head import CallPolicy, read_metadata
+from pybackend.frontend.http2 import Config, PingRules
 from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.slices import Slices
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.watch import Watch
-from pybackend.http2 import Config, PingRules
 from pybackend.protocol.grpc.layouts import MessageLayout, MessageLayouts
 from pybackend.protocol.grpc.message import InferMessage, split_message
 from pybackend.protocol.grpc.request import decode_in_steps, decode_message, plan_arriving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.http2 import Stream
+from pybackend.frontend.http2 import Stream
 
 
 class RefusedCall(Call):

@@ -16,12 +16,12 @@ from pybackend.frontend.grpc.call_record import begin_call_trace, is_chosen, not
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.http2 import Stream
+from pybackend.frontend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
+from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.protocol.grpc.response import encode_stream_error, encode_stream_message
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
-from pybackend.tracing.request_trace import RequestTrace
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.framing import too_large_error
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.http2 import Stream
+from pybackend.frontend.http2 import Stream
 from pybackend.protocol.grpc.message import check_field_count
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.schema.messages import message_class

@@ -21,9 +21,9 @@ from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.traced import ContextFields, begin_trace, is_chosen
 from pybackend.inference.request import InferenceRequest
+from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
-from pybackend.tracing.request_trace import RequestTrace
 
 
 class InferFrontend:

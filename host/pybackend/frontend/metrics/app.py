@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from pybackend.cache.response_cache import ResponseCache
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.cache_families import cache_families
 from pybackend.frontend.metrics.latency_families import LatencyFamilies
 from pybackend.frontend.metrics.model_lines import ModelLines
+from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.gpu import open_gpu_meter
 from pybackend.observability.machine import Machine

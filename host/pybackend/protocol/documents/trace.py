@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.observability.tracing.settings import SIGNED_32, UNSIGNED_32, TraceLevel, TraceMode, TraceSettings
 from pybackend.protocol.json.document import as_array, as_object, as_string, parse_document
-from pybackend.tracing.settings import SIGNED_32, UNSIGNED_32, TraceLevel, TraceMode, TraceSettings
 
 _NUMBERS = {
     "trace_rate": ("rate", 0, UNSIGNED_32),

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import PybackendError, ServerError
-from pybackend.mirror.mirrors import Mirrors
 from pybackend.repository.layout import RepositoryScan, scan_repositories
+from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.names import ModelNames
 from pybackend.settings import Settings

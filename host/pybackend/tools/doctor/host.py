@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pybackend.calls.services import EngineRouter, ModelServices
+from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
-from pybackend.model.host_settings import make_host
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
+from pybackend.repository.host_settings import make_host
 from pybackend.settings import Settings
 
 

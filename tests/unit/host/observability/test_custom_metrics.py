@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.calls.questions import MetricQuestions
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.calls.questions import MetricQuestions
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability import custom_metrics
 from pybackend.observability.custom_metrics import CustomMetrics

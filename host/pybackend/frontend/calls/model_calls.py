@@ -1,0 +1,467 @@
+"""BLS calls: a call from a stub becomes a request like any client's, and its responses go back as replies.
+
+A tensor is copied once in each direction: from memory of the stub that sends it into the input memory of the other
+model, large ones off the event loop. No stub ever maps another model's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.engine import InferenceEngine
+from pybackend.errors import ErrorCode, InferenceError, NotServingError
+from pybackend.frontend.calls.open_bytes import OpenBytes, call_bytes
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
+from pybackend.instance.services import CallingStub
+from pybackend.instance.shared_core import SharedCore
+from pybackend.ipc import stub_messages as heard
+from pybackend.ipc.arena import ArenaLease
+from pybackend.loop_turn import loop_turn_of
+from pybackend.repository.names import ModelNames
+from pybackend_wire.errors import RemoteProtocolError
+from pybackend_wire.messages import INLINE_BYTES, TAIL
+
+MOST_BACKLOG_BYTES = 16 * 1024 * 1024
+"""Most bytes, tensors included, that may wait for a stub that does not read; beyond it, its senders are paused."""
+
+MOST_OPEN_CALLS = 100_000
+"""Limit per stub."""
+
+
+class _WrongCallError(InferenceError):
+    """The call itself is wrong, whatever the inference would return: its text gets no prefix."""
+
+
+def _refuse_stream(model_name: str) -> InferenceError:
+    return _WrongCallError(
+        f"Model {model_name} is using the decoupled. The current BLS request call doesn't support models using the "
+        "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
+        "decoupled models.'"
+    )
+
+
+_PROTOCOL = "model"
+
+_TAKES_ONE = Sender(_PROTOCOL, is_inner=True, refuse_stream=_refuse_stream)
+_TAKES_STREAM = Sender(_PROTOCOL, is_inner=True)
+
+
+class OpenCall:
+    """A call that has not received its final reply.
+
+    Attributes:
+        caller: the stub that waits.
+        message: the call's message.
+        admission: the call's admission to the model, once it is open.
+        pending: the call's request, once the engine has accepted it.
+        failure: the error that the caller receives instead of the request's own result.
+        nbytes: the call's size as counted by :class:`~pybackend.frontend.calls.open_bytes.OpenBytes`.
+    """
+
+    __slots__ = (
+        "admission",
+        "caller",
+        "cancelled",
+        "delivering",
+        "failure",
+        "inputs",
+        "message",
+        "nbytes",
+        "paused",
+        "pending",
+        "responses",
+    )
+
+    def __init__(self, caller: CallingStub, message: heard.Call, inputs: list[Buffer]) -> None:
+        self.caller = caller
+        self.message = message
+        self.inputs = inputs
+        self.admission: Admission | None = None
+        self.pending: PendingRequest | None = None
+        self.responses: deque[InferenceResponse] = deque()
+        self.failure: InferenceError | None = None
+        self.cancelled = False
+        self.delivering = False
+        self.paused = False
+        self.nbytes = 0
+
+    def cancel(self) -> None:
+        """The caller no longer wants responses."""
+        self.cancelled = True
+        if self.pending is not None:
+            self.pending.cancel()
+
+
+class _Outbox:
+    """The calls of one caller."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, OpenCall] = {}
+        self.unsent: deque[OpenCall] = deque()
+        """Calls that wait until earlier calls have been sent, which preserves their order."""
+        self.sending: asyncio.Task[None] | None = None
+        self.waits = False
+        """The stub executes, and waits for a call meanwhile."""
+
+
+class ModelCalls:
+    """Passes stubs' calls to the engine.
+
+    Args:
+        names: finds the models that callers name.
+        open_bytes: counts the bytes of calls until they are answered.
+        shared_core: hears of executions that wait for calls.
+        on_queued: called for each call after the scheduler has had a chance to dispatch it.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        names: ModelNames,
+        open_bytes: OpenBytes,
+        shared_core: SharedCore,
+        on_queued: Callable[[OpenCall], None],
+    ) -> None:
+        self._engine = engine
+        self._names = names
+        self._answers = engine.answers[_PROTOCOL]
+        self._open_bytes = open_bytes
+        self._shared_core = shared_core
+        self._on_queued = on_queued
+        self._loop = asyncio.get_running_loop()
+        self._turn = loop_turn_of(self._loop)
+        self._outboxes: dict[CallingStub, _Outbox] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open_calls(self, caller: CallingStub) -> Sequence[OpenCall]:
+        """The open calls of a stub."""
+        outbox = self._outboxes.get(caller)
+        return () if outbox is None else tuple(outbox.open.values())
+
+    def all_open_calls(self) -> Sequence[OpenCall]:
+        """The open calls of all stubs."""
+        return [call for outbox in self._outboxes.values() for call in outbox.open.values()]
+
+    def on_call(self, caller: CallingStub, message: heard.Call, tail: bytes) -> None:
+        """Accept a call.
+
+        Raises:
+            RemoteProtocolError: the stub violated the protocol.
+        """
+        outbox = self._outboxes.get(caller)
+        if outbox is None:
+            outbox = self._outboxes[caller] = _Outbox()
+        if message.call in outbox.open or len(outbox.open) >= MOST_OPEN_CALLS:
+            raise RemoteProtocolError(f"call {message.call} is open already, or too many are")
+        call = OpenCall(caller, message, [caller.read_tensor(place, tail) for place in message.inputs])
+        nbytes = call_bytes(message)
+        try:
+            self._open_bytes.acquire(caller, nbytes)
+        except InferenceError as error:
+            self._refuse(call, error)
+            return
+        call.nbytes = nbytes
+        outbox.open[message.call] = call
+        if message.execution and not outbox.waits:
+            outbox.waits = True
+            self._shared_core.wait()
+        outbox.unsent.append(call)
+        if outbox.sending is None:
+            self._send_next(outbox)
+
+    def on_cancel_call(self, caller: CallingStub, number: int) -> None:
+        """The model wants no more responses to a call."""
+        outbox = self._outboxes.get(caller)
+        call = None if outbox is None else outbox.open.get(number)
+        if call is not None:
+            call.cancel()
+
+    def on_cancelled(self, caller: CallingStub, execution: int) -> None:
+        """Nobody waits for an execution any more: cancel its calls too."""
+        for call in self.open_calls(caller):
+            if call.message.execution == execution:
+                call.cancel()
+
+    def on_gone(self, caller: CallingStub) -> None:
+        """The stub is gone: drop everything it waits for."""
+        outbox = self._outboxes.pop(caller, None)
+        if outbox is not None:
+            self._go_on(outbox)
+            for call in outbox.open.values():
+                call.cancel()
+
+    # Towards the engine
+
+    def _send_next(self, outbox: _Outbox) -> None:
+        """Send calls until one needs time; that one sends the rest when it is done."""
+        while outbox.unsent:
+            call = outbox.unsent.popleft()
+            if self._needs_time(call):
+                outbox.sending = self._keep(self._send_slowly(outbox, call))
+                return
+            try:
+                if call.failure is not None or call.cancelled:
+                    self._check_cancelled(call)
+                inputs: list[InputTensor] = []
+                for place, data in zip(call.message.inputs, call.inputs, strict=True):
+                    if place.nbytes <= INLINE_BYTES:
+                        inputs.append(InputTensor(place.name, place.datatype, place.shape, bytes(data)))
+                        continue
+                    tensor = self._room(call, place)
+                    inputs.append(tensor)
+                    if tensor.lease is None:
+                        tensor.data = bytes(data)
+                    else:
+                        tensor.lease.view[:] = data
+                self._submit(call, inputs)
+            except InferenceError as error:
+                self._refuse(call, error)
+
+    def _needs_time(self, call: OpenCall) -> bool:
+        try:
+            call.admission = self._open(call.caller, call.message)
+        except InferenceError as error:
+            call.failure = error
+            return False
+        if call.admission.has_is_ready:
+            return True
+        for place in call.message.inputs:  # noqa: SIM110  once per call
+            if place.nbytes >= LARGE_COPY_BYTES:
+                return True
+        return False
+
+    async def _send_slowly(self, outbox: _Outbox, call: OpenCall) -> None:
+        inputs: list[InputTensor] = []
+        try:
+            self._check_cancelled(call)
+            admission = call.admission
+            assert admission is not None
+            if admission.has_is_ready and not await admission.is_ready():
+                raise _not_ready(admission.model_name)
+            for place, data in zip(call.message.inputs, call.inputs, strict=True):
+                tensor = self._room(call, place)
+                inputs.append(tensor)
+                if tensor.lease is None:
+                    tensor.data = bytes(data)
+                else:
+                    await copy_bytes(tensor.lease.view, data)
+            self._check_cancelled(call)
+            self._submit(call, inputs)
+        except InferenceError as error:
+            self._refuse(call, error)
+        finally:
+            outbox.sending = None
+            self._send_next(outbox)
+
+    def _open(self, caller: CallingStub, message: heard.Call) -> Admission:
+        version = "" if message.model_version < 0 else str(message.model_version)
+        name = message.model_name
+        if caller.namespace:
+            name = self._names.known(name, caller.namespace)
+        try:
+            return self._engine.open(name, version, _TAKES_STREAM if message.decoupled else _TAKES_ONE)
+        except NotServingError as error:
+            raise _not_ready(message.model_name, error.message) from None
+
+    @staticmethod
+    def _check_cancelled(call: OpenCall) -> None:
+        if call.failure is not None:
+            raise call.failure.again()
+        if call.cancelled:
+            raise InferenceError("the call was cancelled", ErrorCode.CANCELLED)
+
+    def _room(self, call: OpenCall, place: heard.TensorPlace) -> InputTensor:
+        """An input without its bytes, and model memory for it unless it is small."""
+        tensor = InputTensor(place.name, place.datatype, place.shape)
+        assert call.admission is not None
+        tensor.lease = call.admission.allocate(place.nbytes, place.name)
+        if tensor.lease is not None:
+            tensor.data = tensor.lease.view
+        return tensor
+
+    def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
+        """Submit a call to the engine as a request.
+
+        Raises:
+            InferenceError: the request is refused.
+        """
+        message, admission = call.message, call.admission
+        assert admission is not None
+        request = InferenceRequest(
+            admission.model_name,
+            admission.model_version,
+            inputs=inputs,
+            requested_outputs=tuple(dict.fromkeys(message.requested_outputs)),
+        )
+        options = message.options
+        if options is not None:
+            request.id, request.correlation_id, request.flags = options.id, options.correlation_id, options.flags
+            request.timeout_us, request.parameters = options.timeout_us, options.parameters
+            outer = call.caller.find_trace(options.trace) if options.trace else None
+            if outer is not None:
+                request.trace = outer.child(of_execution=True)
+        if len(inputs) > 1 and len({tensor.name for tensor in inputs}) != len(inputs):
+            raise InferenceError(f"an input is given twice for model '{admission.model_name}'", ErrorCode.INVALID_ARG)
+        try:
+            call.pending = admission.submit(request, lambda response: self._on_response(call, response))
+        except NotServingError as error:
+            raise _not_ready(message.model_name, error.message) from None
+        self._let_go(call)
+        if message.execution:
+            self._turn.soon(partial(self._on_queued, call))
+
+    def _let_go(self, call: OpenCall) -> None:
+        """Return the caller's memory to the stub once it has been read."""
+        call.inputs = []
+        call.caller.let_go(call.message.inputs)
+
+    def _refuse(self, call: OpenCall, error: InferenceError) -> None:
+        """Refuse a call that no model accepted."""
+        self._engine.refusals.add_error(_PROTOCOL, call.message.model_name, error, call.caller.instance_name)
+        if call.admission is not None:
+            call.admission.release()
+        self._let_go(call)
+        if not isinstance(error, _WrongCallError):
+            message = f"Model {call.message.model_name} - Error when running inference: {error.message}"
+            error = InferenceError(message, error.code)
+        self._reply_error(call, error, final=True)
+
+    # Back to the caller
+
+    def _on_response(self, call: OpenCall, response: InferenceResponse) -> None:
+        call.responses.append(response)
+        if not call.delivering:
+            self._deliver(call)
+
+    def _deliver(self, call: OpenCall) -> None:
+        """Pass on responses until one needs time; that one passes on the rest when it is done."""
+        while call.responses:
+            response = call.responses.popleft()
+            for output in response.outputs:
+                if len(output.data) >= LARGE_COPY_BYTES and call.caller.is_open:
+                    call.delivering = True
+                    _ = self._keep(self._deliver_slowly(call, response))
+                    return
+            self._pass_on(call, response, [None] * len(response.outputs))
+
+    async def _deliver_slowly(self, call: OpenCall, response: InferenceResponse) -> None:
+        leases: list[ArenaLease | None] = []
+        try:
+            for output in response.outputs:
+                leases.append(None if len(output.data) <= INLINE_BYTES else call.caller.lease(len(output.data)))
+                if leases[-1] is not None:
+                    await copy_bytes(leases[-1].view, output.data)
+            self._pass_on(call, response, leases)
+        except InferenceError as error:
+            _release(call.caller, leases)
+            response.release()
+            self._reply_error(call, error, final=response.final)
+        finally:
+            call.delivering = False
+            self._deliver(call)
+
+    def _pass_on(self, call: OpenCall, response: InferenceResponse, leases: list[ArenaLease | None]) -> None:
+        """Send a response to the caller; large outputs have been copied to ``leases``."""
+        caller, final = call.caller, response.final
+        error = response.error
+        if final and call.failure is not None:
+            error = call.failure
+        if error is not None or not caller.is_open:
+            _release(caller, leases)
+            response.release()
+            self._reply_error(call, error or InferenceError("the caller is gone"), final=final)
+            return
+        try:
+            places = self._give(caller, response.outputs, leases)
+        except (InferenceError, OSError) as failed:
+            _release(caller, leases)
+            response.release()
+            reason = failed.message if isinstance(failed, InferenceError) else str(failed.strerror)
+            self._reply_error(call, InferenceError(reason, ErrorCode.UNAVAILABLE), final=final)
+            return
+        result = None if response.empty else (None, places, response.parameters)
+        response.release()
+        self._reply(call, result, final=final)
+
+    @staticmethod
+    def _give(
+        caller: CallingStub, outputs: Sequence[OutputTensor], leases: list[ArenaLease | None]
+    ) -> list[tuple[Any, ...]]:
+        """Put outputs where the caller can read them, and return their places. Missing ``leases`` are added.
+
+        Raises:
+            InferenceError: the caller's model has no memory left for them.
+            OSError: this process has no file descriptors left.
+        """
+        places = []
+        for index, output in enumerate(outputs):
+            nbytes, lease = len(output.data), leases[index]
+            if nbytes <= INLINE_BYTES:
+                segment, offset = TAIL, caller.place_inline(bytes(output.data), nbytes)
+            else:
+                if lease is None:
+                    leases[index] = lease = caller.lease(nbytes)
+                    lease.view[:] = output.data
+                caller.lend(lease)
+                segment, offset = lease.segment, lease.offset
+            places.append((output.name, output.datatype, output.shape, segment, offset, nbytes))
+        return places
+
+    def _reply_error(self, call: OpenCall, error: InferenceError, *, final: bool) -> None:
+        self._reply(call, ((int(error.code), error.message), (), None), final=final)
+
+    def _reply(self, call: OpenCall, result: tuple[Any, ...] | None, *, final: bool) -> None:
+        caller = call.caller
+        caller.reply(call.message.call, final=final, result=result)
+        if final:
+            error = result[0] if result is not None else None
+            self._answers.add("OK" if error is None else ErrorCode(error[0]).name)
+            call.pending = None  # it has a reference to the call
+            outbox = self._outboxes.get(caller)
+            if outbox is not None:
+                outbox.open.pop(call.message.call, None)
+                self._open_bytes.release(caller, call.nbytes)
+                if not outbox.open:
+                    self._go_on(outbox)
+        elif caller.backlog_bytes > MOST_BACKLOG_BYTES and not call.paused and call.pending is not None:
+            call.paused = True
+            call.pending.pause()
+            caller.on_drained(lambda: self._resume(call))
+
+    def _go_on(self, outbox: _Outbox) -> None:
+        if outbox.waits:
+            outbox.waits = False
+            self._shared_core.go_on()
+
+    @staticmethod
+    def _resume(call: OpenCall) -> None:
+        call.paused = False
+        if call.pending is not None:
+            call.pending.resume()
+
+    def _keep(self, work: Any) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _release(caller: CallingStub, leases: Sequence[ArenaLease | None]) -> None:
+    """Release memory that the caller was never told about."""
+    for lease in leases:
+        if lease is not None:
+            caller.take_back(lease)
+            lease.release()
+
+
+def _not_ready(name: str, reason: str = "") -> InferenceError:
+    text = f"Failed for execute the inference request. Model '{name}' is not ready."
+    return InferenceError(f"{text} {reason}" if reason else text, ErrorCode.UNAVAILABLE)

@@ -1,0 +1,180 @@
+"""The server's side of ``pb_utils``: dispatches models' calls and questions to their handlers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pybackend.engine.engine import InferenceEngine
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.calls.deadlock import WaitGraph
+from pybackend.frontend.calls.model_calls import ModelCalls, OpenCall
+from pybackend.frontend.calls.open_bytes import OpenBytes
+from pybackend.frontend.calls.questions import MetricQuestions, ModelControl
+from pybackend.inference.pending import PendingRequest
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import OnResponse
+from pybackend.inference.validation import Checked, validate
+from pybackend.instance.services import CallingStub
+from pybackend.instance.shared_core import SharedCore
+from pybackend.ipc import stub_messages as heard
+from pybackend.model.model import Model
+from pybackend.model.router import Absence
+from pybackend.observability.custom_metrics import CustomMetrics
+from pybackend.repository.repository import ModelRepository
+
+
+class ModelServices:
+    """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called.
+
+    Args:
+        shared_core: hears of executions that wait for calls.
+
+    Attributes:
+        metrics: the custom metrics of all models.
+    """
+
+    def __init__(self, shared_core: SharedCore) -> None:
+        self.metrics = CustomMetrics()
+        self._metric_questions = MetricQuestions(self.metrics)
+        self._open_bytes = OpenBytes()
+        self._shared_core = shared_core
+        self._repository: ModelRepository | None = None
+        self._calls: ModelCalls | None = None
+        self._control: ModelControl | None = None
+
+    def open(self, engine: InferenceEngine, repository: ModelRepository) -> None:
+        """Forward requests to this engine, which serves the models of this repository."""
+        self._repository = repository
+        self._calls = ModelCalls(engine, repository.names, self._open_bytes, self._shared_core, self._check_cycle)
+        self._control = ModelControl(engine, repository.names, self._open_bytes)
+
+    def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
+        """The model runs another model."""
+        assert self._calls is not None
+        self._calls.on_call(caller, call, tail)
+
+    def _check_cycle(self, call: OpenCall) -> None:
+        """Fail a call that would wait for itself; the scheduler has already dispatched everything it could."""
+        assert self._calls is not None
+        pending = call.pending
+        if pending is None or pending.answered:
+            return
+        if pending.holder.is_running(pending):
+            return  # true for nearly every call; every cycle contains one for which it is false
+        cycle = WaitGraph(call, self._calls.open_calls).cycle(call)
+        if cycle:
+            name = call.message.model_name
+            call.failure = InferenceError(
+                f"Model {name} - Error when running inference: the call can never be served, as models wait for each "
+                f"other and no instance is free: {' -> '.join(cycle)}. Give one of them more instances "
+                "(instance_group { count: ... }), or do without the call",
+                ErrorCode.UNAVAILABLE,
+            )
+            pending.cancel()
+
+    def on_cancel_call(self, caller: CallingStub, call: int) -> None:
+        """The model wants no more responses to a call."""
+        assert self._calls is not None
+        self._calls.on_cancel_call(caller, call)
+
+    def on_cancelled(self, caller: CallingStub, execution: int) -> None:
+        """Nobody waits for an execution any more."""
+        assert self._calls is not None
+        self._calls.on_cancelled(caller, execution)
+
+    def on_question(self, caller: CallingStub, question: heard.Question, tail: bytes) -> None:
+        """The model asks about metrics or models."""
+        if isinstance(question, heard.LoadModel | heard.UnloadModel | heard.IsModelReady):
+            assert self._control is not None
+            self._control.on_question(caller, question, tail)
+        else:
+            self._metric_questions.on_question(caller, question)
+
+    def on_gone(self, caller: CallingStub) -> None:
+        """The stub has ended."""
+        if self._calls is not None:
+            self._calls.on_gone(caller)
+        self._open_bytes.on_gone(caller)
+        self.metrics.on_gone(caller)
+
+    def on_given_up(self) -> None:
+        """An instance does not come back soon."""
+        self.check_cycles()
+
+    def on_turn(self, model_name: str) -> None:
+        """A model has lost its last instance, or has one again."""
+        assert self._repository is not None
+        self._repository.ensembles.on_change(model_name)
+
+    def check_cycles(self) -> None:
+        """Fail calls that now wait for themselves, because the models that run them wait for something new."""
+        if self._calls is not None:
+            for call in self._calls.all_open_calls():
+                self._check_cycle(call)
+
+    def on_retired(self, instance: object) -> None:
+        """This instance will have no more stubs."""
+        self.metrics.on_retired(instance)
+
+
+class EngineRouter:
+    """See :class:`pybackend.model.router.ModelRouter`. It serves once :meth:`open` was called.
+
+    Args:
+        services: knows which models wait for each other.
+    """
+
+    def __init__(self, services: ModelServices) -> None:
+        self._services = services
+        self._engine: InferenceEngine | None = None
+        self._repository: ModelRepository | None = None
+        self._checks = False
+
+    def open(self, engine: InferenceEngine, repository: ModelRepository) -> None:
+        """Forward requests to this engine, which serves the models of this repository."""
+        self._engine, self._repository = engine, repository
+
+    def find(self, name: str, version: str = "", home: str = "") -> Model:
+        """The version that stands for a model; see :meth:`ModelRouter.find`.
+
+        Raises:
+            InferenceError: there is no such version.
+        """
+        repository = self._repository
+        assert repository is not None
+        return repository.representative(repository.names.known(name, home), version)
+
+    def absence(self, name: str, home: str = "") -> Absence:
+        """The reason why no version of a model serves."""
+        assert self._repository is not None
+        return self._repository.absence(name, home)
+
+    def submit(
+        self,
+        model: Model,
+        request: InferenceRequest,
+        on_response: OnResponse,
+        any_version: bool,
+        checked: Checked = Checked.NOTHING,
+    ) -> PendingRequest:
+        """Validate a request against the model's signature and queue it; see :meth:`ModelRouter.submit`.
+
+        Raises:
+            InferenceError: the request is refused, and its memory remains the caller's.
+        """
+        assert self._engine is not None
+        if checked is not Checked.ALL:
+            validate(request, model.signature)
+        if model.traffic is None or not any_version:
+            return self._engine.submit(model, request, on_response)
+        return model.traffic.redirect(self._engine.submit, model, request, on_response)
+
+    def on_queued(self) -> None:
+        """A model that waits for an ensemble now waits for something else: check whether it waits for itself."""
+        if not self._checks:
+            self._checks = True
+            asyncio.get_running_loop().call_soon(self._check)  # after schedulers have dispatched everything they can
+
+    def _check(self) -> None:
+        self._checks = False
+        self._services.check_cycles()

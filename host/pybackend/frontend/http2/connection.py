@@ -1,0 +1,215 @@
+"""The server's end of a connection, as its user sees it: bytes in, calls of receivers; calls of streams, bytes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pybackend.frontend.http2 import frames, settings
+from pybackend.frontend.http2.core import SHUTDOWN_PING, ConnectionCore, ConnectionReceiver
+from pybackend.frontend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from pybackend.frontend.http2.incoming import Incoming
+from pybackend.frontend.http2.settings import Config, PeerSettings
+from pybackend.frontend.http2.stream import Stream
+
+_DEFAULT_CONFIG: Final = Config()
+
+
+class ServerConnection:
+    """One connection. Not for use by several threads.
+
+    Attributes:
+        streams: streams that have not ended, by number.
+        peer: the client's settings.
+    """
+
+    def __init__(self, receiver: ConnectionReceiver, config: Config = _DEFAULT_CONFIG) -> None:
+        self._core = ConnectionCore(receiver, config)
+        self._sender = self._core.sender
+        self._incoming = Incoming(self._core)
+        self.streams: Mapping[int, Stream] = self._core.streams
+        self.peer: PeerSettings = self._core.peer
+
+    # --- bytes in ---
+
+    def receive(self, data: bytes | bytearray | memoryview) -> None:
+        """Process bytes from the client. Receivers are called before this returns; must not be called by them.
+
+        Nothing of ``data`` is kept, except that payloads may be delivered as views of it (see ``StreamReceiver.on_data``). After
+        the connection was closed, bytes are ignored.
+
+        Raises:
+            RemoteProtocolError: the client broke a rule, or exceeded a bound, and the connection is closed. Write the
+                output (it tells the client why), close the transport and call :meth:`connection_lost`.
+        """
+        offset = 0
+        while offset < len(data):
+            offset = self.receive_some(data, offset)
+
+    def receive_some(self, data: bytes | bytearray | memoryview, offset: int) -> int:
+        """Process a few frames, as :meth:`receive` does with all: a client chooses how much work lies in one read.
+
+        Returns:
+            Where the rest begins; the next call must go on there.
+        """
+        try:
+            return self._incoming.receive(data, offset)
+        except RemoteProtocolError as error:
+            self._fail(error)
+            raise
+
+    def forget_heads(self) -> None:
+        """Make new ``RequestHead`` objects for further requests, so that no ``user_data`` of an earlier one is seen."""
+        self._core.decoder.forget()
+
+    @property
+    def unreturned_bytes(self) -> int:
+        """Received DATA that was not given back, in bytes: it still counts against the client's window."""
+        return self._core.unreturned_bytes
+
+    @property
+    def is_amid_frame(self) -> bool:
+        """A frame or a header block has begun to arrive, and its end has not; so has the client's preface."""
+        return self._incoming.is_amid_frame
+
+    @property
+    def expected_payload(self) -> tuple[Stream, int] | None:
+        """The stream whose DATA frame has arrived in part, and how many bytes of its payload follow next on the wire.
+
+        They may be read from the socket into memory of the user's choice. Then :meth:`payload_stored` takes the place of
+        :meth:`receive`, and ``on_data`` is called only for the end of the request, with no bytes. These bytes must be given back as
+        those of ``on_data``.
+        """
+        return self._incoming.expected_payload
+
+    def payload_stored(self, count: int) -> None:
+        """The next ``count`` bytes of the :attr:`expected_payload` were received elsewhere; raises as :meth:`receive` does."""
+        try:
+            self._incoming.payload_stored(count)
+        except RemoteProtocolError as error:
+            self._fail(error)
+            raise
+
+    # --- bytes out ---
+
+    @property
+    def has_output(self) -> bool:
+        """:meth:`take_output` would return something. Look after :meth:`receive`, and after calls of streams."""
+        sender = self._sender
+        return bool(sender.pieces or (sender.ready and sender.window > 0))
+
+    def take_output(self, limit_bytes: int = 256 * 1024) -> list[bytes | memoryview]:
+        """Return what must be written next, in order. Small pieces are joined: the answers of a turn are one ``bytes``.
+
+        Call it when the transport has room, and only then: what stays here is shared out fairly among the streams.
+
+        Args:
+            limit_bytes: stop taking data from streams beyond about this size. Everything but data is always returned.
+        """
+        return self._sender.take(limit_bytes)
+
+    @property
+    def answered_mark(self) -> object:
+        """A value that is another one once data was sent, a stream was opened, or one has ended."""
+        return self._core.answered_mark
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Data of all answers that waits for windows or for :meth:`take_output`."""
+        return self._sender.waiting_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """Data of all answers that was handed out."""
+        return self._sender.granted_window - self._sender.window
+
+    def stalled_streams(self) -> list[Stream]:
+        """Return the streams whose data has waited since the previous call of this method, with none of it sent.
+
+        Call it once per period in which a client must read something, and reset the streams it returns: this bounds
+        clients that never open a window or never read.
+        """
+        stalled = []
+        for stream in self.streams.values():
+            if not stream.waiting_bytes:
+                stream.sent_when_last_checked = -1
+            elif stream.sent_when_last_checked == stream.sent_bytes:
+                stalled.append(stream)
+            else:
+                stream.sent_when_last_checked = stream.sent_bytes
+        return stalled
+
+    # --- the connection itself ---
+
+    @property
+    def settings_acknowledged(self) -> bool:
+        """The client has acknowledged all our settings."""
+        return self._core.settings_acknowledged
+
+    def change_settings(
+        self, *, stream_window_bytes: int | None = None, max_concurrent_streams: int | None = None
+    ) -> None:
+        """Offer other values from now on. Larger ones hold at once, smaller ones when the client acknowledges them.
+
+        Raises:
+            LocalProtocolError: a window is larger than 2,147,483,647 bytes.
+        """
+        changed: dict[int, int] = {}
+        if stream_window_bytes is not None:
+            if not 0 <= stream_window_bytes <= frames.LARGEST_WINDOW_BYTES:
+                raise LocalProtocolError(f"a window of {stream_window_bytes} bytes is not between 0 and 2147483647")
+            changed[settings.INITIAL_WINDOW_SIZE] = stream_window_bytes
+        if max_concurrent_streams is not None:
+            changed[settings.MAX_CONCURRENT_STREAMS] = max_concurrent_streams
+        self._core.offer(changed)
+
+    def ping(self, payload: bytes) -> None:
+        """Send a PING with 8 bytes; ``on_ping_acknowledged`` follows.
+
+        Raises:
+            LocalProtocolError: the payload does not have 8 bytes, or is the package's own.
+        """
+        if len(payload) != 8 or payload == SHUTDOWN_PING:
+            raise LocalProtocolError(f"a PING carries 8 bytes other than {SHUTDOWN_PING!r}, not {payload!r}")
+        self._sender.pieces.append(frames.frame(frames.PING, 0, 0, payload))
+
+    def begin_shutdown(self) -> None:
+        """Ask the client to make no further requests (RFC 9113 section 6.8). Requests that are on their way are still accepted.
+
+        A PING follows, and its acknowledgement proves that nothing more is on its way: then :meth:`finish_shutdown` is called. Call it
+        yourself if the client takes too long.
+        """
+        self._core.begin_shutdown()
+
+    def finish_shutdown(self) -> None:
+        """Accept no further requests: say which was the last one. Open streams go on."""
+        self._core.finish_shutdown()
+
+    @property
+    def is_closed(self) -> bool:
+        """A GOAWAY frame has ended the connection: write the rest of the output and close the transport."""
+        return self._core.is_closed
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing is left to do: closed or shut down, no stream open, no output left."""
+        shut = self.is_closed or (self._core.last_stream_accepted is not None and not self.streams)
+        return shut and not self.has_output
+
+    def close(self, code: int = ErrorCode.NO_ERROR, debug: bytes = b"") -> None:
+        """End the connection at once: nothing more is received. Write the output, close the transport, call :meth:`connection_lost`."""
+        self._core.close(code, debug)
+        self._incoming.watch_order()
+
+    def connection_lost(self) -> None:
+        """The transport has gone: every open stream's ``on_reset`` is called."""
+        self._incoming.watch_order()
+        self._core.connection_lost()
+
+    def time_passed(self, seconds: float) -> None:
+        """Say how much time has passed since the previous call: budgets against floods recover with it."""
+        self._core.guard.time_passed(seconds)
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        self._core.error = error
+        self.close(error.code, error.debug)

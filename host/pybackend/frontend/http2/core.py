@@ -1,0 +1,265 @@
+"""The state of one connection: its streams, windows and settings, and the ways in which they end.
+
+The parts of the package share it: received frames change it, streams send through it, and ``ServerConnection`` shows a part of it
+to the user.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Protocol
+
+from pybackend.frontend.http2 import frames, settings
+from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
+from pybackend.frontend.http2.floods import FloodGuard
+from pybackend.frontend.http2.header_decoder import HeaderDecoder
+from pybackend.frontend.http2.pings import PingJudge
+from pybackend.frontend.http2.request_head import RequestHead
+from pybackend.frontend.http2.settings import Config, PeerSettings
+from pybackend.frontend.http2.stream import GONE, Sender, Stream, StreamReceiver
+
+
+class ConnectionReceiver(Protocol):
+    """Hears about one connection: the part of the package's user, as ``StreamReceiver`` is for a stream."""
+
+    def on_request(self, stream: Stream, head: RequestHead, ended: bool, /) -> StreamReceiver:
+        """A request begins.
+
+        Returns:
+            The receiver of all further events of this stream.
+        """
+
+    def on_whole_request(
+        self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int, /
+    ) -> StreamReceiver | None:
+        """A request with a small body has arrived in one piece, and its head has ``takes_whole``.
+
+        Args:
+            stop: where it ends. Its bytes have been given back.
+
+        Returns:
+            The receiver of all further events of this stream. None if the request must be heard of by
+            :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the stream.
+        """
+
+    def on_ping_acknowledged(self, payload: bytes, /) -> None:
+        """The peer has answered ``Connection.ping``."""
+
+    def on_goaway(self, code: int, debug: bytes, /) -> None:
+        """The peer is about to leave: no new requests follow. Open streams go on."""
+
+
+_MOST_RESETS_REMEMBERED: Final = 1000
+"""Streams that we have reset: frames that the client sent before it knew are dropped, not punished."""
+
+_MOST_UNACKNOWLEDGED: Final = 100
+
+SHUTDOWN_PING: Final = b"shutdown"
+"""The payload of the PING whose acknowledgement ends the first step of a shutdown."""
+
+
+class ConnectionCore:
+    """The state of one connection.
+
+    Attributes:
+        streams: streams that have not ended, by number.
+        highest_id: the highest stream that the client has opened; -1 before the first.
+        peer: the client's settings.
+        is_closed: a GOAWAY frame has ended the connection, or the transport has gone.
+        receive_window: DATA that the client may still send on all streams.
+        stream_window: DATA that the client may send on a new stream.
+        max_streams: streams that may be open at a time.
+        last_stream_accepted: streams beyond this one are ignored, because the connection shuts down; None before.
+        error: the rule that the client broke, if that ended the connection.
+        ping_judge: judges the client's PINGs; None if it may ping as it likes.
+    """
+
+    def __init__(self, receiver: ConnectionReceiver, config: Config) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.highest_id = -1
+        self.peer = PeerSettings()
+        self.is_closed = False
+        self.receiver = receiver
+        self.config = config
+        self.guard = FloodGuard(config)
+        self.sender = Sender(self.guard)
+        self.decoder = HeaderDecoder(
+            config.max_header_list_bytes,
+            config.max_header_fields,
+            config.read_text,
+            remembers=config.remembers_heads,
+        )
+        self.decoder.allow_table(max(config.header_table_bytes, settings.DEFAULT_HEADER_TABLE_BYTES))
+        self.receive_window = config.connection_window_bytes
+        self.stream_window = max(config.stream_window_bytes, frames.DEFAULT_WINDOW_BYTES)
+        self.max_streams = config.max_concurrent_streams
+        self.last_stream_accepted: int | None = None
+        self.error: RemoteProtocolError | None = None
+        self.ping_judge = None if config.ping_rules is None else PingJudge(config.ping_rules)
+        self._credit = 0
+        self._credit_step = config.connection_window_bytes // 2
+        self._reset_by_us: dict[int, None] = {}
+        self._unacknowledged: deque[dict[int, int]] = deque()
+        self._is_shutting_down = False
+        self.offer(config.offered())
+        if more := config.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES:
+            self.sender.pieces.append(frames.window_update(0, more))
+
+    # --- settings ---
+
+    @property
+    def settings_acknowledged(self) -> bool:
+        """The client has acknowledged all our settings."""
+        return not self._unacknowledged
+
+    def offer(self, values: dict[int, int]) -> None:
+        """Send settings. Larger values hold at once, smaller ones when the client acknowledges them."""
+        if (window := values.get(settings.INITIAL_WINDOW_SIZE)) is not None:
+            self._set_stream_window(max(window, self.stream_window))
+        self.max_streams = max(values.get(settings.MAX_CONCURRENT_STREAMS, 0), self.max_streams)
+        self._unacknowledged.append(values)
+        self.sender.pieces.append(settings.encode(values.items()))
+
+    def settings_were_acknowledged(self) -> None:
+        """The client works by our oldest settings that it had not acknowledged before."""
+        if not self._unacknowledged:
+            self.guard.count_frame("an acknowledgement of no SETTINGS")
+            return
+        accepted = self._unacknowledged.popleft()
+        if (window := accepted.get(settings.INITIAL_WINDOW_SIZE)) is not None:
+            self._set_stream_window(window)
+        self.max_streams = accepted.get(settings.MAX_CONCURRENT_STREAMS, self.max_streams)
+        if (table := accepted.get(settings.HEADER_TABLE_SIZE)) is not None:
+            self.decoder.allow_table(table)
+
+    def _set_stream_window(self, size: int) -> None:
+        difference, self.stream_window = size - self.stream_window, size
+        if difference:
+            for stream in self.streams.values():
+                stream.change_receive_window(difference)
+
+    # --- shutdown ---
+
+    @property
+    def last_stream_id(self) -> int:
+        """The last stream that was or may be processed, for GOAWAY."""
+        return max(self.highest_id, 0) if self.last_stream_accepted is None else self.last_stream_accepted
+
+    def begin_shutdown(self) -> None:
+        """Announce the end with the highest number, and a PING behind it."""
+        if not self._is_shutting_down and not self.is_closed:
+            self._is_shutting_down = True
+            self.sender.pieces.append(frames.goaway(frames.LARGEST_WINDOW_BYTES, ErrorCode.NO_ERROR))
+            self.sender.pieces.append(frames.frame(frames.PING, 0, 0, SHUTDOWN_PING))
+
+    def finish_shutdown(self) -> None:
+        """Name the last stream that is accepted."""
+        if self.last_stream_accepted is None and not self.is_closed:
+            self._is_shutting_down = True
+            self.last_stream_accepted = self.last_stream_id
+            self.sender.pieces.append(frames.goaway(self.last_stream_accepted, ErrorCode.NO_ERROR))
+
+    def ping_was_acknowledged(self, payload: bytes) -> None:
+        """The client has answered a PING."""
+        if payload == SHUTDOWN_PING and self._is_shutting_down:
+            self.finish_shutdown()
+        else:
+            self.receiver.on_ping_acknowledged(payload)
+
+    def close(self, code: int, debug: bytes) -> None:
+        """End the connection with a GOAWAY frame."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.sender.window = 0  # data that waits stays here
+            self.sender.pieces.append(frames.goaway(self.last_stream_id, code, debug))
+
+    def connection_lost(self) -> None:
+        """The transport has gone: the receiver hears of it, and of nothing more."""
+        self.is_closed = True
+        # The receiver refers to the connection, and so do the frames of the error: without a cut, they would outlast it.
+        error, self.error = self.error, None
+        if hasattr(self, "receiver"):  # a transport may say it twice
+            del self.receiver
+        for stream in list(self.streams.values()):
+            self._remove(stream).on_reset(error.code if error else ErrorCode.CANCEL, error)
+
+    @property
+    def answered_mark(self) -> object:
+        """See ``ServerConnection.answered_mark``."""
+        return self.sender.granted_window - self.sender.window, self.highest_id, len(self.streams)
+
+    # --- streams ---
+
+    def has(self, stream: Stream) -> bool:
+        """Whether the stream has not ended yet."""
+        return stream.id in self.streams
+
+    def is_idle(self, stream_id: int) -> bool:
+        """Whether the client has never opened the stream."""
+        return stream_id > self.highest_id or not stream_id & 1
+
+    @property
+    def unreturned_bytes(self) -> int:
+        """See ``ServerConnection.unreturned_bytes``."""
+        return self.config.connection_window_bytes - self.receive_window - self._credit
+
+    def give_back(self, count: int) -> None:
+        """Let the client send ``count`` more bytes on the connection."""
+        self._credit += count
+        if self._credit >= self._credit_step:
+            self.receive_window += self._credit
+            self.sender.pieces.append(frames.window_update(0, self._credit))
+            self._credit = 0
+
+    def stream_finished(self, stream: Stream) -> None:
+        """Both sides have ended the stream."""
+        stream.receiver = GONE
+        if self.streams.pop(stream.id, None) is not None and self.guard.spent:
+            self.guard.request_finished()
+
+    def reset_stream(self, stream: Stream, code: int) -> None:
+        """The user resets a stream."""
+        if stream.id in self.streams:
+            self._remove(stream)
+            self.send_reset(stream.id, code)
+
+    def fail_stream(self, stream_id: int, error: StreamError) -> None:
+        """The client broke a rule on one stream, which may not exist."""
+        self.guard.count_reset()
+        self.guard.count_reply()
+        self.send_reset(stream_id, error.code)
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._remove(stream).on_reset(error.code, error)
+
+    def refuse_stream(self, stream_id: int) -> None:
+        """The client has opened too many streams at a time; it may try again later."""
+        self.guard.count_frame("a request beyond the number of concurrent streams")
+        self.guard.count_reply()
+        self.send_reset(stream_id, ErrorCode.REFUSED_STREAM)
+
+    def stream_was_reset(self, stream: Stream, code: int) -> None:
+        """The client has reset a stream."""
+        self._remove(stream).on_reset(code, None)
+        self.guard.count_reset()
+
+    def was_reset_by_us(self, stream_id: int) -> bool:
+        """Whether frames for a stream that no longer exists were sent before the client could know."""
+        if stream_id in self._reset_by_us:
+            return True
+        return self.last_stream_accepted is not None and stream_id > self.last_stream_accepted
+
+    def send_reset(self, stream_id: int, code: int) -> None:
+        """Send RST_STREAM, and bear frames that the client sends before it knows."""
+        self.sender.pieces.append(frames.rst_stream(stream_id, code))
+        self._reset_by_us[stream_id] = None
+        if len(self._reset_by_us) > _MOST_RESETS_REMEMBERED:
+            del self._reset_by_us[next(iter(self._reset_by_us))]
+
+    def _remove(self, stream: Stream) -> StreamReceiver:
+        """Forget a stream; returns the receiver that it had."""
+        del self.streams[stream.id]
+        stream.receiving = stream.sending = False
+        self.sender.forget(stream)
+        receiver, stream.receiver = stream.receiver, GONE
+        return receiver

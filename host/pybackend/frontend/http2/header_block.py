@@ -1,0 +1,152 @@
+"""Header blocks of answers: encoded once, sent as often as needed.
+
+The encoding uses the static table only (RFC 7541 appendix A) and never adds to the peer's dynamic table. So a block is the same
+bytes on every connection and at every time: make blocks that repeat once, and keep them. The price is some tens of bytes per answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from pybackend.frontend.http2 import frames
+from pybackend.frontend.http2.errors import LocalProtocolError
+from pybackend.frontend.http2.fields import CONNECTION_SPECIFIC, FIELD_OVERHEAD_BYTES, NAME, STATIC_TABLE, VALUE
+
+_FIRST_BYTES: Final = 5
+"""Length, type and flags of a frame: the part of its header that does not depend on the stream."""
+
+_PSEUDO = re.compile(rb":status\Z")
+
+_BY_FIELD: Final[dict[tuple[bytes, bytes], int]] = {}
+_BY_NAME: Final[dict[bytes, int]] = {}
+for _index, (_name, _value) in enumerate(STATIC_TABLE, 1):
+    _BY_FIELD.setdefault((_name, _value), _index)
+    _BY_NAME.setdefault(_name, _index)
+
+
+class HeaderBlock:
+    """The fields of an answer's head, of an interim answer, or of trailers, checked and encoded.
+
+    Args:
+        fields: names (lower case) and values, ``:status`` first if there is one.
+
+    Attributes:
+        informational: it is the head of an interim answer (status 1xx).
+        list_bytes: the size that the peer's SETTINGS_MAX_HEADER_LIST_SIZE is compared with.
+        fits: the block fits a frame of the size that every peer accepts; then ``first`` and ``last`` are the beginnings of
+            its HEADERS frame, without and with END_STREAM.
+
+    Raises:
+        LocalProtocolError: a field must not be sent in HTTP/2.
+    """
+
+    __slots__ = ("encoded", "first", "fits", "informational", "last", "list_bytes")
+
+    def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
+        fields = tuple(fields)
+        _check(fields)
+        self.encoded = b"".join(_encode(name, value) for name, value in fields)
+        self.list_bytes = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in fields)
+        self.informational = bool(fields) and fields[0][0] == b":status" and fields[0][1][:1] == b"1"
+        word = len(self.encoded) << 8 | frames.HEADERS
+        self.fits = len(self.encoded) < frames.DEFAULT_FRAME_BYTES
+        self.first = frames.HEADER.pack(word, frames.END_HEADERS, 0)[:_FIRST_BYTES] if self.fits else b""
+        self.last = (
+            frames.HEADER.pack(word, frames.END_HEADERS | frames.END_STREAM, 0)[:_FIRST_BYTES] if self.fits else b""
+        )
+
+    def frames(self, stream_id: int, max_frame_bytes: int, *, ends: bool, prefix: bytes = b"") -> bytes:
+        """Return a HEADERS frame, and as many CONTINUATION frames as are needed."""
+        encoded = prefix + self.encoded
+        pieces = [encoded[start : start + max_frame_bytes] for start in range(0, len(encoded), max_frame_bytes)] or [
+            b""
+        ]
+        made = []
+        for number, piece in enumerate(pieces):
+            kind = frames.CONTINUATION if number else frames.HEADERS
+            flags = frames.END_HEADERS if number == len(pieces) - 1 else 0
+            if ends and not number:
+                flags |= frames.END_STREAM
+            made.append(frames.frame(kind, flags, stream_id, piece))
+        return b"".join(made)
+
+
+def _check(fields: tuple[tuple[bytes, bytes], ...]) -> None:
+    for number, (name, value) in enumerate(fields):
+        if not NAME.match(name) and not (number == 0 and _PSEUDO.match(name)):
+            raise LocalProtocolError(f"{name!r} is not the name of a field (lower case, RFC 9113 section 8.2.1)")
+        if not VALUE.match(value):
+            raise LocalProtocolError(
+                f"field {name!r} has a value with NUL, CR, LF or outer blanks (RFC 9113 section 8.2.1)"
+            )
+        if name in CONNECTION_SPECIFIC:
+            raise LocalProtocolError(f"field {name!r} is about a connection of HTTP/1.1 (RFC 9113 section 8.2.2)")
+
+
+def _encode(name: bytes, value: bytes) -> bytes:
+    """RFC 7541 section 6.1 (indexed), or 6.2.2 (literal without indexing)."""
+    index = _BY_FIELD.get((name, value))
+    if index is not None:
+        return _integer(index, 7, 0x80)
+    index = _BY_NAME.get(name)
+    beginning = b"\x00" + _string(name) if index is None else _integer(index, 4, 0x00)
+    return beginning + _string(value)
+
+
+def _string(text: bytes) -> bytes:
+    return _integer(len(text), 7, 0x00) + text
+
+
+def _integer(value: int, bits: int, pattern: int) -> bytes:
+    """A number whose first bits share a byte with a pattern (RFC 7541 section 5.1)."""
+    mask = (1 << bits) - 1
+    if value < mask:
+        return bytes((pattern | value,))
+    encoded, value = bytearray((pattern | mask,)), value - mask
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+class AnswerForm:
+    """A whole answer with one small piece of data; see ``Stream.respond_in``.
+
+    All that recurs (head, parts of the body, trailers) is encoded once, as a format for bytes. One operation fills it.
+
+    Args:
+        body: the data as a format: ``%b`` stands for a piece that varies, ``%%`` for a percent sign.
+
+    Attributes:
+        whole: the format of all frames. Before the pieces of the body it takes the stream's number, packed, and the
+            header of DATA; behind them the number again.
+
+    Raises:
+        LocalProtocolError: a block does not fit a frame, or the head is an interim one.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, head: HeaderBlock, body: bytes, trailers: HeaderBlock) -> None:
+        if head.informational or not (head.fits and trailers.fits):
+            raise LocalProtocolError("the head or the trailers of a form are too long, or the head is an interim one")
+        self.whole = b"".join(
+            (
+                escaped(head.first),
+                b"%b",
+                escaped(head.encoded),
+                b"%b",
+                body,
+                escaped(trailers.last),
+                b"%b",
+                escaped(trailers.encoded),
+            )
+        )
+
+
+def escaped(constant: bytes) -> bytes:
+    """Bytes that stay as they are in a format."""
+    return constant.replace(b"%", b"%%")

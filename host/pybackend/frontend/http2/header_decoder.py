@@ -1,0 +1,137 @@
+"""Received header blocks: decompressed, checked, and remembered by their bytes.
+
+A client repeats its header blocks: once its encoder has put the fields into the dynamic table, each request is a handful of
+indexes. The meaning of such bytes stays the same as long as the table does. So a block that leaves the table as it was is remembered
+with its checked head, and a block that changes the table clears the memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import randrange
+from typing import Any
+
+import hpack
+
+from pybackend.frontend.http2.decompression import Decompressor, ReadText
+from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
+from pybackend.frontend.http2.fields import Field
+from pybackend.frontend.http2.request_head import Fields, RequestHead, read_request, read_trailers
+from pybackend.frontend.http2.settings import HARD_FACTOR
+
+_MOST_REMEMBERED_BYTES = 64 * 1024
+"""Of one connection: blocks and their decompressed fields."""
+
+_SIZE_UPDATE_BITS, _SIZE_UPDATE = 0xE0, 0x20
+
+_TOO_MANY_SIZE_UPDATES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\x00-\x7f]){3}")
+"""RFC 7541 section 4.2 knows no need for more than two."""
+
+_MOST_REASON_CHARACTERS = 100
+
+
+class HeaderListTooLarge(StreamError):
+    """The header section has more bytes or fields than the server accepts; the stream gets status 431."""
+
+
+class HeaderDecoder:
+    """The decoder of one connection.
+
+    Attributes:
+        known: heads of requests by their header blocks; valid at this moment. Look here first.
+        kind: a place for what ``whole_requests`` makes of them; emptied with ``known``.
+    """
+
+    def __init__(
+        self, max_list_bytes: int, max_fields: int, read_text: ReadText | None = None, *, remembers: bool = True
+    ) -> None:
+        self.known: dict[bytes, RequestHead] = {}
+        self.kind: Any = None
+        self._left_bytes = self._most_bytes = _MOST_REMEMBERED_BYTES if remembers else 0
+        self._costs: list[tuple[bytes, int]] = []
+        self._max_list_bytes = max_list_bytes
+        self._max_fields = max_fields
+        self._decompressor = Decompressor(max_list_bytes * HARD_FACTOR, read_text)
+
+    def allow_table(self, size: int) -> None:
+        """The peer's encoder may use a dynamic table of this size, and no larger one."""
+        self._decompressor.max_table_bytes = size
+        self.forget()
+
+    def request(self, block: bytes) -> RequestHead:
+        """Decompress and check the header block of a request.
+
+        Raises:
+            StreamError: the request is malformed or its header section too large; the dynamic table is still right.
+            RemoteProtocolError: the block cannot be decompressed.
+        """
+        known = self.known.get(block)
+        if known is not None:
+            return known
+        section, list_bytes = self._decompress(block)
+        head = read_request(section)
+        if not (self._decompressor.changed or self._decompressor.replaced):
+            self._remember(block, head, list_bytes + len(block))
+        return head
+
+    def trailers(self, block: bytes) -> Fields:
+        """Decompress and check the header block that ends a request; raises as :meth:`request` does."""
+        return read_trailers(self._decompress(block)[0])
+
+    def skip(self, block: bytes) -> None:
+        """Decompress a block for its effect on the dynamic table."""
+        if block not in self.known:
+            try:
+                self._decompress(block)
+            except StreamError:
+                return
+
+    def _decompress(self, block: bytes) -> tuple[Sequence[Field], int]:
+        if block and block[0] & _SIZE_UPDATE_BITS == _SIZE_UPDATE and _TOO_MANY_SIZE_UPDATES.match(block):
+            raise RemoteProtocolError(ErrorCode.COMPRESSION_ERROR, "4.3", "a header block resizes its table too often")
+        try:
+            section, list_bytes = self._decompressor.decode(block)
+        except hpack.OversizedHeaderListError as error:
+            raise RemoteProtocolError(
+                ErrorCode.ENHANCE_YOUR_CALM,
+                "10.5.1",
+                f"a header section exceeds {HARD_FACTOR} times the bound of {self._max_list_bytes} bytes",
+            ) from error
+        except hpack.HPACKError as error:
+            raise RemoteProtocolError(
+                ErrorCode.COMPRESSION_ERROR,
+                "4.3",
+                f"a header block cannot be decompressed: {str(error)[:_MOST_REASON_CHARACTERS]}",
+            ) from error
+        if self._decompressor.changed and self.known:
+            self.forget()
+        if list_bytes > self._max_list_bytes or len(section) > self._max_fields:
+            raise HeaderListTooLarge(
+                ErrorCode.ENHANCE_YOUR_CALM,
+                "10.5.1",
+                f"a header section has {len(section)} fields and {list_bytes} bytes; at most {self._max_fields} and {self._max_list_bytes} are accepted",
+            )
+        return section, list_bytes
+
+    def _remember(self, block: bytes, head: RequestHead, cost_bytes: int) -> None:
+        """Remember a head. If there is no room, random ones go: of heads that take turns, most are then still found."""
+        if cost_bytes > self._most_bytes:
+            return
+        costs = self._costs
+        while cost_bytes > self._left_bytes:
+            at = randrange(len(costs))  # noqa: S311  nothing secret
+            costs[at], costs[-1] = costs[-1], costs[at]
+            other, other_bytes = costs.pop()
+            del self.known[other]
+            self._left_bytes += other_bytes
+        self.known[block] = head
+        costs.append((block, cost_bytes))
+        self._left_bytes -= cost_bytes
+
+    def forget(self) -> None:
+        """Drop the remembered heads."""
+        self.known.clear()
+        self.kind = None
+        self._costs.clear()
+        self._left_bytes = self._most_bytes

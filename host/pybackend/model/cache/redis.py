@@ -1,0 +1,179 @@
+"""The cache in a Redis server, which several servers may share and which outlives them. Needs the extra ``redis``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from math import prod
+
+import msgspec
+
+from pybackend.errors import ServerError
+from pybackend.inference.request import ParameterValue
+from pybackend.model.cache.entry import CachedOutput, CachedResponse, weight_bytes_of
+from pybackend.model.cache.response_cache import ResponseCache
+from pybackend.observability.log_lines import one_line
+from pybackend_wire.bytes_check import element_problem
+from pybackend_wire.dtypes import ITEMSIZE
+
+log = logging.getLogger(__name__)
+
+_LARGE_BYTES = 256 * 1024
+"""An entry above this size is decoded and checked in a thread."""
+
+_LARGEST_BYTES = 512 * 1024 * 1024
+"""Redis's limit on the size of a value."""
+
+_PREFIX = b"pybackend:response:"
+
+_DEFAULT_TIMEOUT_MS = 1000
+_SILENCE_S = 10
+"""Time between two log lines about an unreachable server: every request would log one."""
+
+
+class _Output(msgspec.Struct, array_like=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    outputs: list[_Output]
+    parameters: dict[str, ParameterValue] | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Entry).decode
+
+
+class RedisCache(ResponseCache):
+    """Responses in Redis. Any failure there counts as a miss, and the log reports it.
+
+    Args:
+        options: host and port; user, password, db; connect_timeout, socket_timeout and wait_timeout in milliseconds;
+            pool_size, the number of connections.
+
+    Raises:
+        ServerError: the client is not installed.
+    """
+
+    is_here = False
+    stable_keys = True
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        try:
+            from redis import asyncio as redis
+            from redis.exceptions import RedisError
+        except ImportError:
+            raise ServerError(
+                "--cache-config=redis needs Redis's client, which is not installed: pip install 'pybackend[redis]'"
+            ) from None
+        self._place = f"{options['host']}:{options['port']}"
+        self._errors = (RedisError, OSError, TimeoutError)
+        pool = redis.BlockingConnectionPool(
+            host=options["host"],
+            port=int(options["port"]),
+            username=options.get("user"),
+            password=options.get("password"),
+            db=int(options.get("db", 0)),
+            socket_connect_timeout=_seconds(options, "connect_timeout"),
+            socket_timeout=_seconds(options, "socket_timeout"),
+            max_connections=int(options.get("pool_size", 1)),
+            timeout=_seconds(options, "wait_timeout"),
+        )
+        self._redis = redis.Redis(connection_pool=pool)
+        self._insertions: set[asyncio.Task[None]] = set()
+        self._silent_until_s = 0.0
+
+    async def open(self) -> None:
+        """Check that the Redis server answers.
+
+        Raises:
+            ServerError: it cannot be reached, or refuses access.
+        """
+        try:
+            await self._redis.ping()
+        except self._errors as error:
+            await self._redis.aclose()
+            raise ServerError(f"the response cache at {self._place} cannot be used: {error}") from None
+
+    async def close(self) -> None:
+        """Wait for pending insertions and disconnect."""
+        await asyncio.gather(*self._insertions)
+        await self._redis.aclose()
+
+    def get(self, key: bytes) -> CachedResponse | None:
+        """None: nothing is stored in this process."""
+        return None
+
+    async def look_up(self, key: bytes) -> CachedResponse | None:
+        """The response stored under this key by any server."""
+        try:
+            found = await self._redis.get(_PREFIX + key.hex().encode())
+            if not isinstance(found, bytes):
+                return None
+            return await asyncio.to_thread(_response, found) if len(found) > _LARGE_BYTES else _response(found)
+        except Exception as error:  # noqa: BLE001  whatever others have written there, the request is executed
+            self._complain(error)
+            return None
+
+    def takes(self, nbytes: int) -> bool:
+        """True if Redis accepts values of this size."""
+        return nbytes <= _LARGEST_BYTES
+
+    def put(self, key: bytes, response: CachedResponse) -> None:
+        """Send a response to Redis, without waiting."""
+        task = asyncio.get_running_loop().create_task(self._insert(key, response))
+        self._insertions.add(task)
+        task.add_done_callback(self._insertions.discard)
+
+    async def _insert(self, key: bytes, response: CachedResponse) -> None:
+        outputs = [_Output(each.name, each.datatype, each.shape, each.data) for each in response.outputs]
+        parameters = dict(response.parameters) if response.parameters else None
+        try:
+            await self._redis.set(_PREFIX + key.hex().encode(), _encode(_Entry(outputs, parameters)))
+        except Exception as error:  # noqa: BLE001  whatever the server there has answered
+            self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._silent_until_s:
+            self._silent_until_s = now_s + _SILENCE_S
+            log.warning("The response cache at %s failed; requests are executed instead: %s", self._place, error)
+
+
+def _seconds(options: Mapping[str, str], key: str) -> float:
+    return int(options.get(key, _DEFAULT_TIMEOUT_MS)) / 1000
+
+
+def _response(found: bytes) -> CachedResponse:
+    """Decode an entry, and check what encoders rely on: anybody who may write to Redis can have written it.
+
+    Raises:
+        ValueError: it is no entry of a server like this one.
+    """
+    entry = _decode(found)
+    if len({each.name for each in entry.outputs}) < len(entry.outputs):
+        raise ValueError("an entry has two outputs of one name")
+    for each in entry.outputs:
+        problem = "" if min(each.shape, default=0) >= 0 else "a negative dimension"
+        if not problem and each.datatype == "BYTES":
+            problem = _elements_problem(each.data, prod(each.shape))
+        elif not problem and len(each.data) != prod(each.shape) * ITEMSIZE.get(each.datatype, -1):
+            problem = f"{len(each.data)} bytes for {each.datatype[:10]} {list(each.shape)[:10]}"
+        if problem:
+            raise ValueError(f"an entry's output '{one_line(each.name[:100])}' has {problem}")
+    outputs = [CachedOutput(each.name, each.datatype, each.shape, each.data) for each in entry.outputs]
+    return CachedResponse(outputs, entry.parameters, weight_bytes_of(len(each.data) for each in outputs))
+
+
+def _elements_problem(data: bytes, count: int) -> str:
+    checking = element_problem(data, count, "in a BYTES tensor")
+    while True:
+        try:
+            next(checking)
+        except StopIteration as end:
+            return str(end.value)

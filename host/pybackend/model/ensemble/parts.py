@@ -1,0 +1,160 @@
+"""Finds the versions of the models in an ensemble, and binds them to its steps until one of them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError
+from pybackend.model.ensemble.plan import ONCE, EnsemblePlan
+from pybackend.model.model import Model, ModelState
+from pybackend.model.router import ModelRouter
+from pybackend.modelconfig.ensemble import EnsembleStep
+from pybackend.modelconfig.signature import ModelSignature
+
+
+class EnsembleParts:
+    """Finds the versions that run the steps.
+
+    Args:
+        namespace: the ensemble's; its models come before those of others.
+
+    Attributes:
+        lack_unloaded: True if the last search failed because a model was deliberately unloaded.
+        may_come_back: True if it failed because of a model that may serve again without being loaded.
+    """
+
+    def __init__(self, name: str, namespace: str, steps: Sequence[EnsembleStep], router: ModelRouter) -> None:
+        self.lack_unloaded = False
+        self.may_come_back = False
+        self._name = name
+        self._namespace = namespace
+        self._steps = steps
+        self._router = router
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the models."""
+        return frozenset(step.model_name for step in self._steps)
+
+    def find(self) -> list[Model]:
+        """The version that runs each step.
+
+        Raises:
+            ModelLoadError: INVALID_ARG, a step cannot run; the text names the missing model and the reason.
+        """
+        self.lack_unloaded = self.may_come_back = False
+        models: list[Model] = []
+        for step in self._steps:
+            try:
+                models.append(self._router.find(step.model_name, step.model_version, self._namespace))
+            except InferenceError as error:
+                self.may_come_back = isinstance(error, NotServingError) and error.code is ErrorCode.UNAVAILABLE
+                raise self._absence(step) from None
+        return models
+
+    def _absence(self, step: EnsembleStep) -> ModelLoadError:
+        """The reason why a step cannot run; if several models are unknown, it names all of them."""
+        part = step.model_name
+        absences = {name: self._router.absence(name, self._namespace) for name in self.names}
+        unknown = sorted(name for name, absence in absences.items() if not absence.known)
+        if unknown:
+            text = f"ensemble {self._name} contains models that are not available or ambiguous: {', '.join(unknown)}"
+            reasons = "; ".join(absences[name].reason for name in unknown if absences[name].reason)
+            advice = f" ({reasons})" if reasons else ". Load a model of that name, or correct model_name in the step"
+            return ModelLoadError(text + advice, ErrorCode.INVALID_ARG)
+        if step.model_version and self._serves_some_version(part):
+            text = f"ensemble '{self._name}' depends on '{part}' whose required version {step.model_version} is not loaded."
+            advice = (
+                " A step without model_version means version 0; -1 is the newest." if step.model_version == "0" else ""
+            )
+            return ModelLoadError(text + advice, ErrorCode.INVALID_ARG)
+        text = f"ensemble '{self._name}' depends on '{part}' which has no loaded version."
+        absence = absences[part]
+        self.lack_unloaded = absence.on_purpose
+        if absence.on_purpose:
+            text += f" '{part}' was unloaded: load it again, or load '{self._name}', which loads its parts"
+        else:
+            text += f" Model '{part}' loading failed with error: {absence.reason}"
+        return ModelLoadError(text, ErrorCode.INVALID_ARG)
+
+    def _serves_some_version(self, name: str) -> bool:
+        try:
+            self._router.find(name, home=self._namespace)
+        except InferenceError:
+            return False
+        return True
+
+
+_MOST_PLANS = 64
+"""Number of plans to keep; clients may request any set of outputs."""
+
+
+class EnsembleBinding:
+    """The bound versions, and the plans made for them.
+
+    Requests that use a binding are answered by its versions to their end, even if these are unloaded meanwhile.
+
+    Args:
+        models: the version that runs each step.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[EnsembleStep],
+        models: Sequence[Model],
+        signature: ModelSignature,
+    ) -> None:
+        self._steps = steps
+        self._models = models
+        self._outputs = tuple(signature.outputs)
+        self._plans: dict[tuple[str, ...], EnsemblePlan] = {}
+        self._users = 0
+        self._let_go: list[Callable[[], None]] = []
+        self.models: Sequence[Model] = tuple(dict.fromkeys(models))
+
+    @property
+    def is_current(self) -> bool:
+        """True if all versions accept requests."""
+        for model in self.models:  # noqa: SIM110  asked once per request
+            if model.state is not ModelState.READY:
+                return False
+        return True
+
+    def plan(self, requested_outputs: tuple[str, ...]) -> EnsemblePlan:
+        """The plan for these outputs, for all outputs if ``()``."""
+        plan = self._plans.get(requested_outputs)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            wanted = tuple(dict.fromkeys(requested_outputs)) or self._outputs
+            plan = self._plans[requested_outputs] = EnsemblePlan(self._steps, self._models, wanted)
+        return plan
+
+    def only_taker(self, name: str) -> tuple[Model, str] | None:
+        """The version and its input that alone use an ensemble's input; None if none, or several, use it."""
+        plan = self.plan(())
+        if plan.uses(name) != 1:
+            return None
+        return next(
+            (
+                (step.model, inner)
+                for step in plan.takers(name)
+                for inner, tensor in step.inputs
+                if tensor == name and step.chain == ONCE
+            ),
+            None,
+        )
+
+    def enter(self) -> None:
+        """A request starts."""
+        self._users += 1
+        if self._users == 1:
+            self._let_go = [model.hold() for model in self.models]
+
+    def leave(self) -> None:
+        """A request has ended."""
+        self._users -= 1
+        if not self._users:
+            let_go, self._let_go = self._let_go, []
+            for each in let_go:
+                each()

@@ -1,0 +1,308 @@
+"""The record of one sampled request, or of one that a model or an ensemble made for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, NamedTuple, Protocol
+
+from pybackend.observability.tracing.context import TraceContext
+from pybackend.observability.tracing.settings import TraceLevel, TraceMode, TraceSettings
+
+MOST_EVENTS = 1024
+"""Most times of one trace; a stream has two per response."""
+
+MOST_CHILDREN = 1024
+"""Most requests that models may add to one trace."""
+
+MOST_TENSOR_BYTES = 64 * 1024
+"""Bytes of one tensor that are recorded."""
+
+_numbers = count(1)
+
+
+class Event(NamedTuple):
+    """A moment, by ``time.monotonic_ns()``."""
+
+    name: str
+    ns: int
+
+
+class Times(Protocol):
+    """When the parts of an execution began and ended, by ``time.monotonic_ns()``."""
+
+    @property
+    def began_ns(self) -> int:
+        """The stub began."""
+
+    @property
+    def infer_start_ns(self) -> int:
+        """``execute`` was called."""
+
+    @property
+    def infer_end_ns(self) -> int:
+        """``execute`` returned."""
+
+
+class Tensor(Protocol):
+    """A tensor that can be recorded."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Any
+
+
+class TracedModel(Protocol):
+    """A model version that runs traced requests."""
+
+    name: str
+    namespace: str
+    version: str
+
+
+class TracedRequest(Protocol):
+    """A request that can be traced."""
+
+    id: str
+    queued_ns: int
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        """Its inputs; they have their bytes."""
+
+
+class TracedResponse(Protocol):
+    """A response that can be traced."""
+
+    error: Exception | None
+    final: bool
+
+    @property
+    def outputs(self) -> Sequence[Tensor]:
+        """Its outputs."""
+
+
+class RecordedTensor(NamedTuple):
+    """The beginning of a tensor.
+
+    Attributes:
+        activity: the station at which it was seen.
+        datatype: wire name of its datatype.
+        data: its first bytes.
+        nbytes: how many there were.
+        ns: when, by ``time.monotonic_ns()``.
+    """
+
+    activity: str
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: bytes
+    nbytes: int
+    ns: int
+
+
+class RequestTrace:
+    """A record. It is finished once the request is answered, no stub executes it, and its answer was sent.
+
+    Attributes:
+        number: its id in trace files and for models.
+        parent: the record of the request that it was made for; None for a client's.
+        model_version: the version that answered.
+        namespace: of that model; empty on a server without namespaces.
+        settings: those under which it was sampled.
+        context: its span; with front ends, that of the client's whole request.
+        model_context: the span of the model's part.
+        compute_context: the span that calls of the model belong to.
+        outer: the context that the client sent, None if it sent none.
+        door: ``HTTP`` or ``GRPC`` for a client's request, empty for others.
+        events: moments, in the order in which they became known.
+        times: of its last execution; None before it is over.
+        executed_ns: when the host had that execution's outputs.
+        error: text of the failure, empty for a success.
+    """
+
+    __slots__ = (
+        "_answered",
+        "_children",
+        "_executing",
+        "_finish",
+        "_finished",
+        "_request",
+        "_sending",
+        "_sent_first",
+        "compute_context",
+        "context",
+        "door",
+        "error",
+        "events",
+        "executed_ns",
+        "model_context",
+        "model_name",
+        "model_version",
+        "namespace",
+        "number",
+        "outer",
+        "parent",
+        "queued_ns",
+        "request_id",
+        "settings",
+        "tensors",
+        "times",
+    )
+
+    def __init__(
+        self,
+        settings: TraceSettings,
+        finish: Callable[[RequestTrace], None],
+        *,
+        door: str = "",
+        sends: bool = False,
+        outer: TraceContext | None = None,
+        context: TraceContext,
+        parent: RequestTrace | None = None,
+    ) -> None:
+        self.number = next(_numbers)
+        self.parent = parent
+        self.settings = settings
+        self.door = door
+        self.outer = outer
+        self.context = context
+        self.model_context = context.child() if door else context
+        self.compute_context = context.child()
+        self.model_name = self.model_version = self.namespace = self.request_id = self.error = ""
+        self.queued_ns = self.executed_ns = 0
+        self.events: list[Event] = []
+        self.tensors: list[RecordedTensor] = []
+        self.times: Times | None = None
+        self._finish = finish
+        self._request: TracedRequest | None = None
+        self._children = 0
+        self._answered = self._executing = self._sent_first = self._finished = False
+        self._sending = sends
+
+    # For front ends
+
+    def mark(self, name: str, ns: int = 0) -> None:
+        """Note a moment; now if it has no time."""
+        if len(self.events) < MOST_EVENTS:
+            self.events.append(Event(name, ns or time.monotonic_ns()))
+
+    def sent(self) -> None:
+        """The answer was handed over to be sent, or will never be."""
+        if self._sending:
+            self._sending = False
+            if self._sent_first:
+                self.events.append(Event(f"{self.door}_SEND_END", time.monotonic_ns()))
+            self._finish_if_over()
+
+    # For the engine
+
+    def follow(
+        self, request: TracedRequest, model: TracedModel, on_response: Callable[[Any], None]
+    ) -> Callable[[Any], None]:
+        """Begin: the request is about to be queued.
+
+        Returns:
+            Receives the responses instead, and passes them on.
+        """
+        self.model_name, self.model_version, self.namespace = model.name, model.version, model.namespace
+        self.request_id = request.id
+        self._request = request
+        now_ns = time.monotonic_ns()
+        self.mark("REQUEST_START", now_ns)
+        if TraceLevel.TENSORS in self.settings.levels:
+            self._record("TENSOR_QUEUE_INPUT", request.inputs, now_ns)
+
+        def noting(response: TracedResponse) -> None:
+            self._on_response(response)
+            on_response(response)
+
+        return noting
+
+    def _on_response(self, response: TracedResponse) -> None:
+        now_ns = time.monotonic_ns()
+        if TraceLevel.TENSORS in self.settings.levels and len(self.tensors) < MOST_EVENTS:
+            self._record("TENSOR_BACKEND_OUTPUT", response.outputs, now_ns)
+        self.mark("INFER_RESPONSE_COMPLETE", now_ns)
+        if response.error is not None:
+            self.error = str(response.error)
+        if self.door and not self._sent_first:
+            self._sent_first = True
+            self.mark(f"{self.door}_SEND_START", now_ns)
+        if response.final:
+            self.events.append(Event("REQUEST_END", now_ns))
+            self._answered = True
+            self._finish_if_over()
+
+    # For instances
+
+    @property
+    def model_carrier(self) -> str:
+        """The context for the model, which continues the trace; empty if it cannot be continued outside."""
+        return self.compute_context.carrier if self.settings.mode is TraceMode.OPENTELEMETRY else ""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace as lines of the log name it; empty if it cannot be continued outside."""
+        return f"{self.context.trace_id:032x}" if self.settings.mode is TraceMode.OPENTELEMETRY else ""
+
+    def begin_execution(self) -> None:
+        """The request is sent to a stub."""
+        self._executing = True
+
+    def end_execution(self) -> None:
+        """The stub gives the request back, or is dead."""
+        if self._executing:
+            self._executing = False
+            self._finish_if_over()
+
+    def executed(self, times: Times, now_ns: int) -> None:
+        """``execute`` has returned."""
+        self.times, self.executed_ns = times, now_ns
+        self.mark("COMPUTE_START", times.began_ns)
+        self.mark("COMPUTE_INPUT_END", times.infer_start_ns)
+        self.mark("COMPUTE_OUTPUT_START", times.infer_end_ns)
+        self.mark("COMPUTE_END", now_ns)
+        if TraceLevel.TENSORS in self.settings.levels:
+            inputs = [each for each in self.tensors if each.activity == "TENSOR_QUEUE_INPUT"]
+            self.tensors += [each._replace(activity="TENSOR_BACKEND_INPUT", ns=times.began_ns) for each in inputs]
+        self.end_execution()
+
+    # For requests that the model makes
+
+    def child(self, *, of_execution: bool) -> RequestTrace | None:
+        """The record of a request that is made for this one; None if there are too many.
+
+        Args:
+            of_execution: the model makes it while it executes; otherwise it is a step of an ensemble.
+        """
+        first = self
+        while first.parent is not None:
+            first = first.parent
+        if first._children >= MOST_CHILDREN:
+            return None
+        first._children += 1
+        outer = self.compute_context if of_execution else self.model_context
+        return RequestTrace(self.settings, self._finish, outer=outer, context=outer.child(), parent=self)
+
+    def _record(self, activity: str, tensors: Sequence[Tensor], now_ns: int) -> None:
+        for tensor in tensors:
+            data = tensor.data
+            # The bytes in a client's shared memory are not the host's to read.
+            head = bytes(data[:MOST_TENSOR_BYTES]) if isinstance(data, bytes | bytearray | memoryview) else b""
+            self.tensors.append(
+                RecordedTensor(activity, tensor.name, tensor.datatype, tuple(tensor.shape), head, len(data), now_ns)
+            )
+
+    def _finish_if_over(self) -> None:
+        if not self._answered or self._executing or self._sending or self._finished:
+            return
+        self._finished = True
+        request, self._request = self._request, None  # a reference cycle, which would stay until garbage collection
+        if request is not None and request.queued_ns:
+            self.queued_ns = request.queued_ns
+            self.events.append(Event("QUEUE_START", request.queued_ns))
+        self._finish(self)

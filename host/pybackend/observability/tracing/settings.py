@@ -1,0 +1,137 @@
+"""The settings of traces: of the whole server, and of single models where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from pybackend.errors import ErrorCode, InferenceError
+
+UNSIGNED_32 = 2**32 - 1
+SIGNED_32 = 2**31 - 1
+
+
+class TraceMode(StrEnum):
+    """Where traces go."""
+
+    TRITON = "triton"
+    """Files in the format of Triton's server."""
+    OPENTELEMETRY = "opentelemetry"
+    """A collector that speaks OTLP over HTTP."""
+
+
+class TraceLevel(StrEnum):
+    """The parts of a request that are recorded."""
+
+    TIMESTAMPS = "TIMESTAMPS"
+    """When a request reached each station of its path."""
+    TENSORS = "TENSORS"
+    """The inputs and outputs."""
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """How spans reach a collector.
+
+    Attributes:
+        url: of the collector.
+        resource: attributes of this server.
+        max_queue_size: most spans that wait; further ones are dropped.
+        schedule_delay_ms: the longest that spans wait for others.
+        max_export_batch_size: most spans in one message.
+    """
+
+    url: str = "http://localhost:4318/v1/traces"
+    resource: Mapping[str, str] = field(default_factory=lambda: {"service.name": "triton-inference-server"})
+    max_queue_size: int = 2048
+    schedule_delay_ms: int = 5000
+    max_export_batch_size: int = 512
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """The settings at the start.
+
+    Attributes:
+        mode: where traces go.
+        levels: what is recorded; empty for no traces.
+        rate: one of ``rate`` requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
+        count: how many more requests may be sampled; -1 for any number.
+        log_frequency: traces per file; 0 for one file.
+        file: the path of trace files, as it was given; ``""`` if there is none.
+        export: how spans reach a collector.
+    """
+
+    mode: TraceMode = TraceMode.TRITON
+    levels: tuple[TraceLevel, ...] = ()
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+    file: str = ""
+    export: ExportSettings = ExportSettings()
+
+    @property
+    def invalid_reason(self) -> str:
+        """Why traces that are switched on cannot be recorded; empty if they can, or are switched off."""
+        if not self.levels:
+            return ""
+        if self.mode is TraceMode.OPENTELEMETRY:
+            return ""
+        if self.rate == 0:
+            return "sample rate must be non-zero"
+        return "trace file name is not given" if not self.file else ""
+
+    def changed(self, changes: Mapping[str, Any]) -> TraceSettings:
+        """These settings with other values of some attributes.
+
+        Raises:
+            InferenceError: INVALID_ARG, they do not fit together.
+        """
+        made = replace(self, **changes)
+        if made.invalid_reason:
+            advice = "" if made.rate == 0 else ": restart the server with --trace-config=triton,file=FILE"
+            raise InferenceError(
+                f"Attempting to set invalid trace setting :{made.invalid_reason}{advice}", ErrorCode.INVALID_ARG
+            )
+        return made
+
+
+class TraceSettingsBook:
+    """The settings in force. Models take the server's value for each setting that they do not set."""
+
+    def __init__(self, initial: TraceSettings) -> None:
+        self._initial = initial
+        self._changes: dict[str, dict[str, Any]] = {}
+
+    def of(self, model_name: str = "") -> TraceSettings:
+        """The settings of a model; of the whole server for ``""``."""
+        return self._made(self._changes.get("", {}), self._changes.get(model_name, {}))
+
+    def _made(self, server: Mapping[str, Any], model: Mapping[str, Any]) -> TraceSettings:
+        return replace(self._initial, **{**server, **model})
+
+    @property
+    def models(self) -> list[str]:
+        """The models with their own settings."""
+        return [name for name in self._changes if name]
+
+    def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
+        """Change attributes for a model, or the whole server; None ends an earlier change.
+
+        Raises:
+            InferenceError: INVALID_ARG, the settings do not fit together.
+        """
+        changed = {**self._changes.get(model_name, {}), **changes}
+        kept = {name: value for name, value in changed.items() if value is not None}
+        if model_name:
+            self._initial.changed({**self._changes.get("", {}), **kept})
+        else:
+            self._initial.changed(kept)
+            for name in self.models:
+                self._initial.changed({**kept, **self._changes[name]})
+        if kept:
+            self._changes[model_name] = kept
+        else:
+            self._changes.pop(model_name, None)

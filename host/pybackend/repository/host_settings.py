@@ -1,0 +1,83 @@
+"""Makes the server's interface for its models from the operator's settings."""
+
+from __future__ import annotations
+
+import sys
+
+from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
+from pybackend.environment.pack_process import pack_in_process
+from pybackend.environment.provider import EnvironmentProvider
+from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.instance.debugging import DebuggerPorts, Terminal
+from pybackend.instance.devices import count_gpus
+from pybackend.instance.plan import DisconnectSlowClients, no_clients
+from pybackend.instance.resources import ResourceTable
+from pybackend.instance.services import StubServices
+from pybackend.instance.shared_core import SharedCore
+from pybackend.ipc.arena import TensorBudget
+from pybackend.model.cache.response_cache import ResponseCache
+from pybackend.model.host import ModelHost
+from pybackend.model.router import ModelRouter
+from pybackend.modelconfig.backend_places import BackendPlaces, shipped_backends
+from pybackend.process.launcher import StubLauncher
+from pybackend.repository.mirror.mirrors import cache_directories
+from pybackend.sandbox.runtime_directory import runtime_places
+from pybackend.sandbox.sandbox import Sandbox
+from pybackend.sandbox.shell_runner import ShellRunner
+from pybackend.settings import EnvironmentSettings, Settings
+
+
+def make_host(
+    settings: Settings,
+    launcher: StubLauncher,
+    services: StubServices,
+    router: ModelRouter,
+    shared_core: SharedCore,
+    cache: ResponseCache | None = None,
+    disconnect_slow_clients: DisconnectSlowClients = no_clients,
+) -> ModelHost:
+    """Make the host of models; its sandbox must be closed at the end.
+
+    Args:
+        settings: the operator's.
+        launcher: starts model processes.
+        services: answers requests from model code.
+        router: sends ensembles' requests to their parts.
+        shared_core: where the server and models' processes wait while requests come one at a time.
+        cache: the response cache, None for none.
+        disconnect_slow_clients: called when the output memory of a process is short.
+    """
+    kept = cache_places(settings.environments.cache_directory or default_cache_directory())
+    cloud = settings.cloud_repositories
+    kept += cache_directories(cloud.urls, cloud.cache_directory)
+    sandbox = Sandbox(settings.sandbox, settings.places, launcher.bundle, kept)
+    return ModelHost(
+        launcher=launcher,
+        services=services,
+        router=router,
+        shared_core=shared_core,
+        settings=settings.models,
+        metrics=settings.metrics,
+        gpu_count=count_gpus(),
+        # The stubs' copy: every model's process can read it, wherever pybackend is installed.
+        backends=BackendPlaces(
+            settings.backend_directory, launcher.bundle / shipped_backends().name, settings.backend_settings
+        ),
+        debugger=DebuggerPorts(settings.debug),
+        terminal=Terminal(sys.stdin.fileno(), sys.stdout.fileno()) if settings.lends_terminal else None,
+        cache=cache,
+        queued_bytes=None if settings.max_queued_bytes is None else QueuedBytes(settings.max_queued_bytes),
+        resources=None if settings.resource_limits is None else ResourceTable(settings.resource_limits),
+        environments=_environments(settings.environments, sandbox),
+        sandbox=sandbox,
+        runtime_places=runtime_places(launcher.bundle.parent),
+        disconnect_slow_clients=disconnect_slow_clients,
+        tensor_budget=TensorBudget(settings.tensor_memory_limit_bytes),
+    )
+
+
+def _environments(settings: EnvironmentSettings, sandbox: Sandbox) -> EnvironmentProvider:
+    directory = settings.cache_directory or default_cache_directory()
+    cache = EnvironmentCache(directory, settings.cache_limit_bytes)
+    packer = pack_in_process if settings.pack_at_load else None
+    return EnvironmentProvider(cache, packer, ShellRunner(sandbox).run)
