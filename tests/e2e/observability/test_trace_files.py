@@ -14,6 +14,7 @@ from tests.support.connection import connected, post
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
+from tests.support.trace_files import fragments_in
 
 pytestmark = pytest.mark.e2e
 
@@ -116,7 +117,7 @@ class Trace:
 def read(path):
     """The traces of a file by id; its fragments have no other members."""
     traces: dict[int, Trace] = {}
-    for fragment in json.loads(path.read_text() if path.exists() else "[]"):
+    for fragment in fragments_in(path):
         trace = traces.setdefault(fragment["id"], Trace())
         if "timestamps" in fragment:
             assert fragment.keys() == {"id", "timestamps"}
@@ -138,11 +139,13 @@ class Reader:
         self.seen = set(read(path))
 
     def next(self, count):
-        def fresh():
-            return {number: trace for number, trace in read(self.path).items() if number not in self.seen}
+        found = {}
 
-        wait_until(lambda: len(fresh()) >= count, lambda: f"{count} traces, not {[t.head for t in fresh().values()]}")
-        found = fresh()
+        def enough():
+            found.update({number: trace for number, trace in read(self.path).items() if number not in self.seen})
+            return len(found) >= count
+
+        wait_until(enough, lambda: f"{count} traces, not {[trace.head for trace in found.values()]}")
         assert len(found) == count
         self.seen |= set(found)
         return [found[number] for number in sorted(found)]

@@ -20,6 +20,7 @@ from tests.support.inference import infer
 from tests.support.model_control import CONFIG
 from tests.support.repositories import write_model
 from tests.support.server import serving
+from tests.support.trace_files import fragments_in
 
 STEP = {"IN": "IN"}, {"OUT": "OUT"}
 
@@ -35,8 +36,7 @@ def adding(number):
 
 def namespaces_in(path):
     """Those of traces of the model ``add``."""
-    rows = json.loads(path.read_text()) if path.exists() else []
-    return {row["namespace"] for row in rows if row.get("model_name") == "add"}
+    return {row["namespace"] for row in fragments_in(path) if row.get("model_name") == "add"}
 
 
 class Place:
