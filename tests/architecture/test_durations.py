@@ -24,6 +24,7 @@ def test_idles_again():
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.thorough
 def test_report_names_files_with_the_cpu_time_of_their_processes(tmp_path, processes):
     (tmp_path / "tests" / "unit").mkdir(parents=True)
     (tmp_path / "tests" / "unit" / "test_idle.py").write_text(_IDLE)

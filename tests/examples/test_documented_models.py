@@ -206,6 +206,7 @@ def test_model_without_a_configuration_describes_itself(documented):
     assert [tensor["name"] for tensor in config["input"] + config["output"]] == ["INPUT0", "OUTPUT0"]
 
 
+@pytest.mark.thorough
 def test_the_quickest_way_of_the_readme(tmp_path):
     page = (ROOT / "README.md").read_text()
     new, served, asked = re.findall(r"`pybackend ((?:new|dev|infer) [^`]*)`", page)[:3]

@@ -167,6 +167,7 @@ def test_a_second_signal_cuts_calls_short(tmp_path):
         assert server.wait() == 1
 
 
+@pytest.mark.thorough
 def test_clients_that_come_and_go_leave_no_memory(tmp_path):
     write_victim(tmp_path, "victim")
     tensor = client.InferInput("COMMAND", [1], "BYTES")

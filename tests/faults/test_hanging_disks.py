@@ -34,6 +34,7 @@ def check_serves(server):
     assert server.metrics()['nv_inference_count{model="m",version="1"}'] >= 3
 
 
+@pytest.mark.thorough
 def test_models_on_a_disk_that_hangs(repository):
     """The index shows what was there before and says so; loads wait without disturbing others; then all goes on."""
     flags = ("--model-control-mode=explicit", "--load-model=m")
@@ -61,6 +62,7 @@ def test_models_on_a_disk_that_hangs(repository):
         assert server.request("POST", "/v2/repository/models/other/load", {}).status == 200
 
 
+@pytest.mark.thorough
 def test_a_server_ends_while_its_models_disk_hangs(repository):
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
     with serving(repository, flags=flags) as server, hanging(repository):

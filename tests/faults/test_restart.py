@@ -127,6 +127,7 @@ def test_a_host_without_descriptors_tries_again_until_it_has_some(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["standard", "strict"])
+@pytest.mark.thorough
 def test_a_confined_model_comes_back_once_there_are_descriptors_again(level):
     """Also looking for what its process has left behind takes descriptors."""
     with arena("root", f"--sandbox={level}", models={"victim": {}}) as host:
@@ -192,6 +193,7 @@ def test_what_clients_announce_leaves_descriptors_for_a_restart(tmp_path):
         assert server.stop() == 0
 
 
+@pytest.mark.thorough
 def test_a_thread_that_goes_on_keeps_no_process_alive(tmp_path):
     """Neither that of a model which failed to load nor that of one which is finalized."""
     directory = write_victim(tmp_path, "lingering", code=LINGERING)

@@ -123,6 +123,7 @@ def test_with_pytest(project):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_on_the_command_line(row, project):
     python = _python(environments.python_of, row)
     arguments = (

@@ -40,6 +40,7 @@ print(json.dumps(asyncio.run(main())))
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", environments.rows(), ids=str)
+@pytest.mark.thorough
 def test_every_interpreter_forks(row):
     try:
         python = environments.python_of(row)

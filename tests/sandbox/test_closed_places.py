@@ -97,6 +97,7 @@ def user_of(server: ServerProcess, model: str) -> int:
     return int(told)
 
 
+@pytest.mark.thorough
 def test_a_repository_in_another_users_home(base):
     home = base / "home"
     write_each(home / "models")
@@ -172,6 +173,7 @@ def test_an_access_control_list_counts(base):
         assert user_of(server, "third") == OTHER_UID + 1
 
 
+@pytest.mark.thorough
 def test_an_interpreter_in_another_users_home(base):
     home = base / "home"
     home.mkdir()
@@ -209,6 +211,7 @@ def test_an_interpreter_in_a_directory_of_root(base):
 
 
 @pytest.mark.parametrize("owner", [0, *thorough(OTHER_UID)])
+@pytest.mark.thorough
 def test_an_environment_below_a_closed_directory(base, owner):
     closed = base / "closed"
     closed.mkdir()
@@ -231,6 +234,7 @@ def test_an_environment_below_a_closed_directory(base, owner):
         assert "where the model's environment lies" in found["third"]
 
 
+@pytest.mark.thorough
 def test_files_that_a_model_may_miss_are_named(base):
     """What lies behind a link, an option, or in a closed file, is not needed to start: the model has its own user."""
     closed = base / "closed"
@@ -265,6 +269,7 @@ def test_files_that_a_model_may_miss_are_named(base):
             assert "SANDBOX_READ" not in hint
 
 
+@pytest.mark.thorough
 def test_what_a_server_that_is_not_root_cannot_read(base):
     write_each(base / "models")
     for name in LEVELS:

@@ -38,6 +38,7 @@ for place in (os.environ.get("TMPDIR", "/tmp"), "/tmp"):
 @pytest.mark.parametrize(
     ("kind", "level"), [("root", "standard"), *thorough(("root", "strict"), ("user", "standard"), ("user", "strict"))]
 )
+@pytest.mark.thorough
 def test_what_it_runs_first_is_confined(environment, kind, level):
     directory, packages = environment
     mark = Path(f"/tmp/pybackend-first-{level}-{kind}-{directory.parent.name}")

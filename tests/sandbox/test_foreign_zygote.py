@@ -307,6 +307,7 @@ def restarted(host: Arena, name: str) -> int:
 
 @pytest.mark.spec("pb-H06")
 @pytest.mark.parametrize("kind", ["root", *thorough("user")])
+@pytest.mark.thorough
 def test_one_that_dies_is_replaced(environment, run_first, kind):
     directory, _ = environment
     starts = run_first()

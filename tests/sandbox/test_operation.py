@@ -235,6 +235,7 @@ class TestUsers:
             assert free_of_processes(left)
             assert not [room for room in rooms if room.exists()]
 
+    @pytest.mark.thorough
     def test_what_a_dead_process_has_started_is_gone_before_the_next_one_comes(self):
         with arena("root", models={"victim": {"SANDBOX": "standard"}}) as host:
             host.server.wait_ready()
@@ -259,6 +260,7 @@ class TestUsers:
             host.server.wait_ready()
             wait_until(lambda: not left.exists(), "the directory of a dead server is still there")
 
+    @pytest.mark.thorough
     def test_a_user_without_a_name_has_one_for_libraries(self, monkeypatch):
         for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
             monkeypatch.delenv(name, raising=False)
@@ -267,6 +269,7 @@ class TestUsers:
             host.context["honest"] = True
             assert host.ask("victim", ["knows_its_user"])["results"] == {"knows_its_user": ""}
 
+    @pytest.mark.thorough
     def test_a_user_of_the_operators_choice(self):
         with arena("root", models={"victim": {"SANDBOX": "standard", "SANDBOX_UID": "54322"}}) as host:
             host.server.wait_ready()
@@ -296,6 +299,7 @@ def test_a_secret_of_the_server_does_not_reach_a_strict_model(tmp_path):
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can start a server of somebody else")
+@pytest.mark.thorough
 def test_a_version_that_the_server_may_not_enter_is_not_loaded_and_the_others_serve():
     with arena("user", "--exit-on-error=false", models={"victim": {}, "closed": {}}, closed=["closed/1"]) as host:
         reason = host.server.wait_for(r'"closed +\| 1 \| (UNAVAILABLE.*)"')[1]

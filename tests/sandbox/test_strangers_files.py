@@ -146,6 +146,7 @@ def test_a_floor_holds_for_the_framework_that_verifies(place):
 
 
 @pytest.mark.parametrize("who", ["root", *thorough("user")])
+@pytest.mark.thorough
 def test_the_test_harness_starts_an_environment_only_in_the_sandbox(place, hostile_environment, who):
     tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
     named = parameters(EXECUTION_ENV_PATH=str(hostile_environment), SANDBOX_WRITE=str(place / "evidence"))
@@ -182,6 +183,7 @@ def test_a_command_that_examines_models_runs_none_of_their_files(place, reposito
 
 
 @pytest.mark.parametrize("who", ["root", *thorough("user")])
+@pytest.mark.thorough
 def test_a_command_that_serves_a_model_does_so_in_the_sandbox(place, repository, who):
     asked = ["infer", "--repository", repository, "churn", "--input", "input=[1, 2, 3]"]
     assert_confined(ran(place, who, "-m", "pybackend", *asked), who, least=1)

@@ -201,6 +201,7 @@ class TestRepositories:
             server.stop()
         assert models["model 'parts'"]["advice"] == "the ensemble needs model 'absent', which is in no repository"
 
+    @pytest.mark.thorough
     def test_a_model_that_need_not_be_loaded_is_no_failure(self, tmp_path):
         write_laboratory(tmp_path, "fine")
         write_model(tmp_path, "text", "", 'backend: "python" inptu { }')
@@ -235,6 +236,7 @@ class TestRepositories:
         assert f"Socket '127.0.0.1:{port}' already in use. Stop the program" in found["HTTP port"]["advice"]
         assert found["repository"]["found"] == f"no model in {tmp_path}"
 
+    @pytest.mark.thorough
     def test_files_that_flags_name(self, tmp_path):
         """They are read as the server reads them, and a file of the log is not made."""
         keys, log = tmp_path / "keys", tmp_path / "server.log"

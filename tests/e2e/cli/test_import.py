@@ -119,6 +119,7 @@ def test_a_server_answers_the_sample_and_exports_the_configuration(repository, c
         assert capsys.readouterr().err.startswith("error: Request for unknown model: 'nothing'")
 
 
+@pytest.mark.thorough
 def test_a_model_that_exists_is_replaced_only_on_request(repository, onnx_file, capsys):
     flags = [str(onnx_file), f"--repository={repository}"]
     assert main(["import", *flags]) == 1
@@ -223,6 +224,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 128 + signal.SIGINT)])
+@pytest.mark.thorough
 def test_an_interrupted_import_leaves_nothing(tmp_path, onnx_file, number, status):
     (tmp_path / "backends/waits").mkdir(parents=True)
     (tmp_path / "backends/waits/model.py").write_text(WAITS)
@@ -243,6 +245,7 @@ def test_an_interrupted_import_leaves_nothing(tmp_path, onnx_file, number, statu
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.thorough
 def test_a_model_that_does_not_load_leaves_nothing(tmp_path, onnx_file):
     path = tmp_path / "broken"
     path.write_bytes(onnx_file.read_bytes().replace(b"MatMul", b"MatMal"))

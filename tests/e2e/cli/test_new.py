@@ -73,6 +73,7 @@ def test_models_refuse_outputs_that_are_not_as_configured(written):
     assert [text for text in texts if validating not in text and 'platform: "ensemble"' not in text] == []
 
 
+@pytest.mark.thorough
 def test_tests_pass(written):
     variables = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", written, cwd=written, env=variables)

@@ -254,6 +254,7 @@ def test_idle_models_are_finalized_although_another_one_hangs(repository, model)
         assert not (model / "finalized").exists()
 
 
+@pytest.mark.thorough
 def test_drain_and_finalize_share_one_deadline(repository, model):
     """A request that takes its time leaves ``finalize`` the rest of it, not as much again."""
     Gate(model, "finalize").close()
@@ -300,6 +301,7 @@ def test_a_second_signal_ends_finalize_at_once(repository, model, whole_starts):
 
 @pytest.mark.spec("pb-E14")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.thorough
 def test_a_signal_to_the_whole_group_stops_it_in_order(repository, model, number):
     """Ctrl-C reaches the server and whatever shares its terminal; models live until they are finalized."""
     gate = Gate(model, "execute")

@@ -184,6 +184,7 @@ def test_processes_have_the_terminal_one_after_the_other(dev, people):
     assert [answer.result(DEADLINE_S)["OUT"].item() for answer in answers] == [2, 2]
 
 
+@pytest.mark.thorough
 def test_time_at_the_prompt_counts_for_no_limit(dev, people):
     answer = people.submit(ask, dev, "stops")
     dev.type("", PROMPT)
@@ -200,6 +201,7 @@ def test_a_model_cannot_control_the_terminal(dev, people):
     assert answer.result(DEADLINE_S)["OUT"].item() == 2
 
 
+@pytest.mark.thorough
 def test_a_server_in_the_background_is_not_stopped_and_waits_for_its_turn(repository, people):
     server = TerminalServer(repository, in_background=True)
     try:

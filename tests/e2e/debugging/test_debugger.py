@@ -107,6 +107,7 @@ def test_only_the_models_code_is_shown_and_stepped_through(repository, model, se
         client.detach()
 
 
+@pytest.mark.thorough
 def test_waiting_for_a_debugger_everything_can_be_stopped_in(repository, model):
     """The module itself, auto_complete_config, initialize, finalize."""
     with serving(repository, flags=(*FLAGS, "--debug-wait"), ready=False) as server:
@@ -138,6 +139,7 @@ def test_a_server_that_waits_for_a_debugger_can_be_stopped(repository, model, nu
         assert free_of_processes(pids)
 
 
+@pytest.mark.thorough
 def test_what_to_tell_an_editor_can_be_copied_from_the_terminal(repository, model):
     write_model(repository, "m", MODEL, CONFIG + " instance_group { count: 2 kind: KIND_CPU }")
     with serving(repository, flags=FLAGS) as server:

@@ -69,6 +69,7 @@ def running(argument):
 
 
 @pytest.mark.spec("pb-V01")
+@pytest.mark.thorough
 def test_every_process_in_a_directory_has_what_its_hooks_set(tmp_path, environment, about, write_about, cache):
     prefix = environment(geo=GEO)
     for name in ("off", "standard", "strict"):
@@ -126,6 +127,7 @@ WRONG = {
 
 
 @pytest.mark.faults
+@pytest.mark.thorough
 def test_a_hook_that_goes_wrong_is_named_and_keeps_no_model_from_loading(
     tmp_path, environment, about, write_about, cache, many
 ):

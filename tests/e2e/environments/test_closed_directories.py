@@ -57,6 +57,7 @@ def run(place: Path, *arguments: object) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("command", ["inspect", "inspect below", "pack", "serve"])
+@pytest.mark.thorough
 def test_a_closed_directory(command, place):
     closed = place / "closed"
     closed.mkdir(0o000)

@@ -99,6 +99,7 @@ def test_an_environment_is_described(kind, env):
     assert "usable here    yes" in text
 
 
+@pytest.mark.thorough
 def test_the_same_archive_is_recognised_in_the_cache(env, filled):
     found = env("inspect", packed(), json_wanted=True)[1]
     assert found["cached"] is True

@@ -150,6 +150,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.spec("pb-L09")
+@pytest.mark.thorough
 def test_libraries_of_the_host_do_not_reach_it(tmp_path, about, write_about, cache, archive):
     write_about(tmp_path, archive)
     write_about(tmp_path, None, "hosts")
@@ -201,6 +202,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.spec("pb-K02")
+@pytest.mark.thorough
 def test_a_backend_brings_an_environment_for_models_that_name_none(tmp_path, cache, archive):
     backends, repository = tmp_path / "backends", tmp_path / "models"
     for backend, runtime in (("packed", "model.py"), ("other", "serve.py")):
@@ -229,6 +231,7 @@ def test_a_backend_brings_an_environment_for_models_that_name_none(tmp_path, cac
 
 @pytest.mark.spec("pb-V02")
 @pytest.mark.faults
+@pytest.mark.thorough
 def test_an_archive_that_is_replaced_serves_from_the_next_load_on(tmp_path, about, write_about):
     """The new one is unpacked beside the old, which models use until they are loaded again."""
     from tests.support.laboratory import laboratory, write_laboratory

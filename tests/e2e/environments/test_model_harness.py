@@ -173,12 +173,14 @@ def test_the_model_object_is_elsewhere(harness):
         harness.model.x  # noqa: B018
 
 
+@pytest.mark.thorough
 def test_finalize_runs_and_the_log_survives(model):
     with ModelHarness(model) as harness:
         pass
     assert str(harness.logs[-1]).endswith("the end")
 
 
+@pytest.mark.thorough
 def test_a_process_that_ends_fails_the_request(model):
     harness = ModelHarness(model)
     harness.open()
@@ -189,6 +191,7 @@ def test_a_process_that_ends_fails_the_request(model):
 
 
 @pytest.mark.parametrize("where", ["$$TRITON_MODEL_DIRECTORY/env", "ignored"])
+@pytest.mark.thorough
 def test_a_directory_and_an_argument(tmp_path, cache, where):
     directory = write_model(tmp_path, "m", MODEL, config(where))
     (directory / "env").symlink_to(tree())
@@ -202,6 +205,7 @@ def test_here_is_the_process_of_the_test(model):
         assert harness.model.ready is True
 
 
+@pytest.mark.thorough
 def test_streams(tmp_path, cache):
     directory = write_model(tmp_path, "m", STREAM, config(tree(), "model_transaction_policy { decoupled: true }"))
     with ModelHarness(directory) as harness:
@@ -241,6 +245,7 @@ class TritonPythonModel:
 @pytest.mark.parametrize(
     ("code", "output"), [(OVERLAPPING, "IN"), (CALLING, "OUT")], ids=["they overlap", "the model is busy"]
 )
+@pytest.mark.thorough
 def test_executions_may_overlap(tmp_path, cache, code, output):
     """A model that calls another one hands back the executions that it could not begin; they are sent again."""
     named = config(tree()).replace('"OUT"', f'"{output}"')
@@ -251,6 +256,7 @@ def test_executions_may_overlap(tmp_path, cache, code, output):
         assert [stream.collect()[0][output].item() for stream in streams] == list(range(40))
 
 
+@pytest.mark.thorough
 def test_calls_to_functions_and_to_models_elsewhere(tmp_path, cache):
     stream = write_model(tmp_path, "stream", STREAM, IN_OUT + "model_transaction_policy { decoupled: true }")
     directory = write_model(tmp_path, "m", CALLER, config(tree()))
@@ -279,6 +285,7 @@ def test_a_model_here_calls_one_elsewhere(tmp_path, model):
         assert harness.models["other"].logs
 
 
+@pytest.mark.thorough
 def test_a_failed_assertion_of_a_function_fails_the_test(tmp_path, cache):
     directory = write_model(tmp_path, "m", CALLER, config(tree()))
 
@@ -298,6 +305,7 @@ def test_outputs_are_checked(tmp_path, cache):
         harness.infer(IN=[1])
 
 
+@pytest.mark.thorough
 def test_a_module_that_the_environment_lacks(tmp_path, cache):
     directory = write_model(tmp_path, "m", "import fastapi\n" + MODEL, config(tree()))
     with pytest.raises(LoadError, match="ModuleNotFoundError: No module named 'fastapi'"):

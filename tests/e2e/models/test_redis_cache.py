@@ -226,6 +226,7 @@ def in_the_place_of(redis, answer):
 @pytest.mark.parametrize(
     "answer", [b"*1\r\n" * 100_000, b"*999999999\r\n", b"\0" * 100], ids=["nested", "long", "zeros"]
 )
+@pytest.mark.thorough
 def test_hostile_servers_are_no_danger(redis, repository, answer):
     """Neither to a lookup nor to an insertion, nor to the end of the server."""
     with serving(repository, flags=flags(redis)) as server:

@@ -95,6 +95,7 @@ def removed(work):
     [(signal.SIGINT, 130), *thorough((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL))],
     ids=["ctrl-c", "sigterm", "kill-9"],
 )
+@pytest.mark.thorough
 def test_ended_in_the_middle(number, status, requirements, python, waiting_python):
     directory = requirements.parent
     (directory / "env.tar.gz").write_bytes(b"the one before")

@@ -259,6 +259,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     ],
     ids=["archive", "interpreter", "wheels"],
 )
+@pytest.mark.thorough
 def test_full_disk(size, flags, python, tmp_path):
     """A file system of a few megabytes, where this user may make one."""
     small = tmp_path / "small"

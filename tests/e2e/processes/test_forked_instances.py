@@ -71,6 +71,7 @@ NOT_EQUAL = {"path"}
 """Each model has its own directory there."""
 
 
+@pytest.mark.thorough
 def test_a_model_cannot_tell(tmp_path, whole_starts):
     write_caller(tmp_path, "forked")
     write_caller(tmp_path, "spawned", extra="instance_group { kind: KIND_CPU }\n" + SPAWNED)

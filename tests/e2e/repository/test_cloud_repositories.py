@@ -169,6 +169,7 @@ def test_a_bucket_that_does_not_answer_delays_no_other_repository(storage, tmp_p
         wait_until(lambda: text_of(server, "far") == "after", "the changed model of the bucket", deadline_s=60)
 
 
+@pytest.mark.thorough
 def test_a_bucket_that_is_away_blinds_nobody(tmp_path, capsys):
     """While it hangs, the index, status and top answer from the last listing; once it is gone, a server starts from its cache."""
     flags = ("--model-control-mode=explicit", "--load-model=whole", f"--repository-cache-directory={tmp_path}")
@@ -248,6 +249,7 @@ def test_a_missing_bucket_ends_the_start_with_one_sentence(storage, tmp_path):
     assert (run.returncode, run.stderr) == (1, f"error: repository path is not a valid directory: {sentence}\n")
 
 
+@pytest.mark.thorough
 def test_the_doctor_examines_models_of_a_bucket(storage, tmp_path):
     put_model(storage, "doctor", "one", {1: "1"})
     run = subprocess.run(

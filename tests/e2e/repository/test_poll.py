@@ -91,6 +91,7 @@ def test_models_are_added_changed_and_removed(server):
 
 
 @pytest.mark.spec("srv-R05")
+@pytest.mark.thorough
 def test_a_broken_change_leaves_the_old_version_serving(server):
     before = told(server, "kept")
     directory = server.repository / "kept"

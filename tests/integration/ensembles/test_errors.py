@@ -239,6 +239,7 @@ def test_a_step_without_memory(tmp_path) -> None:
         assert (lab.ask("two", {"IN": x})["OUT"] == 3 * x).all()
 
 
+@pytest.mark.thorough
 def test_many_that_fail_leave_nothing(lab: Lab) -> None:
     """Whatever fails, and with whatever memory in use: all of it comes back."""
     big, fails = f"return [{BIG})]", f"return [{BIG}, pb_utils.TritonError('no'))]"

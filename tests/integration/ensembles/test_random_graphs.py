@@ -208,6 +208,7 @@ def test_graphs_of_models_that_answer_once(lab: Lab, graph: Graph) -> None:
 @pytest.mark.spec("srv-R18")
 @RANDOM
 @given(graph=graphs(streams=True))
+@pytest.mark.thorough
 def test_graphs_with_streams(lab: Lab, graph: Graph) -> None:
     try:
         expected = evaluate(graph)

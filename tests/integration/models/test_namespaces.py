@@ -37,6 +37,7 @@ async def ask(engine, name):
 
 
 @pytest.mark.spec("srv-R24")
+@pytest.mark.thorough
 def test_a_storm_of_loads_in_two_namespaces_does_not_mix_them(tmp_path):
     """Models of one say odd numbers, those of the other even ones; ensembles and requests go on meanwhile."""
     places = [tmp_path / "odd", tmp_path / "even"]
