@@ -19,6 +19,7 @@ from pybackend.errors import ServerError
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.frontend.descriptor_reserve import is_reserved
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.http.app import make_app
@@ -26,13 +27,11 @@ from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
 from pybackend.frontend.local_socket import LocalSocket
 from pybackend.frontend.metrics.app import MetricsApp
-from pybackend.frontend.slow_senders import SlowSenders
+from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates
-from pybackend.frontend.watch import Watch
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.cache.choice import make_cache
@@ -92,15 +91,14 @@ class Server:
         shared_core = SharedCore(enabled=settings.shared_core)
         self._services = ModelServices(shared_core)
         router = EngineRouter(self._services)
-        self._kept = KeptBytes(settings.http.memory_limit_bytes)
-        disconnect_slow_clients = self._kept.make_room_in
+        self._client_memory = ClientMemory(settings.http.memory_limit_bytes)
+        disconnect_slow_clients = self._client_memory.drop_readers
         host = make_host(settings, launcher, self._services, router, shared_core, self._cache, disconnect_slow_clients)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, mirrors)
         self._recorder = make_recorder(settings.trace)
-        self._watch = Watch(AccessLog() if settings.log.access else None)
-        self._senders = SlowSenders()
+        self._request_log = RequestLog(AccessLog() if settings.log.access else None)
         self._engine = InferenceEngine(
             self._repository,
             server_id=settings.server_id,
@@ -225,20 +223,19 @@ class Server:
 
     async def _listen(self, sockets: _Sockets, rules: AccessRules) -> None:
         """Open the ports before models load, so that probes find a server that is live but not ready."""
-        self._watch.open()
+        self._request_log.open()
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
         if sockets.http is not None:
             guard = rules.http_guard()
             frontend = InferFrontend(
                 self._engine,
                 limits,
-                self._kept,
-                senders=self._senders,
+                self._client_memory,
                 forwards=rules.http_forwards,
                 guard=guard,
                 fast_paths=self._settings.fast_paths,
             )
-            port = HttpPort(self._kept, watch=self._watch, guard=guard, cors=rules.cors)
+            port = HttpPort(self._client_memory, request_log=self._request_log, guard=guard, cors=rules.cors)
             app = make_app(frontend)
             self._http = HttpServer(app if rules.cors is None else rules.cors.wrap(app), port, frontend)
             if rules.keys is not None:
@@ -251,11 +248,10 @@ class Server:
             calls = GrpcFrontend(
                 self._engine,
                 limits,
-                self._kept,
-                self._watch,
+                self._client_memory,
+                self._request_log,
                 rules.call_policy(),
                 self._settings.grpc,
-                senders=self._senders,
                 fast_paths=self._settings.fast_paths,
             )
             if rules.keys is not None:
@@ -269,7 +265,7 @@ class Server:
             gpu_count = self._repository.host.gpu_count
             metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
             self._measuring = asyncio.create_task(metrics.measure())
-            self._metrics = HttpServer(metrics, HttpPort(self._kept, guard=rules.metrics_guard()))
+            self._metrics = HttpServer(metrics, HttpPort(self._client_memory, guard=rules.metrics_guard()))
             rules.warn("metrics", sockets.metrics, secure=False)
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
@@ -277,14 +273,15 @@ class Server:
             routes = InferFrontend(
                 self._engine,
                 limits,
-                self._kept,
-                senders=self._senders,
+                self._client_memory,
                 forwards=rules.http_forwards,
                 fast_paths=self._settings.fast_paths,
             )
             v2 = make_app(routes)
             translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)
-            server = HttpServer(translated, HttpPort(self._kept, watch=self._watch, guard=rules.cloud_guard(cloud)))
+            server = HttpServer(
+                translated, HttpPort(self._client_memory, request_log=self._request_log, guard=rules.cloud_guard(cloud))
+            )
             self._clouds.append(server)
             rules.warn(cloud.name, sock, secure=False)
             await server.start(sock)
@@ -400,7 +397,7 @@ class Server:
             self._measuring.cancel()
         if self._cache is not None:
             await self._cache.close()
-        self._watch.close()
+        self._request_log.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         return answered and sent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.frontend import descriptor_reserve, http2, pace
+from pybackend.frontend import descriptor_reserve, flow, http2
 from pybackend.frontend.calls import model_calls, open_bytes
 from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
 from pybackend.inference import tensor
@@ -48,7 +48,7 @@ def test_the_first_page_leads_to_every_page_of_the_manual():
             f"up to {plan_cache.LARGEST_HEADER_BYTES // 1024} KB; {plan_cache.MOST_PLANS} for each model version",
         ),
         ("hot-path", f"Bodies up to {infer_body.SMALL_BODY_BYTES // 1024} KB are collected"),
-        ("hot-path", f"is kept, up to {connection.MAX_KEPT_BYTES // 1024} KB, and then reading pauses"),
+        ("hot-path", f"waits, up to {connection.MAX_WAITING_BYTES // 1024} KB, and then reading pauses"),
         ("hot-path", f"Tensors up to {messages.INLINE_BYTES // 1024} KB"),
         ("hot-path", f"at most {prefetch.MOST_PREFETCHED} executions"),
         ("hot-path", f"that has run for {prefetch.SLOW_NS // 1_000_000} ms"),
@@ -57,7 +57,7 @@ def test_the_first_page_leads_to_every_page_of_the_manual():
         ("failure", f"Not more than about {channel.MESSAGES_AT_ONCE} messages"),
         ("failure", f"waits {backoff.FIRST_BACKOFF_S} s before the next one"),
         ("failure", f"up to {backoff.LONGEST_BACKOFF_S:.0f} s."),
-        ("failure", f"when it is {pace.STALLED_SECONDS} s behind"),
+        ("failure", f"when it is {flow.STALLED_SECONDS} s behind"),
         ("hot-path", f"above {large_request.LARGE_JSON_BYTES >> 10} KB is read"),
         ("hot-path", f"more than {json_pieces.LARGEST_WHOLE_BYTES >> 10} KB of tensor as JSON"),
         ("processes", {3: "has three seconds to exit"}[int(session.EXIT_GRACE_S)]),
@@ -98,10 +98,10 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("operators/limits", f"has not taken yet | {messages.STREAM_WINDOW}, beside the last one |"),
         ("authors/ensembles", f"up to {messages.STREAM_WINDOW} responses more"),
         ("architecture/calls", f"may be {messages.STREAM_WINDOW} responses (`STREAM_WINDOW`) ahead of the host"),
-        ("operators/limits", f"| {pace.LOWEST_RATE_BYTES_PER_S >> 10} KB a second on average, and never more than"),
-        ("operators/limits", f"more than {pace.STALLED_SECONDS} s behind |"),
-        ("operators/limits", f"sending less than {pace.SLOW_RATE_BYTES_PER_S >> 10} KB a second for"),
-        ("operators/limits", {5: "for five seconds, and"}[pace.SLOW_AFTER_SECONDS]),
+        ("operators/limits", f"| {flow.LOWEST_RATE_BYTES_PER_S >> 10} KB a second on average, and never more than"),
+        ("operators/limits", f"more than {flow.STALLED_SECONDS} s behind |"),
+        ("operators/limits", f"sending less than {flow.SLOW_RATE_BYTES_PER_S >> 10} KB a second for"),
+        ("operators/limits", {5: "for five seconds, and"}[flow.SLOW_AFTER_SECONDS]),
         ("operators/limits", f"the data of its tensors | {json_outline.LARGEST_SKELETON_BYTES >> 20} MB |"),
         ("operators/limits", f"| dimensions of a shape | {limits.MOST_DIMS} |"),
         ("operators/limits", f"(they are ignored) | {chunked_end.MOST_TRAILER_BYTES >> 10} KB |"),

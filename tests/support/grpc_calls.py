@@ -11,10 +11,10 @@ from typing import Any, Self
 import hpack
 
 from pybackend.engine.engine import InferenceEngine
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallPolicy
 from pybackend.frontend.grpc.server import GrpcServer
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import GrpcSettings, KeepaliveSettings
@@ -203,9 +203,7 @@ class Port:
 
     def advance(self, seconds: int) -> None:
         """Let the clock of connections run ahead."""
-        self.frontend.seconds += seconds
-        for connection in list(self.frontend.connections):
-            connection.check_progress()
+        self.server.tick(seconds)
 
 
 @asynccontextmanager
@@ -219,7 +217,7 @@ async def grpc_port(
 ) -> AsyncIterator[Port]:
     """A port on a free number; :meth:`RawClient.settled` needs settings that allow any number of PINGs."""
     frontend = GrpcFrontend(
-        engine, BodyLimits(1 << 26), KeptBytes(kept_bytes), policy=policy, settings=settings, fast_paths=fast_paths
+        engine, BodyLimits(1 << 26), ClientMemory(kept_bytes), policy=policy, settings=settings, fast_paths=fast_paths
     )
     server = GrpcServer(frontend)
     sock = bind("127.0.0.1", 0, "GRPC")

@@ -53,7 +53,7 @@ class Slices:
         return bool(self._steps)
 
 
-class Turn:
+class TurnShare:
     """The share of one connection in the current turn of the event loop.
 
     A connection that may have more to do asks after each request; the rest then waits in its :class:`Slices`.
@@ -63,7 +63,7 @@ class Turn:
         self._loop = loop
         self._ends_s = 0.0
 
-    def is_over(self) -> bool:
+    def is_used_up(self) -> bool:
         """True once the connection has used its share; the first question in a turn begins it."""
         now_s = monotonic()
         if not self._ends_s:

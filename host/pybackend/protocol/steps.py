@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -19,3 +20,14 @@ def at_once(steps: Steps[_T]) -> _T:
         except StopIteration as end:
             result: _T = end.value
             return result
+
+
+async def in_turns(steps: Steps[_T]) -> _T:
+    """Do the steps in turns with other work of the event loop, and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        await asyncio.sleep(0)

@@ -11,9 +11,9 @@ import pytest
 import tritonclient.grpc as triton
 
 from pybackend.frontend.access.groups import grpc_group, http_group
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import ApiGroup
 from tests.e2e.access.conftest import BODY, grpc_inputs
@@ -300,7 +300,7 @@ def test_every_route_has_a_group(repository):
 
     async def routes():
         async with engine_on(repository) as engine:
-            return {route.path for route in make_app(InferFrontend(engine, BodyLimits(), KeptBytes(1 << 30))).routes}
+            return {route.path for route in make_app(InferFrontend(engine, BodyLimits(), ClientMemory(1 << 30))).routes}
 
     paths = asyncio.run(routes()) - {"/", "/docs", "/docs/{name}", "/openapi.json"}
     assert len(paths) > 20

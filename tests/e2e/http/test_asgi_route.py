@@ -19,12 +19,12 @@ import uvloop
 from fastapi import FastAPI
 
 from pybackend.frontend.access.restrictions import Restrictions
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import CloudSettings, KeyExemption
@@ -86,17 +86,17 @@ async def serve(repository, ports, stop):
     """One engine behind both servers, until ``stop`` is set."""
     limits = BodyLimits(LIMIT)
     async with engine_on(repository) as engine:
-        frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
+        frontend = InferFrontend(engine, limits, ClientMemory(1 << 30))
         app = make_app(frontend)
         outer = FastAPI()
         outer.mount("/mounted", app)
         outer.mount("", app)
-        slow = InferFrontend(engine, limits, frontend.kept, fast_paths=False)
+        slow = InferFrontend(engine, limits, frontend.client_memory, fast_paths=False)
         cloud = CloudApp(CLOUD, make_app(frontend), Restrictions(()), lambda: None)
         servers = [
-            HttpServer(app, HttpPort(frontend.kept), frontend),
-            HttpServer(make_app(slow), HttpPort(frontend.kept), slow),
-            HttpServer(cloud, HttpPort(frontend.kept)),
+            HttpServer(app, HttpPort(frontend.client_memory), frontend),
+            HttpServer(make_app(slow), HttpPort(frontend.client_memory), slow),
+            HttpServer(cloud, HttpPort(frontend.client_memory)),
         ]
         numbers = []
         for server in servers:

@@ -35,7 +35,7 @@ def tight(tmp_path_factory):
         input [ {tensors(IN=("TYPE_INT64", [2]))} ] output [ {tensors(OUT=("TYPE_INT64", [-1]))} ]
     """
     write_model(repository, "generator", GENERATOR, config)
-    limits = {"pybackend.frontend.pace.SLOW_AFTER_SECONDS": 2}
+    limits = {"pybackend.frontend.flow.SLOW_AFTER_SECONDS": 2}
     with serving(repository, flags=(f"--model-memory-limit={LIMIT}",), limits=limits) as server:
         yield server
 

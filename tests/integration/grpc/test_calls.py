@@ -11,7 +11,7 @@ import uvloop
 from tritonclient.grpc import service_pb2
 
 from pybackend.engine.admission import CLIENT
-from pybackend.frontend.pace import IDLE_SECONDS, SLOW_AFTER_SECONDS, STALLED_SECONDS
+from pybackend.frontend.flow import IDLE_SECONDS, SLOW_AFTER_SECONDS, STALLED_SECONDS
 from pybackend.protocol.grpc.message import written_varint
 from tests.support import http2
 from tests.support.engine import engine_on
@@ -47,7 +47,7 @@ async def client_of(port, **settings):
 def held(port):
     """Bytes in the account, and bytes that clients may not send again yet."""
     (connection,) = port.frontend.connections
-    return port.frontend.kept.used_bytes, connection.http2.unreturned_bytes
+    return port.frontend.client_memory.used_bytes, connection.http2.unreturned_bytes
 
 
 QUESTION = b"\x3a\x01*"  # of a reflection service: its services
@@ -116,7 +116,7 @@ def test_bytes_of_cancelled_calls_and_lost_connections(port):
             open_with_part(client)
             await client.settled()
         await ended(port)
-        assert port.frontend.kept.used_bytes == 0
+        assert port.frontend.client_memory.used_bytes == 0
 
     port(scenario)
 
@@ -148,9 +148,11 @@ def test_waiting_messages_count_as_well(port):
             client.send(stream, infer_message(10) * 10_000)
             client.send(stream, infer_message(100_000) * 3)
             (connection,) = port.frontend.connections
-            while port.frontend.kept.used_bytes <= connection.held_bytes + 256 * 1024:  # the answers count too
+            while (
+                port.frontend.client_memory.used_bytes <= connection.flow.held_bytes + 256 * 1024
+            ):  # the answers count too
                 await client.settled()
-            assert connection.held_bytes > 300_000
+            assert connection.flow.held_bytes > 300_000
 
     port(scenario)
 
@@ -192,7 +194,7 @@ def test_who_alternates_between_two_tasks_is_slow_at_both(port):
                 client.write(frame[10:])
                 await client.settled()
                 port.advance(1)
-            assert connection.pace.is_slow
+            assert connection.flow.pace.is_slow
 
     port(scenario)
 

@@ -9,7 +9,7 @@ from math import inf
 import pytest
 import uvloop
 
-from pybackend.frontend.pace import IDLE_SECONDS
+from pybackend.frontend.flow import IDLE_SECONDS
 from pybackend.settings import GrpcSettings, KeepaliveSettings
 from tests.support import http2
 from tests.support.engine import engine_on

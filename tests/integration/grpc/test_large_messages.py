@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from pybackend.frontend.pace import SLOW_AFTER_SECONDS
+from pybackend.frontend.flow import SLOW_AFTER_SECONDS
 from pybackend_wire.bytes_tensor import encode_elements
 from tests.integration.models.conftest import running_engine
 from tests.support import http2
@@ -43,7 +43,7 @@ def port(tmp_path_factory):
                 while opened.frontend.connections:
                     opened.frontend.ended.clear()
                     await opened.frontend.ended.wait()
-                assert opened.frontend.kept.used_bytes == 0
+                assert opened.frontend.client_memory.used_bytes == 0
                 return engine.repository.find("numbers").input_memory_bytes
 
         return run_on_loop(asyncio.wait_for(serve(), 55))
@@ -209,7 +209,7 @@ def test_streams_that_wait_hold_up_no_other_one(port):
         live = client.call(SERVER_LIVE, framed(b""))
         client.write(http2.frame(http2.WINDOW_UPDATE, 0, live, http2.u32(1000)))
         assert (await client.status(live))[0] == "0"
-        assert opened.frontend.kept.used_bytes > 16_000_000
+        assert opened.frontend.client_memory.used_bytes > 16_000_000
         assert not client.returned.keys() - {0}
 
     port(scenario, **{f"id_{WINDOW}": 0})
@@ -282,7 +282,7 @@ def test_a_call_that_is_cancelled_while_its_message_is_read(port, make, wanted, 
         await client.settled()
         (connection,) = opened.frontend.connections
         assert not connection.calls()
-        assert (connection.held_bytes, connection.arriving_count) == (0, 0)
+        assert (connection.flow.held_bytes, connection.arriving_count) == (0, 0)
         stream = call(client, request(np.zeros(1, np.float32)))
         assert (await client.status(stream))[0] == "0"
 

@@ -66,13 +66,13 @@ def test_a_long_load_keeps_its_request_in_the_account(tmp_path):
     async def scenario(port, client):
         first = client.call(LOAD, load_request())
         await asyncio.to_thread(gate.wait_reached)
-        assert port.frontend.kept.used_bytes > PADDING_BYTES
+        assert port.frontend.client_memory.used_bytes > PADDING_BYTES
         status, message = await client.status(client.call(LOAD, load_request()))
         assert status == "14"
         assert message.startswith("the server is overloaded")
         gate.open()
         assert (await client.status(first))[0] == "0"
-        assert port.frontend.kept.used_bytes == 0
+        assert port.frontend.client_memory.used_bytes == 0
 
     run(scenario, tmp_path, ())
 
@@ -101,7 +101,7 @@ def test_a_large_tensor_that_is_not_used_any_more(tmp_path, end):
             status, message = await client.status(stream)
             assert status in {"5", "14"}, message
             assert "'numbers'" in message
-        assert connection.arriving_count == connection.http2.unreturned_bytes == connection.held_bytes == 0
-        assert port.frontend.kept.used_bytes == 0
+        assert connection.arriving_count == connection.http2.unreturned_bytes == connection.flow.held_bytes == 0
+        assert port.frontend.client_memory.used_bytes == 0
 
     run(scenario, tmp_path, ("numbers",))

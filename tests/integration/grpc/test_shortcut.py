@@ -384,9 +384,9 @@ def test_requests_that_are_noted_or_changed_take_the_ordinary_way(run):
         await known(client)
         shortcuts.since()
         expected = await answer(client, whole(client, message()))
-        port.frontend.watch.on = True
+        port.frontend.request_log.on = True
         assert [await answer(client, whole(client, message())) for _ in range(3)] == [expected] * 3
-        port.frontend.watch.on = False
+        port.frontend.request_log.on = False
         assert shortcuts.since() == 1
         port.frontend.policy = CallPolicy(None, ForwardedHeaders("x-.*"))
         async with await port.connect() as other:

@@ -94,7 +94,7 @@ def test_calls_of_one_read(run, path, data):
             for stream in streams:
                 await client.status(stream)
             assert len(client.trailers) == COUNT
-            assert port.frontend.kept.used_bytes == 0
+            assert port.frontend.client_memory.used_bytes == 0
             live = client.call(SERVER_LIVE, framed(b""))  # the connection is read again
             assert await client.status(live) == ("0", "")
 
@@ -126,7 +126,7 @@ def test_a_client_that_leaves_while_its_requests_wait(run):
         while port.frontend.connections:
             port.frontend.ended.clear()
             await port.frontend.ended.wait()
-        assert port.frontend.kept.used_bytes == 0
+        assert port.frontend.client_memory.used_bytes == 0
         async with await port.connect() as client:
             assert await client.status(client.call(SERVER_LIVE, framed(b""))) == ("0", "")
 

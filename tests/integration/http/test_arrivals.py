@@ -13,14 +13,12 @@ import pytest
 import uvicorn
 import uvloop
 
+from pybackend.frontend.flow import SLOW_AFTER_SECONDS, STALLED_SECONDS, ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
-from pybackend.frontend.pace import SLOW_AFTER_SECONDS, STALLED_SECONDS
-from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.protocol.limits import BodyLimits
 from tests.support.connection import binary_body, connected, head, post
 from tests.support.engine import engine_on
@@ -32,47 +30,20 @@ LIMIT = 8 * MIB
 INFER, GENERATE, LOAD = "/v2/models/m/infer", "/v2/models/m/generate", "/v2/repository/models/m/load"
 
 
-class NotedKeepers(KeptBytes):
-    """Notes who holds bytes."""
-
-    def __init__(self, limit_bytes):
-        super().__init__(limit_bytes)
-        self.keepers = {}
-
-    def claim(self, keeper, nbytes):
-        done = super().claim(keeper, nbytes)
-        if done:
-            self.keepers[keeper] = nbytes
-        return done
-
-    def only(self):
-        """The only one who holds any now."""
-        (keeper,) = [keeper for keeper, nbytes in self.keepers.items() if nbytes]
-        return keeper
-
-
-class NotedSenders(SlowSenders):
-    """Notes who sends tensors."""
-
-    def add(self, sender):
-        self.latest = sender
-        super().add(sender)
-
-
 class Place:
     """The same engine behind connections of its own, and behind a plain uvicorn."""
 
     def __init__(self, repository):
         self.repository = repository
-        self.kept, self.senders = NotedKeepers(LIMIT), NotedSenders()
+        self.memory = ClientMemory(LIMIT)
         self.ports = Future()
         self.stop = threading.Event()
 
     async def serve(self):
         async with engine_on(self.repository, memory_limit_bytes=LIMIT, explicit=True, startup_models=("m",)) as engine:
-            frontend = InferFrontend(engine, BodyLimits(), self.kept, senders=self.senders)
+            frontend = InferFrontend(engine, BodyLimits(), self.memory)
             app = make_app(frontend)
-            own, own_socket = HttpServer(app, HttpPort(self.kept), frontend), bind("127.0.0.1", 0, "HTTP")
+            own, own_socket = HttpServer(app, HttpPort(self.memory), frontend), bind("127.0.0.1", 0, "HTTP")
             await own.start(own_socket)
             plain_socket = socket.create_server(("127.0.0.1", 0))
             plain = uvicorn.Server(uvicorn.Config(app, http="httptools", lifespan="off", log_config=None))
@@ -93,7 +64,7 @@ def place(tmp_path_factory):
     thread.start()
     try:
         yield place
-        assert place.kept.used_bytes == 0
+        assert place.memory.used_bytes == 0
     finally:
         place.stop.set()
         thread.join(30)
@@ -102,6 +73,11 @@ def place(tmp_path_factory):
 @pytest.fixture(params=["own", "plain"])
 def port(request, place):
     return place.ports.result(30)[request.param]
+
+
+def only(flows):
+    (flow,) = flows
+    return flow
 
 
 def padded(size):
@@ -120,10 +96,10 @@ def test_incomplete_bodies_count(place, port, path):
         reply = first.reply()
         assert reply.status == 503
         assert "(--http-memory-limit)" in reply.error
-        assert place.kept.used_bytes <= LIMIT
+        assert place.memory.used_bytes <= LIMIT
         second.send(whole[-10:])
         assert second.reply().status == 200
-    wait_until(lambda: place.kept.used_bytes == 0, "the account was not settled")
+    wait_until(lambda: place.memory.used_bytes == 0, "the account was not settled")
 
 
 @pytest.mark.parametrize("path", [GENERATE, LOAD])
@@ -131,9 +107,9 @@ def test_slow_senders_of_counted_bodies_make_room(place, port, path):
     whole = post(path, padded(6 * MIB))
     with connected(port) as slow, connected(port) as quick:
         slow.send(whole[:-10])
-        wait_until(lambda: place.kept.used_bytes > 6 * MIB - 100, "the body was not counted")
+        wait_until(lambda: place.memory.used_bytes > 6 * MIB - 100, "the body was not counted")
         for _ in range(SLOW_AFTER_SECONDS * 8):
-            place.kept.only().pace.advance(1, 0)
+            only(place.memory.counted).pace.advance(1, 0)
         quick.send(whole)
         assert quick.reply().status == 200
         reply = slow.reply()
@@ -149,11 +125,10 @@ def test_slow_senders_of_tensors_make_room(place):
     whole = post(INFER, *binary_body({"inputs": [item]}, bytes(size)))
     port = place.ports.result(30)["plain"]
     with connected(port) as slow, connected(port) as quick:
-        place.senders.latest = None
         slow.send(whole[:-10])
-        wait_until(lambda: place.senders.latest is not None, "the tensors do not arrive")
-        sender = place.senders.latest
-        wait_until(lambda: sender._received_bytes == len(whole) - len(whole.partition(b"\r\n\r\n")[0]) - 14, "not read")
+        wait_until(lambda: place.memory.senders, "the tensors do not arrive")
+        sender = only(place.memory.senders)
+        wait_until(lambda: sender.received_bytes == len(whole) - len(whole.partition(b"\r\n\r\n")[0]) - 14, "not read")
         for _ in range(SLOW_AFTER_SECONDS * 8):
             sender.pace.advance(1, 0)
         quick.send(whole)
@@ -164,9 +139,9 @@ def test_slow_senders_of_tensors_make_room(place):
 def test_a_client_that_stalls_is_disconnected(place, port):
     with connected(port) as client:
         client.send(post(GENERATE, padded(100_000))[:-10])
-        wait_until(lambda: place.kept.used_bytes > 90_000, "the body was not counted")
+        wait_until(lambda: place.memory.used_bytes > 90_000, "the body was not counted")
         for _ in range(4 * STALLED_SECONDS):  # what has come in the first second counts, too
-            place.kept.only().pace.advance(1, 0)
+            only(place.memory.counted).pace.advance(1, 0)
         reply = client.reply()  # at the next look of the clock
         assert reply.status == 503
         assert reply.error == ("the body of this request arrives at less than 1024 bytes a second")
@@ -176,8 +151,8 @@ def test_a_client_that_stalls_is_disconnected(place, port):
 def test_a_client_that_leaves_frees_its_bytes(place, port):
     with connected(port) as client:
         client.send(post(GENERATE, padded(MIB))[:-10])
-        wait_until(lambda: place.kept.used_bytes > MIB - 1000, "the body was not counted")
-    wait_until(lambda: place.kept.used_bytes == 0, "the bytes of a client that left are still counted")
+        wait_until(lambda: place.memory.used_bytes > MIB - 1000, "the body was not counted")
+    wait_until(lambda: place.memory.used_bytes == 0, "the bytes of a client that left are still counted")
 
 
 def test_no_more_than_the_model_needs_is_asked_for(port):

@@ -12,13 +12,13 @@ from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.groups import http_group
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Restrictions
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import RequestReader
 from pybackend.frontend.http.server import HttpServer
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from tests.support.connection import head, post
@@ -59,7 +59,7 @@ def serve(tmp_path, monkeypatch, run):
 
     def serve(function):
         async def main():
-            limits, kept = BodyLimits(), KeptBytes(1 << 30)
+            limits, kept = BodyLimits(), ClientMemory(1 << 30)
             async with engine_on(tmp_path) as engine:
                 frontend = InferFrontend(engine, limits, kept)
                 server = HttpServer(make_app(frontend), HttpPort(kept), frontend)
@@ -143,7 +143,7 @@ def test_credentials_are_not_kept(tmp_path, parsed, fields, forwards):
         async with engine_on(tmp_path) as engine:
             guard = HttpGuard("http", Guard(ApiKeys(keys), Restrictions(()), http_group), engine.refusals)
             forwarded = forwards and ForwardedHeaders(forwards)
-            kept, port = KeptBytes(1 << 30), HttpPort(KeptBytes(1 << 30), guard=guard)
+            kept, port = ClientMemory(1 << 30), HttpPort(ClientMemory(1 << 30), guard=guard)
             frontend = InferFrontend(engine, limits, kept, guard=guard, forwards=forwarded)
             server = HttpServer(make_app(frontend), port, frontend)
             sock = bind("127.0.0.1", 0, "HTTP")

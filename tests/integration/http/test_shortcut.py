@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pybackend.engine.admission import Route
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import CorsSettings
@@ -118,8 +118,8 @@ def shortcuts(monkeypatch):
 async def serving(repository, startup_models=("m",), cors=None, **options):
     async with engine_on(repository, explicit=True, startup_models=startup_models, **options) as engine:
         limits = BodyLimits()
-        frontend = InferFrontend(engine, limits, KeptBytes(1 << 30))
-        server = HttpServer(make_app(frontend), HttpPort(frontend.kept, cors=cors), frontend)
+        frontend = InferFrontend(engine, limits, ClientMemory(1 << 30))
+        server = HttpServer(make_app(frontend), HttpPort(frontend.client_memory, cors=cors), frontend)
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         client = Client(*await asyncio.open_connection(*sock.getsockname()))

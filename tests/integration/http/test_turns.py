@@ -12,11 +12,11 @@ import pytest
 
 from pybackend.engine.admission import Admission
 from pybackend.frontend import slices
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from tests.e2e.http.models import GENERATOR
@@ -46,7 +46,7 @@ async def client_of(repository):
     """A client's socket, and the connection as the server sees it."""
     limits = BodyLimits()
     async with engine_on(repository) as engine:
-        kept = KeptBytes(1 << 30)
+        kept = ClientMemory(1 << 30)
         port, frontend = HttpPort(kept), InferFrontend(engine, limits, kept)
         server = HttpServer(make_app(frontend), port, frontend)
         sock = bind("127.0.0.1", 0, "HTTP")
@@ -98,9 +98,9 @@ def test_requests(run, monkeypatch, repository, request_):
         async with client_of(repository) as (client, connection, _engine):
             loop, data = asyncio.get_running_loop(), memoryview(request_())
             await loop.sock_sendall(client, data[:-LAST])
-            await turns_until(lambda: connection.received_bytes == len(data) - LAST)
+            await turns_until(lambda: connection.flow.received_bytes == len(data) - LAST)
             await loop.sock_sendall(client, data[-LAST:])
-            await turns_until(lambda: connection.received_bytes == len(data))
+            await turns_until(lambda: connection.flow.received_bytes == len(data))
             assert await turns_until(lambda: submitted) > 20
 
     run(check())

@@ -10,11 +10,11 @@ from concurrent.futures import Future
 import pytest
 import uvloop
 
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from tests.support.connection import binary_body, connected, post, post_chunked
@@ -26,13 +26,13 @@ TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.5]}
 GOOD = json.dumps({"inputs": [TENSOR]}).encode()
 
 
-class BrokenAccount(KeptBytes):
+class BrokenAccount(ClientMemory):
     """An account that cannot count beyond a limit."""
 
-    def claim(self, keeper, nbytes):
-        if nbytes > self.limit_bytes:
+    def count(self, flow):
+        if flow.held_bytes > self.limit_bytes:
             raise ZeroDivisionError
-        return super().claim(keeper, nbytes)
+        return super().count(flow)
 
 
 class BrokenHeaders:
@@ -52,7 +52,7 @@ def port(tmp_path_factory):
     async def serve():
         async with engine_on(repository) as engine:
             frontend = InferFrontend(engine, BodyLimits(), BrokenAccount(100_000), forwards=BrokenHeaders())
-            server = HttpServer(make_app(frontend), HttpPort(frontend.kept), frontend)
+            server = HttpServer(make_app(frontend), HttpPort(frontend.client_memory), frontend)
             sock = bind("127.0.0.1", 0, "HTTP")
             await server.start(sock)
             found.set_result(sock.getsockname()[1])

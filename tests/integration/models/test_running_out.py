@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.kept_bytes import KeptBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.model_instance import InstanceState
 from pybackend.protocol.limits import BodyLimits
@@ -153,6 +153,6 @@ def test_a_json_body_that_does_not_fit_is_given_back_by_the_asgi_route(tmp_path)
 
     scope = {"type": "http", "method": "POST", "path": "/v2/models/two/infer", "query_string": b"", "headers": []}
     with running_engine(tmp_path, memory_limit_bytes=MIB) as (engine, run):
-        run(make_app(InferFrontend(engine, BodyLimits(), KeptBytes(1 << 30)))(scope, receive, send))
+        run(make_app(InferFrontend(engine, BodyLimits(), ClientMemory(1 << 30)))(scope, receive, send))
         assert sent[0]["status"] == 503
         assert held(engine.repository.find("two")) == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc.call_connection import CallConnection
@@ -128,19 +130,18 @@ class ArrivingRequest:
         if self._admission is not None:
             self._admission.release()
 
-    def holds_memory_for(self, other: Admission | None) -> bool:
-        """True while it holds leased memory that the other request could use."""
+    @property
+    def arriving(self) -> Sequence[Admission]:
+        """Its admission, while its tensors arrive in the model's memory."""
         own = self._admission
-        if own is None or other is None or self._error is not None or not self.left_bytes:
-            return False
-        return own.holds_memory and own.shares_memory_with(other)
+        return () if own is None or self._error is not None or not self.left_bytes else (own,)
 
     def give_up(self) -> None:
         """Release its memory, because others need it and the client is too slow."""
         self._refuse(InferenceError("the client was too slow, and others needed the memory", ErrorCode.UNAVAILABLE))
 
     def _drop_slowest_sender(self) -> bool:
-        return self._frontend.senders.drop_slowest(self._connection, self._admission)
+        return self._connection.flow.drop_other_sender(self._admission)
 
     def _refuse(self, error: InferenceError) -> None:
         self._error = error.again()  # the frames of the first one refer to this object

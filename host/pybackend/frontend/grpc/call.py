@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pybackend.engine.admission import Admission
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.call_connection import CallConnection
-from pybackend.frontend.grpc.call_record import answer_head, end_exchange, status_name
+from pybackend.frontend.grpc.call_record import answer_head, end_record, status_name
 from pybackend.frontend.grpc.errors import (
     HEAD,
     INTERNAL,
@@ -23,7 +23,7 @@ from pybackend.frontend.grpc.errors import (
 from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
-from pybackend.frontend.watch import Exchange
+from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc.response import EncodedMessage
 from pybackend.protocol.grpc.status import GrpcStatus
@@ -56,15 +56,15 @@ class Call:
     _received_then = -1
     unreleased: Sequence[InferenceResponse] = ()
     _timer: asyncio.TimerHandle | None = None
-    _exchange: Exchange | None = None
+    _record: RequestRecord | None = None
 
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
         self.connection = connection
         self.stream = stream
         self.head = head
-        watch = connection.frontend.watch
-        if watch.on:
-            self._exchange = watch.begin("grpc", connection.address, b"POST", head.path.encode("latin-1"))
+        request_log = connection.frontend.request_log
+        if request_log.on:
+            self._record = request_log.begin("grpc", connection.address, b"POST", head.path.encode("latin-1"))
         if head.timeout_s is not None:
             self._timer = connection.loop.call_later(head.timeout_s, self._deadline_passed)
 
@@ -184,7 +184,7 @@ class Call:
 
     def _read(self) -> None:
         while not self.is_over and self.accepts_messages() and self._read_message():
-            if self.held_bytes and self.accepts_messages() and self.connection.turn.is_over():
+            if self.held_bytes and self.accepts_messages() and self.connection.turn_share.is_used_up():
                 self.is_reading = True
                 self.connection.slices.add(self._read_on)
                 break
@@ -250,7 +250,7 @@ class Call:
     def _begin_arriving(self, nbytes: int, pieces: Sequence[bytes | memoryview | bytearray]) -> None:
         arriving = self._arriving = self.begin_large(nbytes)
         self.connection.arriving_count += 1
-        self.connection.frontend.senders.add(self.connection)
+        self.connection.flow.begin_sending()
         for piece in pieces:
             arriving.feed(piece)
 
@@ -315,9 +315,10 @@ class Call:
         begun = self._arriving is not None or (reader is not None and reader.held_bytes > 0 and not reader.is_inflating)
         return begun and not self.is_over and self.accepts_messages()
 
-    def holds_memory_for(self, other: Admission | None) -> bool:
-        """True while an arriving message holds leased memory that the other request could use."""
-        return self._arriving is not None and self._arriving.holds_memory_for(other)
+    @property
+    def arriving(self) -> Iterable[Admission]:
+        """The admission of a request whose tensors are arriving in a model's memory."""
+        return () if self._arriving is None else self._arriving.arriving
 
     def give_up_arriving(self) -> None:
         """Release the memory of an arriving message; the connection is about to close."""
@@ -363,15 +364,15 @@ class Call:
 
     def send(self, message: bytes) -> None:
         """Send a small message."""
-        if self._exchange is not None:
-            self._exchange.sent_bytes += len(message)
+        if self._record is not None:
+            self._record.sent_bytes += len(message)
         self._send_head()
         self.stream.send_data(PREFIX.pack(0, len(message)) + message)
 
     def send_encoded(self, message: EncodedMessage, response: InferenceResponse) -> None:
         """Send a message, and release the response once its memory is no longer needed."""
-        if self._exchange is not None:
-            self._exchange.sent_bytes += message.nbytes
+        if self._record is not None:
+            self._record.sent_bytes += message.nbytes
         self._send_head()
         pieces = message.pieces
         self.stream.send_data(b"".join((PREFIX.pack(0, message.nbytes), pieces[0])))
@@ -390,7 +391,7 @@ class Call:
             self.send_encoded(message, response)
             self.finish()
             return
-        head = answer_head(self._exchange)
+        head = answer_head(self._record)
         self._end(sent_bytes=message.nbytes)
         body = b"".join((PREFIX.pack(0, message.nbytes), *message.pieces))
         response.release()
@@ -449,7 +450,7 @@ class Call:
 
     def _send_head(self) -> None:
         if not self.stream.head_sent:
-            self.stream.send_headers(answer_head(self._exchange))
+            self.stream.send_headers(answer_head(self._record))
 
     def _stop_receiving(self) -> None:
         """Ask a client that still sends to stop (RFC 9113 section 8.1)."""
@@ -477,9 +478,9 @@ class Call:
                 answers.ok += 1
             else:
                 answers.add(status_name(status))
-            if self._exchange is not None:
-                exchange, self._exchange = self._exchange, None
-                end_exchange(exchange, status, self._received_bytes, sent_bytes)
+            if self._record is not None:
+                record, self._record = self._record, None
+                end_record(record, status, self._received_bytes, sent_bytes)
         self.is_over = True
         self.forget_deadline()
         if self._counted_bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from pybackend.frontend.flow import Flow
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.slices import Slices, Turn
-from pybackend.frontend.slow_senders import TensorSender
+from pybackend.frontend.slices import Slices, TurnShare
 from pybackend.inference.response import InferenceResponse
 
 
-class CallConnection(TensorSender, Protocol):
+class CallConnection(Protocol):
     """A connection, as its calls see it.
 
     Attributes:
@@ -19,7 +19,8 @@ class CallConnection(TensorSender, Protocol):
         loop: the event loop.
         address: the client's, for logs.
         is_secure: the connection has TLS: its transport gets copies of memory that is used again.
-        turn: its share in this turn of the event loop.
+        flow: its bytes.
+        turn_share: its share in this turn of the event loop.
         slices: its work for later turns.
         arriving_count: calls of which a large message is arriving.
     """
@@ -28,7 +29,8 @@ class CallConnection(TensorSender, Protocol):
     loop: asyncio.AbstractEventLoop
     address: str
     is_secure: bool
-    turn: Turn
+    flow: Flow
+    turn_share: TurnShare
     slices: Slices
     arriving_count: int
 

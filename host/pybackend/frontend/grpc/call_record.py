@@ -9,8 +9,8 @@ from pybackend.engine.admission import Admission
 from pybackend.frontend.grpc.errors import HEAD, head_with
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.http2 import HeaderBlock
+from pybackend.frontend.request_log import RequestRecord
 from pybackend.frontend.traced import begin_trace
-from pybackend.frontend.watch import Exchange
 from pybackend.inference.request import InferenceRequest
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.observability.tracing.tracer import Tracer
@@ -24,10 +24,10 @@ def begin_call_trace(
     return begin_trace(tracer, request, model, "GRPC", began_ns=began_ns, fields=head.context)
 
 
-def note_request(exchange: Exchange, head: CallHead, admission: Admission, request: InferenceRequest) -> None:
+def note_request(record: RequestRecord, head: CallHead, admission: Admission, request: InferenceRequest) -> None:
     """A request of the call has been read."""
-    exchange.asks(admission.model_name, admission.model_version, request.id)
-    exchange.continues(head.metadata.get(b"traceparent"))
+    record.asks(admission.model_name, admission.model_version, request.id)
+    record.continues(head.metadata.get(b"traceparent"))
 
 
 def is_chosen(tracer: Tracer, head: CallHead, model: str) -> bool:
@@ -35,25 +35,25 @@ def is_chosen(tracer: Tracer, head: CallHead, model: str) -> bool:
     return head.context is not None or tracer.takes(model)
 
 
-def answer_head(exchange: Exchange | None) -> HeaderBlock:
+def answer_head(record: RequestRecord | None) -> HeaderBlock:
     """The head of a successful answer."""
-    traceparent = b"" if exchange is None else exchange.traceparent
+    traceparent = b"" if record is None else record.traceparent
     return head_with((b"traceparent", traceparent)) if traceparent else HEAD
 
 
-def end_exchange(exchange: Exchange, status: GrpcStatus | str, received_bytes: int, sent_bytes: int) -> None:
+def end_record(record: RequestRecord, status: GrpcStatus | str, received_bytes: int, sent_bytes: int) -> None:
     """The call has ended.
 
     Args:
-        exchange: of the call.
+        record: of the call.
         status: of the answer.
         received_bytes: size of the client's messages.
         sent_bytes: size of those messages of the answer that were not counted yet.
     """
-    exchange.status = status_name(status)
-    exchange.received_bytes = received_bytes
-    exchange.sent_bytes += sent_bytes
-    exchange.end()
+    record.status = status_name(status)
+    record.received_bytes = received_bytes
+    record.sent_bytes += sent_bytes
+    record.end()
 
 
 def status_name(status: GrpcStatus | str) -> str:

@@ -132,8 +132,8 @@ class CompressedAnswers(Call):
             if message.nbytes > DEFLATED_SLICE_BYTES:
                 yield
         response.release()
-        if self._exchange is not None:
-            self._exchange.sent_bytes += size
+        if self._record is not None:
+            self._record.sent_bytes += size
         self._send_head()
         self.stream.send_data(PREFIX.pack(1, size) + made[0])
         for piece in made[1:]:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable
-from enum import Enum
 from itertools import chain
 from typing import Any
 
 from pybackend.engine.admission import Admission
+from pybackend.frontend.flow import STALLED_SECONDS, UNCOUNTED_BYTES, Flow, Transfer, unsent_bytes
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.dispatch import MakeCall
 from pybackend.frontend.grpc.errors import CallError
@@ -21,15 +21,12 @@ from pybackend.frontend.grpc.keepalive import Advice, Age, Keepalive, Stage
 from pybackend.frontend.grpc.refused_call import RefusedCall
 from pybackend.frontend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 from pybackend.frontend.listener import is_secure
-from pybackend.frontend.pace import LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, Pace, unsent_bytes
-from pybackend.frontend.slices import Slices, Turn
+from pybackend.frontend.slices import Slices, TurnShare
+from pybackend.frontend.substitute import DirectReceiver
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc.status import GrpcStatus
 
 log = logging.getLogger(__name__)
-
-_FREE_BYTES = 64 * 1024
-"""Bytes of incomplete messages that every connection may have without being counted."""
 
 _DIRECT_BYTES = 64 * 1024
 """A smaller rest of a frame or tensor costs less to copy than to receive apart."""
@@ -49,14 +46,6 @@ _NOT_HTTP_2 = (
 )
 
 
-class _Transfer(Enum):
-    """A reason to measure the client's pace."""
-
-    ANSWER = "the client must read what the transport holds"
-    MESSAGE = "the client must send the rest of a frame or message"
-    WINDOW = "the client must open a window"
-
-
 class GrpcConnection(asyncio.Protocol):
     """A connection.
 
@@ -68,12 +57,11 @@ class GrpcConnection(asyncio.Protocol):
 
     Attributes:
         address: the client's, for logs.
-        pace: the client's transfer rate.
         is_secure: the connection has TLS.
         http2: the protocol's state.
-        turn: its share in this turn of the event loop.
+        flow: the client's bytes: their rate, and their memory.
+        turn_share: its share in this turn of the event loop.
         slices: its work for later turns.
-        held_bytes: bytes of messages that are incomplete, or must wait.
         arriving_count: calls of which a large message is arriving.
     """
 
@@ -86,18 +74,15 @@ class GrpcConnection(asyncio.Protocol):
         self.loop = loop
         self.address = ""
         self.is_secure = False
-        self.pace = Pace()
+        self.flow = Flow(self, frontend.client_memory)
         self.http2 = ServerConnection(self, frontend.config)
-        self.turn = Turn(loop)
+        self.turn_share = TurnShare(loop)
         self.slices = Slices(frontend.slices)
         self._flush_scheduled = False
         self._write_paused = self._lost = False
         self._when_written: list[InferenceResponse] = []
-        self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self.arriving_count = 0
-        self._received_bytes = self._received_then = self._taken_then = 0
-        self._checked_at = self._active_at = self._looked_at = frontend.seconds
-        self._transfer: _Transfer | None = None
+        self._active_at = self._looked_at = frontend.seconds
         self._rest, self._rest_begins = b"", 0
         self._shutting_down = self._greeted = False
         self._keepalive = Keepalive(frontend.settings.keepalive)
@@ -120,7 +105,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client."""
-        self._received_bytes += len(data)
+        self.flow.received_bytes += len(data)
         if self._rest:
             self._rest += data
             return
@@ -137,7 +122,7 @@ class GrpcConnection(asyncio.Protocol):
         try:
             offset = self.http2.receive_some(data, offset)
             while offset < len(data):
-                if self.turn.is_over():
+                if self.turn_share.is_used_up():
                     self._rest, self._rest_begins = data, offset
                     break
                 offset = self.http2.receive_some(data, offset)
@@ -157,7 +142,8 @@ class GrpcConnection(asyncio.Protocol):
             return
         self._greeted = True
         if self.arriving_count and self.next_room(_DIRECT_BYTES) is not None:
-            self.transport.set_protocol(_PayloadReceiver(self))
+            receiver = DirectReceiver(self, self.transport, lambda: self.next_room(1), self._received_directly)
+            self.transport.set_protocol(receiver)
         self._flush_if_needed()
 
     def _receive_rest(self) -> bool:
@@ -186,13 +172,13 @@ class GrpcConnection(asyncio.Protocol):
         room = call.room if isinstance(call, Call) else None
         return None if room is None or len(room) < least_bytes else room[: expected[1]]
 
-    def received_directly(self, count: int) -> None:
+    def _received_directly(self, count: int) -> None:
         """Handle bytes that the receiver has written to a tensor's memory."""
         expected = self.http2.expected_payload
         assert expected is not None
         call = expected[0].receiver
         assert isinstance(call, Call)
-        self._received_bytes += count
+        self.flow.received_bytes += count
         self._active_at = self.frontend.seconds
         call.stored(count)
         try:
@@ -233,7 +219,7 @@ class GrpcConnection(asyncio.Protocol):
                 self.transport.writelines(pieces)
         if self._when_written and not self._write_paused:
             self._let_go()
-        if self._write_paused or http2.waiting_bytes or self._unread_bytes:
+        if self._write_paused or http2.waiting_bytes or self.flow.unread_bytes:
             self._count_unread()
         if self._shutting_down and not self._write_paused and http2.is_finished:
             self.transport.close()
@@ -270,11 +256,9 @@ class GrpcConnection(asyncio.Protocol):
         self._lost = True
         self.http2.connection_lost()
         self._let_go()
-        self.held_bytes = self._unread_bytes = self._claimed_bytes = 0
         self._rest = b""
         self.frontend.connections.discard(self)
-        self.frontend.kept.claim(self, 0)
-        self.frontend.senders.discard(self)
+        self.flow.close()
         self.frontend.ended.set()
 
     # Requests
@@ -309,93 +293,61 @@ class GrpcConnection(asyncio.Protocol):
         Raises:
             InferenceError: UNAVAILABLE; the server's limit is reached. Then nothing changes; fewer bytes never raise.
         """
-        self.held_bytes += difference
-        if not self._claim() and difference > 0:
-            self.held_bytes -= difference
-            raise self.frontend.kept.error(difference)
+        self.flow.hold(self.flow.held_bytes + difference)
 
     def _count_unread(self) -> None:
-        """Count the bytes that the client has not read, in the transport and before it."""
-        unread = self.http2.waiting_bytes
+        """Count the bytes that the client has not read, in the transport and before it, and those that wait to be handled."""
+        unread = self.http2.waiting_bytes + len(self._rest)
         if self._write_paused and not self.transport.is_closing():
             unread += self.transport.get_write_buffer_size()
-        self._unread_bytes = unread
-        if not self._claim():
-            self.loop.call_soon(self.make_room)  # deferred, because calls are in the middle of their answers
-
-    def _claim(self) -> bool:
-        """Tell the account how much this connection holds; False if it is too much."""
-        held = self.held_bytes + self._unread_bytes + len(self._rest)
-        wanted = held if held > _FREE_BYTES else 0
-        if wanted != self._claimed_bytes:
-            if not self.frontend.kept.claim(self, wanted):
-                return False
-            self._claimed_bytes = wanted
-        return True
+        self.flow.leave_unread(unread)
 
     @property
     def unread(self) -> Iterable[InferenceResponse]:
         """Responses that must stay in memory until the client has read them."""
         return chain(self._when_written, *(call.unreleased for call in self.calls()))
 
-    def make_room(self) -> None:
-        """Disconnect a slow client, because others need the memory."""
-        log.info("Closing the connection of a slow client: others need the memory that is buffered for it.")
+    @property
+    def arriving(self) -> Iterable[Admission]:
+        """The admissions of requests whose tensors are arriving in models' memory."""
+        return () if self.transport.is_closing() else chain(*(call.arriving for call in self.calls()))
+
+    def drop(self) -> None:
+        """Disconnect a client that is too slow."""
         for call in self.calls():
             call.give_up_arriving()
         self.transport.abort()
 
-    def holds_memory_for(self, other: Admission | None) -> bool:
-        """True while an arriving request holds leased memory that the other request could use."""
-        return not self.transport.is_closing() and any(call.holds_memory_for(other) for call in self.calls())
-
     # Once a second
 
-    def check_progress(self) -> None:
-        """Close a connection whose transfer is too slow, and reset calls whose client does not read."""
+    def check_progress(self, seconds: int) -> None:
+        """Called about once a second: close a connection whose transfer is too slow, and reset calls whose client does not read."""
         now = self.frontend.seconds
-        seconds, self._checked_at = max(1, now - self._checked_at), now
         self.http2.time_passed(seconds)
         if now >= self._age.old_at:
             self._check_age(now)
-        received, self._received_then = self._received_bytes - self._received_then, self._received_bytes
         transfer = self._current_transfer()
-        if transfer is None:
-            self.pace.rest()
-        elif self._transfer is None:  # one that follows another is no new beginning: clients choose when they alternate
-            self._taken_then = self._taken_bytes()
-        self._transfer = transfer
+        sent = self.http2.sent_bytes
+        self.flow.measure(seconds, transfer, sent if transfer is None else sent - unsent_bytes(self.transport))
         if now - self._looked_at >= STALLED_SECONDS:
             self._looked_at = now
             self._end_stalled_calls()
         if transfer is None:
             self._check_idle(now)
-            return
-        taken = self._taken_bytes()
-        read, self._taken_then = max(0, taken - self._taken_then), taken
-        self.pace.advance(seconds, received if transfer is _Transfer.MESSAGE else read)
-        # While windows are shut, only the calls that are not read end.
-        if self.pace.has_stalled and transfer is not _Transfer.WINDOW:
-            log.info(
-                "Closing a connection whose client sends or reads less than %d bytes a second.", LOWEST_RATE_BYTES_PER_S
-            )
-            self.transport.abort()
 
-    def _current_transfer(self) -> _Transfer | None:
+    def _current_transfer(self) -> Transfer | None:
         """The client's task that the connection waits for; of two, the one for which more memory is held."""
-        http2 = self.http2
+        http2, held = self.http2, self.flow.held_bytes
         if self._write_paused:
-            return _Transfer.ANSWER
+            return Transfer.READ
         if self._rest:  # the client waits for the server
             return None
         unread = http2.waiting_bytes
-        if unread > max(self.held_bytes, _FREE_BYTES) and not self.arriving_count:
-            return _Transfer.WINDOW
-        if http2.is_amid_frame or (
-            (self.held_bytes or self.arriving_count) and any(call.is_incomplete for call in self.calls())
-        ):
-            return _Transfer.MESSAGE
-        return _Transfer.WINDOW if unread else None
+        if unread > max(held, UNCOUNTED_BYTES) and not self.arriving_count:
+            return Transfer.OPEN_WINDOW
+        if http2.is_amid_frame or ((held or self.arriving_count) and any(call.is_incomplete for call in self.calls())):
+            return Transfer.SEND
+        return Transfer.OPEN_WINDOW if unread else None
 
     def calls(self) -> list[Call]:
         """The calls that have not ended."""
@@ -439,10 +391,6 @@ class GrpcConnection(asyncio.Protocol):
         if stage is Stage.END:
             self.transport.close()
 
-    def _taken_bytes(self) -> int:
-        """About as many bytes of answers as the client has taken so far."""
-        return self.http2.sent_bytes - unsent_bytes(self.transport)
-
     # The end
 
     def shut_down(self) -> None:
@@ -461,48 +409,3 @@ class GrpcConnection(asyncio.Protocol):
         """End now."""
         self.http2.close(ErrorCode.NO_ERROR)
         self.transport.abort()
-
-
-class _PayloadReceiver(asyncio.BufferedProtocol):
-    """Replaces the connection's protocol while the bytes of a large tensor arrive: the kernel writes them to their place."""
-
-    def __init__(self, owner: GrpcConnection) -> None:
-        self._owner = owner
-        self._room: memoryview | None = None
-        self._spare = memoryview(b"")
-
-    def get_buffer(self, sizehint: int) -> Any:
-        """The rest of the tensor or of its frame, or other memory if the call has ended meanwhile."""
-        self._room = self._owner.next_room(1)
-        if self._room is not None:
-            return self._room
-        self._spare = memoryview(bytearray(_DIRECT_BYTES))
-        return self._spare
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have arrived."""
-        owner = self._owner
-        if self._room is None:
-            owner.transport.set_protocol(owner)
-            owner.data_received(bytes(self._spare[:nbytes]))
-            return
-        self._room = None
-        owner.received_directly(nbytes)
-        if owner.next_room(1) is None:
-            owner.transport.set_protocol(owner)
-
-    def eof_received(self) -> None:
-        """The client sends no more."""
-        self._owner.eof_received()
-
-    def pause_writing(self) -> None:
-        """The client reads too slowly."""
-        self._owner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """The kernel has taken all data."""
-        self._owner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection was closed."""
-        self._owner.connection_lost(exc)

@@ -105,7 +105,7 @@ class FastPath:
             if something must be noted about each request.
         """
         frontend = self._frontend
-        if stop - start < PREFIX_BYTES or frontend.watch.on or frontend.closing or frontend.engine.tracer.active:
+        if stop - start < PREFIX_BYTES or frontend.request_log.on or frontend.closing or frontend.engine.tracer.active:
             return None
         flag, size = PREFIX.unpack_from(data, start)
         start += PREFIX_BYTES
@@ -179,7 +179,7 @@ class _FastCall(InferCall):
             and not self._received_bytes
             and not self.is_over
             and self.head.forwarded is None
-            and self._exchange is None
+            and self._record is None
             and type(payload) is bytes
         ):
             size = len(payload)

@@ -11,12 +11,11 @@ from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.head import CallPolicy, read_metadata
 from pybackend.frontend.http2 import Config, PingRules
-from pybackend.frontend.kept_bytes import KeptBytes
+from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.slices import Slices
-from pybackend.frontend.slow_senders import SlowSenders
-from pybackend.frontend.watch import Watch
 from pybackend.protocol.grpc.layouts import MessageLayout, MessageLayouts
 from pybackend.protocol.grpc.message import InferMessage, split_message
 from pybackend.protocol.grpc.request import decode_in_steps, decode_message, plan_arriving
@@ -34,7 +33,7 @@ PROTOCOL = "grpc"
 class Connection(Protocol):
     """A connection, as the server sees it."""
 
-    def check_progress(self) -> None:
+    def check_progress(self, seconds: int) -> None:
         """Called about once a second."""
 
     def shut_down(self) -> None:
@@ -90,15 +89,14 @@ class GrpcFrontend:
     Attributes:
         engine: handles the requests.
         limits: bounds of messages.
-        kept: the account of bytes buffered for clients.
+        client_memory: the account of bytes buffered for clients.
         memory: of recurring messages; None if nothing is remembered.
         headers: those of the memory.
-        senders: connections of all ports whose requests arrive in models' memory.
         connections: all open ones.
         seconds: incremented once a second by the server.
         closing: True once the server stops: no calls are accepted.
         ended: set when a connection has ended.
-        watch: follows calls for the log.
+        request_log: records calls for the log.
         answers: counts the ends of calls.
         policy: rules for the heads of calls; None if there are none.
         slices: the scheduler of long work.
@@ -110,11 +108,10 @@ class GrpcFrontend:
         self,
         engine: InferenceEngine,
         limits: BodyLimits,
-        kept: KeptBytes,
-        watch: Watch | None = None,
+        client_memory: ClientMemory,
+        request_log: RequestLog | None = None,
         policy: CallPolicy | None = None,
         settings: GrpcSettings = _DEFAULTS,
-        senders: SlowSenders | None = None,
         *,
         fast_paths: bool = True,
     ) -> None:
@@ -122,13 +119,12 @@ class GrpcFrontend:
         self.config = _config(settings.keepalive, policy, remembers_heads=fast_paths)
         self.memory = Memory() if fast_paths else None
         self.headers = None if self.memory is None else self.memory.headers
-        self.watch = Watch() if watch is None else watch
+        self.request_log = RequestLog() if request_log is None else request_log
         self.policy = policy
         self.engine = engine
         self.answers = engine.answers[PROTOCOL]
         self.limits = limits
-        self.kept = kept
-        self.senders = SlowSenders() if senders is None else senders
+        self.client_memory = client_memory
         self.connections: set[Connection] = set()
         self.slices = Slices()
         self.seconds = 0

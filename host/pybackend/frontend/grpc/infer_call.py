@@ -82,18 +82,18 @@ class InferCall(Call):
         if self.head.forwarded is not None:
             add_parameters(plan.request, self.head.forwarded)
         self._format = plan.output_format
-        if self._exchange is not None:
-            note_request(self._exchange, self.head, admission, plan.request)
+        if self._record is not None:
+            note_request(self._record, self.head, admission, plan.request)
         tracer = self.connection.frontend.engine.tracer
         if tracer.active and is_chosen(tracer, self.head, admission.full_name):
             trace = begin_call_trace(tracer, self.head, plan.request, admission.full_name, self._began_ns)
             if trace is not None:
-                self._exchange = self.connection.frontend.watch.begin_traced(self._exchange, trace)
+                self._record = self.connection.frontend.request_log.begin_traced(self._record, trace)
         self._pending = admission.submit(plan.request, self._on_response, plan.checked)
 
     def _refuse(self, error: InferenceError, model_name: str) -> None:
-        if self._exchange is not None and model_name and not self._exchange.about:
-            self._exchange.asks(model_name)
+        if self._record is not None and model_name and not self._record.about:
+            self._record.asks(model_name)
         self.connection.frontend.refused(error, self.connection.address, model_name)
         self.fail(CallError.of(error))
 

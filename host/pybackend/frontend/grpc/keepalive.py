@@ -6,7 +6,7 @@ import random
 from enum import Enum
 from math import inf
 
-from pybackend.frontend.pace import IDLE_SECONDS
+from pybackend.frontend.flow import IDLE_SECONDS
 from pybackend.settings import KeepaliveSettings
 
 _AGE_SPREAD = 0.1

@@ -36,7 +36,7 @@ class GrpcServer:
         fast = None if memory is None else FastPath(self._frontend, memory)
         infer = InferCall if fast is None else fast.call
         make_call = Dispatch(engine, infer) if level == "none" else CompressingDispatch(engine, infer, level)
-        self._ticking = loop.create_task(repeat(1, self._tick))
+        self._ticking = loop.create_task(repeat(1, self.tick))
         self._listener = await listen(sock, lambda: GrpcConnection(self._frontend, make_call, fast, loop), b"", tls)
 
     @property
@@ -44,11 +44,11 @@ class GrpcServer:
         """Connections that are not closed yet."""
         return len(self._frontend.connections)
 
-    def _tick(self) -> None:
-        """The one timer of all connections."""
-        self._frontend.seconds += 1
+    def tick(self, seconds: int = 1) -> None:
+        """Time has passed: the one timer of all connections."""
+        self._frontend.seconds += seconds
         for connection in list(self._frontend.connections):
-            connection.check_progress()
+            connection.check_progress(seconds)
 
     def stop_listening(self) -> None:
         """Refuse new connections and new calls; connections close after their last call."""

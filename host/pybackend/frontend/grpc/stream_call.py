@@ -111,8 +111,8 @@ class StreamInferCall(Call):
             add_parameters(plan.request, self.head.forwarded)
         request = _Request(ordered=not admission.is_decoupled)
         request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
-        if self._exchange is not None:
-            note_request(self._exchange, self.head, admission, plan.request)
+        if self._record is not None:
+            note_request(self._record, self.head, admission, plan.request)
         tracer = self.connection.frontend.engine.tracer
         if tracer.active and is_chosen(tracer, self.head, admission.full_name):
             request.trace = begin_call_trace(tracer, self.head, plan.request, admission.full_name)

@@ -16,7 +16,7 @@ from pybackend.engine.answers import Answers
 from pybackend.frontend.http.connection import HttpConnection
 from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.request_reader import RequestHead, path_of
-from pybackend.frontend.watch import RECORD
+from pybackend.frontend.request_log import RECORD
 
 _KEY = "exchange"
 
@@ -175,8 +175,8 @@ class _Transport:
         self._connection = connection
         self.get_extra_info = connection.transport.get_extra_info
         self.write = connection.transport.write
-        self.pause_reading = connection.pause_reading
-        self.resume_reading = connection.resume_reading
+        self.pause_reading = connection.input.pause
+        self.resume_reading = connection.input.resume
 
     def is_closing(self) -> bool:
         return self._exchange.is_over or self._connection.transport.is_closing()
@@ -184,7 +184,7 @@ class _Transport:
     def close(self) -> None:
         """This answer is the connection's last one, complete or not."""
         if not self._exchange.is_over:
-            self._connection.keep_alive = False
+            self._connection.writer.keep_alive = False
             self._exchange.end()
 
 

@@ -8,43 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any
 
 from pybackend.engine.admission import Admission
 from pybackend.engine.answers import Answers
+from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory, Flow, Transfer
+from pybackend.frontend.http.answer_writer import AnswerWriter
 from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.errors import INTERNAL
 from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead, RequestReader
-from pybackend.frontend.kept_bytes import KeptBytes
-from pybackend.frontend.pace import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, Pace, unsent_bytes
-from pybackend.frontend.slices import Slices, Turn
-from pybackend.frontend.watch import Exchange as Record
-from pybackend.frontend.watch import Watch
+from pybackend.frontend.request_log import RequestLog, RequestRecord
+from pybackend.frontend.slices import Slices, TurnShare
+from pybackend.frontend.substitute import DirectReceiver
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import Buffer
-from pybackend.protocol.documents.metadata import encode_error
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT_BYTES = 64 * 1024
-"""Bytes of further requests that are kept while one is being answered; beyond, reading pauses."""
-
-_PHRASES = {
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
-    505: b"HTTP Version Not Supported",
-}
+MAX_WAITING_BYTES = 64 * 1024
+"""Bytes of further requests that wait while one is being answered; beyond, reading pauses."""
 
 _NOBODY = Exchange()
 
@@ -69,6 +55,7 @@ class State(IntEnum):
 
 
 _ENDS = {State.CLOSING, State.CLOSED}
+_ARRIVING = {State.HEAD, State.BODY, State.DRAINING}
 
 TRANSITIONS: dict[State, set[State]] = {
     State.IDLE: {State.HEAD, State.BODY, State.ANSWERING, *_ENDS},
@@ -82,17 +69,61 @@ TRANSITIONS: dict[State, set[State]] = {
 """The states that may follow each state."""
 
 
+class Input:
+    """Bytes from one client that must wait, and whether it may send more.
+
+    Attributes:
+        waiting: the bytes that wait.
+        is_paused: nothing more is received.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._is_closed = False
+        self.waiting = bytearray()
+        self.is_paused = False
+
+    def wait(self, data: bytes) -> None:
+        """Add bytes to those that wait."""
+        self.waiting += data
+        if len(self.waiting) > MAX_WAITING_BYTES:
+            self.pause()
+
+    def take(self) -> bytes:
+        """The bytes that have waited; more may come."""
+        data = bytes(self.waiting)
+        self.waiting.clear()
+        self.resume()
+        return data
+
+    def pause(self) -> None:
+        """Let the client wait."""
+        if not self.is_paused and not self._is_closed:
+            self.is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.is_paused and not self._is_closed:
+            self.is_paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """The connection has ended: its transport is left alone."""
+        self._is_closed = True
+
+
 class HttpPort:
     """The state that all connections of a port share.
 
     Attributes:
-        kept: the account of memory held for clients.
+        client_memory: the account of bytes buffered for clients.
         begin: makes the exchange for a request whose head is complete. The server of the port sets it.
         take: begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head or, for
             a whole request, none; returns its argument itself if the head is not known. This attribute is None on ports that
             remember nothing.
         on_malformed: called with the answer to bytes that are not HTTP, and the client's address.
-        watch: follows requests for the log.
+        request_log: records requests for the log.
         guard: refuses requests by their heads; None if all may pass.
         cors: the rule for web pages of other origins; None if there is none.
         answers: counts the answers by status.
@@ -105,14 +136,14 @@ class HttpPort:
 
     def __init__(
         self,
-        kept: KeptBytes,
+        client_memory: ClientMemory,
         *,
-        watch: Watch | None = None,
+        request_log: RequestLog | None = None,
         guard: HttpGuard | None = None,
         cors: Cors | None = None,
     ) -> None:
-        self.kept = kept
-        self.watch = Watch() if watch is None else watch
+        self.client_memory = client_memory
+        self.request_log = RequestLog() if request_log is None else request_log
         self.guard = guard
         self.cors = cors
         self.answers = Answers("200")
@@ -132,40 +163,30 @@ class HttpConnection(asyncio.Protocol):
     Attributes:
         port: the state that all connections of the port share.
         state: how far the current request is.
-        keep_alive: further requests may follow the current one.
-        is_1_0: the client speaks HTTP/1.0: answers say that the connection is kept.
-        answer_fields: fields for the current answer's head, each with its line end.
+        exchange: reads or answers the current request.
         record: of the current request, for the log and its trace; None if nobody wants it.
-        pace: the client's transfer rate.
-        received_bytes: all that has come from the client.
-        held_bytes: memory that the client takes, apart from written bytes.
+        flow: the client's bytes: their rate, and their memory.
+        input: bytes that must wait.
+        writer: writes the answers.
     """
 
     def __init__(self, port: HttpPort) -> None:
         self.port = port
         self.state = State.IDLE
-        self.keep_alive = True
-        self.is_1_0 = False
-        self.answer_fields = b""
-        self.record: Record | None = None
-        self.pace = Pace()
+        self.exchange: Exchange = _NOBODY
+        self.record: RequestRecord | None = None
+        self.flow = Flow(self, port.client_memory)
         self._reader = RequestReader()
-        self._exchange: Exchange = _NOBODY
-        self._kept = bytearray()
-        self._turn = Turn(asyncio.get_running_loop())
-        self._read_paused = self._write_paused = False
-        self._after_drain: Callable[[], None] | None = None
-        self.held_bytes = self._unread_bytes = 0
-        self._active_at = self._checked_at = port.seconds
-        self.received_bytes = self._received_then = self._unsent_then = self._taken_bytes = 0
+        self._turn_share = TurnShare(asyncio.get_running_loop())
+        self._active_at = port.seconds
 
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
         self.transport = transport
+        self.input = Input(transport)
+        self.writer = AnswerWriter(transport, self.flow, self.port.answers)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
-        # With a low-water mark of 0, resume_writing means that the kernel has taken everything.
-        transport.set_write_buffer_limits(high=MAX_KEPT_BYTES, low=0)
         self.port.connections.add(self)
 
     def _enter(self, state: State) -> None:
@@ -178,9 +199,9 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client."""
         self._active_at = self.port.seconds
-        self.received_bytes += len(data)
-        if self._kept:
-            self._keep(data)
+        self.flow.received_bytes += len(data)
+        if self.input.waiting:
+            self.input.wait(data)
         else:
             self._read(data)
 
@@ -191,16 +212,12 @@ class HttpConnection(asyncio.Protocol):
             exchange: reads and answers it.
             body_bytes: size of the body that must pass through ``on_body``; 0 if the request is complete without that.
         """
-        self._exchange = exchange
+        self.exchange = exchange
         if body_bytes:
             self._enter(State.BODY)
             self._reader.body_left = body_bytes
         else:
             self.state = State.ANSWERING  # from IDLE: not worth a look at the table
-
-    def answer_by(self, exchange: Exchange) -> None:
-        """The current request has arrived, and this object answers it."""
-        self._exchange = exchange
 
     def _read(self, data: bytes) -> None:
         try:
@@ -216,30 +233,22 @@ class HttpConnection(asyncio.Protocol):
                     data = self._read_head(data)
                 else:
                     if state is State.ANSWERING:
-                        self._keep(data)
+                        self.input.wait(data)
                     return
-                if data and self.state is State.IDLE and self._turn.is_over():  # requests that were refused at once
-                    self._keep(data)
-                    self.pause_reading()
-                    self.port.slices.add(self._read_kept)
+                if data and self.state is State.IDLE and self._turn_share.is_used_up():  # of requests refused at once
+                    self.input.wait(data)
+                    self.input.pause()
+                    self.port.slices.add(self._read_waiting)
                     return
         except MalformedRequestError as error:
             self._refuse(error)
         except Exception:  # noqa: BLE001  whatever goes wrong, the client gets an answer
             self._fail()
 
-    def _keep(self, data: bytes) -> None:
-        self._kept += data
-        if len(self._kept) > MAX_KEPT_BYTES:
-            self.pause_reading()
-
-    def _read_kept(self) -> bool:
+    def _read_waiting(self) -> bool:
         """Go on with requests that have waited; False, because more of them wait again."""
-        if not self.is_lost:
-            data = bytes(self._kept)
-            self._kept.clear()
-            self.resume_reading()
-            self._read(data)
+        if self.state < State.CLOSING:
+            self._read(self.input.take())
         return False
 
     def _read_head(self, data: bytes) -> bytes:
@@ -254,162 +263,120 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self, head: RequestHead) -> None:
         """Decide who reads and answers a request."""
-        port = self.port
-        self.keep_alive, self.is_1_0 = head.keep_alive, head.version == "1.0"
-        self.answer_fields = b"" if port.cors is None else port.cors.answer_fields(head.headers)
-        if port.watch.on:
-            self.begin_record(head.method, head.target, head.content_length)
+        port, writer = self.port, self.writer
+        writer.keep_alive, writer.is_1_0 = head.keep_alive, head.version == "1.0"
+        writer.cors_fields = b"" if port.cors is None else port.cors.answer_fields(head.headers)
+        if port.request_log.on:
+            self.record = port.request_log.begin("http", self.address, head.method, head.target, head.content_length)
         if port.guard is not None:
             refused = port.guard.refusal(head.method, head.target, head.headers, self.address)
             if refused is not None:
                 self._deny(refused.status, refused.message, refused.fields)
                 return
-        self._exchange = port.begin(self, head)
+        self.exchange = port.begin(self, head)
         if self._reader.is_complete:
             self._complete()
-
-    def begin_record(self, method: bytes, target: bytes, body_bytes: int) -> None:
-        """Follow the current request for the log."""
-        self.record = self.port.watch.begin("http", self.address, method, target)
-        self.record.received_bytes = body_bytes
 
     def _read_body(self, data: bytes) -> bytes:
         reader = self._reader
         piece, rest = reader.read_body(data)
-        if self.state is State.DRAINING:
-            if reader.is_complete:
-                self._next()
-            return rest
-        if piece:
+        if piece and self.state is State.BODY:
             if self.record is not None and reader.is_chunked:
                 self.record.received_bytes += len(piece)
-            self._exchange.on_body(piece)
+            self.exchange.on_body(piece)
         if reader.is_complete:
             self._complete()
-        else:
-            self._receive_directly()
+        elif self.state is State.BODY and not reader.is_chunked and self.exchange.room() is not None:
+            receiver = DirectReceiver(self, self.transport, self.exchange.room, self._stored)
+            self.transport.set_protocol(receiver)
         return rest
 
-    def _complete(self) -> None:
-        if self.state is State.BODY:
-            self._enter(State.ANSWERING)
-            self._exchange.on_complete()
-        elif self.state is State.DRAINING:
-            self._next()
-
-    def _receive_directly(self) -> None:
-        """Let the kernel write the next bytes of the body to their place, if the exchange has one for them."""
-        if self.state is State.BODY and not self._reader.is_chunked and self._exchange.room() is not None:
-            self.transport.set_protocol(_BodyReceiver(self, self._exchange))
-
-    def stored(self, count: int) -> None:
+    def _stored(self, count: int) -> None:
         """So many bytes of the body were written to their place."""
         self._active_at = self.port.seconds
-        self.received_bytes += count
+        self.flow.received_bytes += count
         self._reader.body_left -= count
         try:
-            self._exchange.on_stored(count)
-            if self._reader.is_complete or self._exchange.room() is None:
-                self.transport.set_protocol(self)
+            self.exchange.on_stored(count)
             if self._reader.is_complete:
                 self._complete()
         except Exception:  # noqa: BLE001
-            self.transport.set_protocol(self)
             self._fail()
 
-    def pause_reading(self) -> None:
-        """Let the client wait."""
-        if not self._read_paused and self.state is not State.CLOSED:
-            self._read_paused = True
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read on."""
-        if self._read_paused and self.state is not State.CLOSED:
-            self._read_paused = False
-            self.transport.resume_reading()
-            self._receive_directly()
-
-    # Answers
-
-    def write_error(self, status: int, message: str, fields: bytes = b"") -> None:
-        """Write a whole answer that says what is wrong; ``fields`` are further ones of its head, each with its line end."""
-        self.port.answers.add(str(int(status)))
-        body = encode_error(message)
-        if self.record is not None:
-            self.record.status, self.record.sent_bytes = status, len(body)
-        self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%b%bcontent-length: %d\r\n\r\n%b"
-            % (status, _PHRASES.get(status, b"Error"), fields, self.own_fields(), len(body), body)
-        )
-
-    def own_fields(self) -> bytes:
-        """The fields of this answer's head that others lack, each with its line end."""
-        if not self.keep_alive:
-            return self.answer_fields + b"connection: close\r\n"
-        return self.answer_fields + b"connection: keep-alive\r\n" if self.is_1_0 else self.answer_fields
-
-    def write_views(self, pieces: Sequence[Buffer], then: Callable[[], None]) -> None:
-        """Write views of memory, and call ``then`` once the kernel has taken the last byte, or the connection has ended.
-
-        The transport keeps a view of the bytes that the socket does not take; memory released earlier would contain
-        another client's data by the time it is sent. With a high-water mark of 0 the transport reports an empty buffer.
-        """
-        transport = self.transport
-        transport.set_write_buffer_limits(high=0, low=0)
-        transport.writelines(pieces)
-
-        def written() -> None:
-            if self.state is not State.CLOSED:
-                transport.set_write_buffer_limits(high=MAX_KEPT_BYTES, low=0)
-            then()
-
-        if transport.get_write_buffer_size() == 0:
-            written()
-        else:
-            self._after_drain = written
-
-    def waits_for_reader(self, go_on: Callable[[], None]) -> bool:
-        """True if the client reads too slowly; ``go_on`` is then called when it has caught up or disconnected."""
-        if self._write_paused:
-            self._after_drain = go_on
-        return self._write_paused
+    def _complete(self) -> None:
+        """The request has arrived, perhaps after its answer."""
+        if self.state is State.BODY:
+            self._enter(State.ANSWERING)
+            self.exchange.on_complete()
+        elif self.state is State.DRAINING:
+            self._next()
 
     def answered(self) -> None:
         """The answer is written, and the memory that it borrowed is released."""
-        if self._write_paused and self._after_drain is None:
-            # A client that does not read gets no further answers, only those already in the transport.
-            self._after_drain = self.answered
+        # A client that does not read gets no further answers, only those already in the transport.
+        if self.writer.is_paused and self.writer.waits_for_reader(self.answered):
             return
         if self.record is not None:
             self._end_record()
         if self.state is State.ANSWERING:
             self._next()
         elif self.state is State.BODY:
-            self._exchange = _NOBODY
-            if self.keep_alive:
+            self.exchange = _NOBODY
+            if self.writer.keep_alive:
                 self._enter(State.DRAINING)
-                self.resume_reading()
+                self.input.resume()
             else:
                 self._linger()
 
     def _next(self) -> None:
         """Go on with the next request."""
-        port = self.port
-        if not self.keep_alive or port.closing:
+        port, writer = self.port, self.writer
+        if not writer.keep_alive or port.closing:
             self._enter(State.CLOSING)
             self.transport.close()
             return
         self.state = State.IDLE
-        self._exchange = _NOBODY
-        self.answer_fields, self.is_1_0 = b"", False
+        self.exchange = _NOBODY
+        writer.cors_fields, writer.is_1_0 = b"", False
         if self._reader.head_bytes:
             self._reader.begin()
         self._active_at = port.seconds
-        if self._kept:
-            self._read_kept()
-        elif self._read_paused:
-            self.resume_reading()
+        if self.input.waiting:
+            self._read_waiting()
+        elif self.input.is_paused:
+            self.input.resume()
+
+    # Requests that get no answer of their own
+
+    def _deny(self, status: int, message: str, fields: bytes = b"") -> None:
+        """Answer a request whose body nobody reads, and end the connection."""
+        self.writer.keep_alive = False
+        self.writer.write_error(self.record, status, message, fields)
+        if self.record is not None:
+            self._end_record()
+        self._linger()
+
+    def _refuse(self, error: MalformedRequestError) -> None:
+        """Answer bytes that are not HTTP, and end the connection."""
+        has_begun = self.exchange.has_begun or self.state is State.DRAINING
+        self.exchange.on_lost()
+        self.writer.keep_alive = False
+        self._enter(State.CLOSING)
+        self.port.on_malformed(error.message, self.address)
+        if not self.transport.is_closing():
+            if not has_begun:  # the client would take a second answer for that to its next request
+                self.writer.write_error(self.record, error.status, error.message)
+            self.transport.close()
+
+    def _fail(self) -> None:
+        """Answer a request at which the server has failed, and end the connection."""
+        log.exception("A request could not be handled")  # noqa: LOG004  called in a handler
+        has_begun = self.exchange.has_begun
+        self.exchange.on_lost()
+        if has_begun or self.state >= State.DRAINING:
+            self.transport.abort()
+        else:
+            self._deny(500, INTERNAL)
 
     def _end_record(self) -> None:
         record, self.record = self.record, None
@@ -417,132 +384,52 @@ class HttpConnection(asyncio.Protocol):
         record.received_bytes -= self._reader.body_left  # a part that never came
         record.end()
 
-    def _deny(self, status: int, message: str, fields: bytes = b"") -> None:
-        """Answer a request whose body nobody reads, and end the connection."""
-        self.keep_alive = False
-        self.write_error(status, message, fields)
-        if self.record is not None:
-            self._end_record()
-        self._linger()
-
     def _linger(self) -> None:
         self._enter(State.CLOSING)
         LingeringProtocol(self, self.transport)
-
-    def _refuse(self, error: MalformedRequestError) -> None:
-        """Answer bytes that are not HTTP, and end the connection."""
-        has_begun = self._exchange.has_begun or self.state is State.DRAINING
-        self._exchange.on_lost()
-        self.keep_alive = False
-        self._enter(State.CLOSING)
-        self.port.on_malformed(error.message, self.address)
-        if not self.transport.is_closing():
-            if not has_begun:  # the client would take a second answer for that to its next request
-                self.write_error(error.status, error.message)
-            self.transport.close()
-
-    def _fail(self) -> None:
-        """Answer a request at which the server has failed, and end the connection."""
-        log.exception("A request could not be handled")  # noqa: LOG004  called in a handler
-        has_begun = self._exchange.has_begun
-        self._exchange.on_lost()
-        if has_begun or self.state in {State.DRAINING, State.CLOSING, State.CLOSED}:
-            self.transport.abort()
-        else:
-            self._deny(500, INTERNAL)
 
     # The client's speed, and its share of the memory
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes."""
-        self._write_paused = True
-        self._unsent_then = unsent_bytes(self.transport)
-        self._unread_bytes = max(0, self.transport.get_write_buffer_size() - self.held_bytes)
-        if self._unread_bytes > MAX_KEPT_BYTES and not self.port.kept.claim(self, self.held_bytes + self._unread_bytes):
-            asyncio.get_running_loop().call_soon(self.make_room)  # deferred, because more may be written first
-        self._exchange.on_paused()
+        self.writer.pause()
+        self.exchange.on_paused()
 
     def resume_writing(self) -> None:
         """The kernel has taken all data."""
-        self._write_paused = False
         self._active_at = self.port.seconds
-        self._count_taken()
-        if self._unread_bytes > MAX_KEPT_BYTES:
-            self.port.kept.claim(self, self.held_bytes)
-        self._unread_bytes = 0
-        self._exchange.on_resumed()
-        self._drained()
-
-    def _count_taken(self) -> None:
-        unsent = unsent_bytes(self.transport)
-        self._taken_bytes += max(0, self._unsent_then - unsent)
-        self._unsent_then = unsent
-
-    def _drained(self) -> None:
-        after, self._after_drain = self._after_drain, None
-        if after is not None:
-            after()
-
-    def hold(self, nbytes: int) -> None:
-        """Set the memory that the client takes, apart from written bytes.
-
-        Raises:
-            InferenceError: UNAVAILABLE; the server's limit is reached.
-        """
-        if nbytes == self.held_bytes:
-            return
-        kept = self.port.kept
-        if not kept.claim(self, nbytes + self._unread_bytes):
-            raise kept.error(nbytes - self.held_bytes)
-        self.held_bytes = nbytes
+        self.exchange.on_resumed()
+        self.writer.resume()
 
     @property
-    def unread(self) -> Sequence[InferenceResponse]:
+    def unread(self) -> Iterable[InferenceResponse]:
         """Responses that must stay in memory until the client has read them."""
-        return self._exchange.unread
+        return self.exchange.unread
 
-    def holds_memory_for(self, other: Admission | None) -> bool:
-        """True while an arriving body holds leased memory that the other request could use."""
-        return other is not None and self.state is State.BODY and self._exchange.holds_memory_for(other)
+    @property
+    def arriving(self) -> Iterable[Admission]:
+        """The admission of a request whose tensors are arriving in a model's memory."""
+        return self.exchange.arriving if self.state is State.BODY else ()
 
-    def make_room(self) -> None:
-        """Disconnect a slow client, because others need the memory."""
-        log.info("Closing the connection of a slow client: others need the memory that is buffered for it.")
-        self._exchange.on_lost()
-        if self.state not in _ENDS:
+    def drop(self) -> None:
+        """Disconnect a client that is too slow."""
+        self.exchange.on_lost()
+        if self.state < State.CLOSING:
             self._enter(State.CLOSING)
         self.transport.abort()
 
-    def check_progress(self) -> None:
-        """Called about once a second: close a connection whose transfer is too slow."""
-        now = self.port.seconds
-        seconds, self._checked_at = now - self._checked_at, now
-        received, self._received_then = self.received_bytes - self._received_then, self.received_bytes
-        if self._write_paused:
-            self._count_taken()
-        taken, self._taken_bytes = self._taken_bytes, 0
-        if self._write_paused:
-            moved = taken
-        elif self.state in {State.HEAD, State.BODY, State.DRAINING} and not self._read_paused:
-            moved = received
-        else:
-            self.pace.rest()
-            if self.state is State.IDLE and now - self._active_at >= IDLE_SECONDS:
-                self.transport.close()
-            return
-        self.pace.advance(max(1, seconds), moved)
-        if self.pace.has_stalled:
-            log.info(
-                "Closing a connection whose client sends or reads less than %d bytes a second.", LOWEST_RATE_BYTES_PER_S
-            )
-            self.transport.abort()
+    def check_progress(self, seconds: int) -> None:
+        """Called about once a second: close a connection whose transfer is too slow, or that is not used."""
+        state, transfer = self.state, None
+        if self.writer.is_paused:
+            transfer = Transfer.READ
+        elif state in _ARRIVING and not self.input.is_paused:
+            transfer = Transfer.SEND
+        self.flow.measure(seconds, transfer, self.writer.taken_bytes())
+        if transfer is None and state is State.IDLE and self.port.seconds - self._active_at >= IDLE_SECONDS:
+            self.transport.close()
 
     # The end
-
-    @property
-    def is_lost(self) -> bool:
-        """The client or the server has closed the connection, or is about to."""
-        return self.state is State.CLOSING or self.state is State.CLOSED
 
     def shut_down(self) -> None:
         """The server stops: close now if no request has come, else after the answer."""
@@ -550,45 +437,19 @@ class HttpConnection(asyncio.Protocol):
             self._enter(State.CLOSING)
             self.transport.close()
         else:
-            self.keep_alive = False
-            self._exchange.shut_down()
+            self.writer.keep_alive = False
+            self.exchange.shut_down()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection was closed by either side."""
         if self.record is not None:
             self._end_record()
         self.state = State.CLOSED
-        self._drained()  # nothing more is sent, so borrowed memory is released
-        self._exchange.on_lost()
-        self._exchange = _NOBODY
+        self.input.close()
+        self.writer.resume()  # nothing more is sent, so borrowed memory is released
+        self.exchange.on_lost()
+        self.exchange = _NOBODY
         self._reader.close()
-        self.held_bytes = self._unread_bytes = 0
-        self.port.kept.claim(self, 0)
+        self.flow.close()
         self.port.connections.discard(self)
         self.port.ended.set()
-
-
-class _BodyReceiver(asyncio.BufferedProtocol):
-    """Replaces the connection's protocol while the kernel writes the bytes of large tensors directly to their memory."""
-
-    def __init__(self, owner: HttpConnection, exchange: Exchange) -> None:
-        self._owner = owner
-        self._room = exchange.room
-
-    def get_buffer(self, sizehint: int) -> Any:
-        return self._room()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._owner.stored(nbytes)
-
-    def eof_received(self) -> None:
-        self._owner.eof_received()
-
-    def pause_writing(self) -> None:
-        self._owner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._owner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._owner.connection_lost(exc)

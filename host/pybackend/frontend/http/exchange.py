@@ -19,6 +19,9 @@ class Exchange:
     unread: Sequence[InferenceResponse] = ()
     """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
 
+    arriving: Sequence[Admission] = ()
+    """The admission of a request whose tensors arrive in a model's memory."""
+
     def on_body(self, piece: bytes) -> None:
         """The next bytes of the body, without the framing of chunks."""
 
@@ -43,7 +46,3 @@ class Exchange:
 
     def shut_down(self) -> None:
         """The server stops: this is the connection's last answer."""
-
-    def holds_memory_for(self, other: Admission) -> bool:
-        """True while the arriving request holds leased memory that the other request could use."""
-        return False

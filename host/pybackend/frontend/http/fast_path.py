@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from pybackend.engine.admission import Admission, Route
 from pybackend.errors import InferenceError
-from pybackend.frontend.http.connection import MAX_KEPT_BYTES, HttpConnection
+from pybackend.frontend.http.connection import HttpConnection, State
 from pybackend.frontend.http.infer_answer import BINARY_HEAD, JSON_HEAD, InferAnswer
 from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES
 from pybackend.frontend.http.infer_exchange import InferExchange, InferHead
@@ -46,6 +46,9 @@ MOST_HEADS, LARGEST_HEAD_BYTES = 1024, 1024
 
 MOST_LAYOUTS, LONGEST_FRAME_BYTES = 512, 4096
 """Limits of each memory of answers, a few MB in all: stubs choose the names of outputs."""
+
+LARGEST_ANSWER_BYTES = 32 * 1024
+"""Of tensors; larger answers are sent as they are."""
 
 LARGEST_AS_TEXT_BYTES = 4096
 """The text of a number has up to 24 bytes, and up to 12 for each byte of the number."""
@@ -123,15 +126,18 @@ class FastPath:
         if (
             known.shortcut is not None
             and end + body_bytes == len(data)
-            and not connection.port.watch.on
+            and not connection.port.request_log.on
             and not self._frontend.engine.tracer.active
             and self._submit_whole(connection, known, known.shortcut, data, end)
         ):
             return b""
-        if connection.port.watch.on:
+        if connection.port.request_log.on:
             method, target, *_ = data.split(b" ", 2)
-            connection.begin_record(method, target, body_bytes)
-        connection.answer_fields, connection.is_1_0 = known.answer_fields, not known.head.takes_chunks
+            connection.record = connection.port.request_log.begin(
+                "http", connection.address, method, target, body_bytes
+            )
+        writer = connection.writer
+        writer.cors_fields, writer.is_1_0 = known.answer_fields, not known.head.takes_chunks
         exchange = InferExchange(connection, self._frontend, known.head)
         if exchange.admission is not None and known.shortcut is None:
             self._shorten(known, exchange.admission)
@@ -251,7 +257,7 @@ class _FastAnswer(InferAnswer):
 
     def on_response(self, response: InferenceResponse) -> None:
         connection = self.connection
-        if response.error is None and connection.keep_alive and not connection.is_lost:
+        if response.error is None and connection.writer.keep_alive and connection.state < State.CLOSING:
             if self.output_format is ALL_BINARY:
                 whole = small_answer(response)
             elif self.output_format is ALL_JSON:
@@ -304,7 +310,7 @@ def _beginning(key: _Layout) -> bytes:
     """Head and JSON part of an answer; empty if the answer is large or has no tensors."""
     model_name, model_version, outputs = _outputs(key)
     nbytes = sum([size for *_, size in outputs])
-    if not nbytes or nbytes > MAX_KEPT_BYTES // 2:
+    if not nbytes or nbytes > LARGEST_ANSWER_BYTES:
         return b""
     header_json = binary_header(model_name, model_version, outputs)
     beginning = BINARY_HEAD % (len(header_json), len(header_json) + nbytes) + header_json

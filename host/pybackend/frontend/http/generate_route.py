@@ -14,14 +14,15 @@ from starlette.types import Receive, Scope, Send
 from pybackend.engine.admission import Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http.arrival import Arrival, done
+from pybackend.frontend.http.arrival import Arrival
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_route import ERRORS, disconnected
 from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
-from pybackend.frontend.watch import RECORD
+from pybackend.frontend.request_log import RECORD
 from pybackend.inference.validation import Checked
 from pybackend.protocol.documents.metadata import encode_error
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
+from pybackend.protocol.steps import in_turns
 
 _SENDER = Sender("http")
 
@@ -92,7 +93,7 @@ async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExit
             body = await arrival.whole(MAX_BODY_BYTES, "use /infer for large tensors")
             admission.renew()
             signature, limits = admission.signature, frontend.limits
-            parsed = await done(parse_generate(body, signature, admission.model_version, limits))
+            parsed = await in_turns(parse_generate(body, signature, admission.model_version, limits))
         if RECORD in request.scope:
             request.scope[RECORD].asks(admission.model_name, admission.model_version, parsed.id)
         trace = frontend.traced(admission, parsed, fields.context)

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pybackend.engine.answers import Answers
 from pybackend.errors import InferenceError
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding, deflated
-from pybackend.frontend.http.connection import MAX_KEPT_BYTES, HttpConnection
+from pybackend.frontend.flow import UNCOUNTED_BYTES
+from pybackend.frontend.http.connection import HttpConnection, State
 from pybackend.frontend.http.content_coding import ACCEPTED, LEVEL, UnsupportedCodingError, compressed
 from pybackend.frontend.http.errors import INTERNAL, STATUS
 from pybackend.frontend.http.exchange import Exchange
@@ -101,7 +102,7 @@ class InferAnswer(Exchange):
     def on_response(self, response: InferenceResponse) -> None:
         """Send what the model has answered."""
         self.pending = None
-        if self.connection.is_lost:
+        if self.connection.state >= State.CLOSING:
             response.release()
         elif response.error is not None:
             self.fail(response.error)
@@ -134,10 +135,10 @@ class InferAnswer(Exchange):
                 _ChunkedPieces(self, response, pieces, encoded.body_bytes, encoded.json_length).begin()
                 return
             encoded = compressed(encoded, self.coding)
-        is_long = encoded.body_bytes > MAX_KEPT_BYTES
+        is_long = encoded.body_bytes > UNCOUNTED_BYTES
         if is_long:
             try:
-                connection.hold(max(encoded.body_bytes, connection.held_bytes))
+                connection.flow.hold(max(encoded.body_bytes, connection.flow.held_bytes))
             except InferenceError as error:
                 response.release()
                 self.fail(error)
@@ -153,14 +154,14 @@ class InferAnswer(Exchange):
 
             def written() -> None:
                 response.release()
-                connection.hold(0)
+                connection.flow.hold(0)
                 connection.answered()
 
-            connection.write_views([head + encoded.header_json, *encoded.chunks], written)
+            connection.writer.write_views([head + encoded.header_json, *encoded.chunks], written)
         else:
             whole = b"".join((head, encoded.header_json, *encoded.chunks))
             response.release()
-            connection.hold(0)  # from now on the transport's buffer counts
+            connection.flow.hold(0)  # from now on the transport's buffer counts
             connection.transport.write(whole)
             connection.answered()
 
@@ -175,14 +176,14 @@ class InferAnswer(Exchange):
             connection.record.status = 200
             if connection.record.traceparent:
                 head = b"%btraceparent: %b\r\n\r\n" % (head[:-2], connection.record.traceparent)
-        fields = connection.own_fields()
+        fields = connection.writer.fields()
         return head[:-2] + fields + b"\r\n" if fields else head
 
     def fail(self, error: InferenceError) -> None:
         """Answer with an error."""
-        self.connection.hold(0)
+        self.connection.flow.hold(0)
         fields = _ACCEPTED if isinstance(error, UnsupportedCodingError) else b""
-        self.connection.write_error(STATUS[error.code], error.message, fields)
+        self.connection.writer.write_error(self.connection.record, STATUS[error.code], error.message, fields)
         self.connection.answered()
 
     def _send_in_pieces(self, response: InferenceResponse) -> None:
@@ -215,7 +216,7 @@ class _Pieces:
     def begin(self) -> None:
         """Start, or send an error if the server has no room."""
         try:
-            self._connection.hold(self._held_bytes)
+            self._connection.flow.hold(self._held_bytes)
         except InferenceError as error:
             self._response.release()
             self._answer.fail(error)
@@ -230,7 +231,7 @@ class _Pieces:
         self._connection.port.slices.add(self._step)
 
     def _step(self) -> bool:
-        if self._connection.is_lost:
+        if self._connection.state >= State.CLOSING:
             self._end()
             return False
         try:
@@ -248,7 +249,7 @@ class _Pieces:
 
     def _end(self) -> None:
         self._response.release()
-        self._connection.hold(0)
+        self._connection.flow.hold(0)
 
     def _fail(self, error: InferenceError) -> None:
         """Handle an error of the encoder."""
@@ -296,7 +297,7 @@ class _ChunkedPieces(_Pieces):
             return False
         if piece:
             self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        return not self._connection.waits_for_reader(self._go_on)
+        return not self._connection.writer.waits_for_reader(self._go_on)
 
     def _fail(self, error: InferenceError) -> None:
         self._end()
@@ -317,6 +318,6 @@ class _CollectedPieces(_Pieces):
             return False
         if piece:
             self._held_bytes += len(piece)
-            self._connection.hold(self._held_bytes)
+            self._connection.flow.hold(self._held_bytes)
             self._collected.append(piece)
         return True

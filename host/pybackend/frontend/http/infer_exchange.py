@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -13,7 +13,7 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import Coding
 from pybackend.frontend.http.compressed_body import Body
-from pybackend.frontend.http.connection import MAX_KEPT_BYTES, HttpConnection
+from pybackend.frontend.http.connection import HttpConnection
 from pybackend.frontend.http.content_coding import answer_coding
 from pybackend.frontend.http.errors import INTERNAL
 from pybackend.frontend.http.exchange import Exchange
@@ -114,7 +114,7 @@ class InferExchange(Exchange):
                 or head.content_length > SMALL_BODY_BYTES
                 or fields.encodings.lower() not in {b"", b"identity"}
             ):
-                frontend.senders.add(self._connection)
+                self._connection.flow.begin_sending()
                 nbytes = None if head.chunked else head.content_length
                 self._body = frontend.body(self.admission, fields, nbytes, self._drop_slowest_sender)
         except InferenceError as error:
@@ -157,8 +157,7 @@ class InferExchange(Exchange):
 
     def _hold(self, body: Body) -> None:
         """Account for bytes of a body that lie outside its model's memory."""
-        if body.private_bytes > MAX_KEPT_BYTES or self._connection.held_bytes:
-            self._connection.hold(body.private_bytes)
+        self._connection.flow.hold(body.private_bytes)
 
     def _work(self, body: Body, go_on: Callable[[], None]) -> None:
         """Do a body's work in slices; the client may continue to send, up to a limit."""
@@ -181,12 +180,12 @@ class InferExchange(Exchange):
             go_on()
             return False
 
-        self._connection.pause_reading()
+        self._connection.input.pause()
         self._connection.port.slices.add(step)
 
     def _go_on(self) -> None:
         """Receive the rest, after the JSON part was parsed, or the body was refused."""
-        self._connection.resume_reading()
+        self._connection.input.resume()
         if self._arrived:
             self.on_complete()
 
@@ -202,18 +201,18 @@ class InferExchange(Exchange):
         body, self._body = self._body, None  # it has a reference to this object
         if body is not None:
             body.release()
-            self._frontend.senders.discard(self._connection)
+            self._connection.flow.end_sending()
 
     def on_lost(self) -> None:
         self._release()
 
     def _drop_slowest_sender(self) -> bool:
         """Disconnect the slowest of the slow clients whose bodies hold memory that others need; False if none does."""
-        return self._frontend.senders.drop_slowest(self._connection, self.admission)
+        return self._connection.flow.drop_other_sender(self.admission)
 
-    def holds_memory_for(self, other: Admission) -> bool:
-        own = self.admission
-        return own is not None and self._body is not None and own.holds_memory and own.shares_memory_with(other)
+    @property
+    def arriving(self) -> Sequence[Admission]:  # type: ignore[override]
+        return () if self.admission is None or self._body is None else (self.admission,)
 
     # The complete request
 
@@ -234,7 +233,7 @@ class InferExchange(Exchange):
 
     def _submit(self) -> None:
         connection, frontend, head = self._connection, self._frontend, self.head
-        connection.resume_reading()
+        connection.input.resume()
         if self._refusal is not None:
             self._answer_refusal(self._refusal)
             return
@@ -251,14 +250,14 @@ class InferExchange(Exchange):
             if frontend.engine.tracer.active:
                 trace = frontend.traced(admission, plan.request, context, self._began_ns)
                 if trace is not None:
-                    connection.record = connection.port.watch.begin_traced(connection.record, trace)
+                    connection.record = connection.port.request_log.begin_traced(connection.record, trace)
             answer = InferAnswer(connection, frontend.answers, plan.output_format, head.coding, head.takes_chunks)
             answer.pending = admission.submit(plan.request, answer.on_response, plan.checked)
             if self._body is not None:
                 self._body = None  # the model has its memory
-                frontend.senders.discard(connection)
-            connection.hold(0)
-            connection.answer_by(answer)
+                connection.flow.end_sending()
+            connection.flow.hold(0)
+            connection.exchange = answer
         except InferenceError as error:
             self._answer_refusal(error)
 

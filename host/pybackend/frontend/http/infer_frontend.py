@@ -12,13 +12,12 @@ from pybackend.engine.admission import Admission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.compressed_body import Body, CompressedBody
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.head_fields import HeadFields
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody
-from pybackend.frontend.kept_bytes import KeptBytes
-from pybackend.frontend.slow_senders import SlowSenders
 from pybackend.frontend.traced import ContextFields, begin_trace, is_chosen
 from pybackend.inference.request import InferenceRequest
 from pybackend.observability.tracing.request_trace import RequestTrace
@@ -32,9 +31,8 @@ class InferFrontend:
     Attributes:
         engine: handles the requests.
         limits: bounds of request bodies.
-        kept: the account of memory held for clients.
+        client_memory: the account of bytes buffered for clients.
         answers: counts the answers by status.
-        senders: clients of all ports whose requests arrive in models' memory.
         forwards: the headers that become request parameters; None for none.
         guard: of the port; None if all calls may pass.
         plans: of earlier requests; None if nothing is remembered.
@@ -44,18 +42,16 @@ class InferFrontend:
         self,
         engine: InferenceEngine,
         limits: BodyLimits,
-        kept: KeptBytes,
+        client_memory: ClientMemory,
         *,
-        senders: SlowSenders | None = None,
         forwards: ForwardedHeaders | None = None,
         guard: HttpGuard | None = None,
         fast_paths: bool = True,
     ) -> None:
         self.engine = engine
         self.limits = limits
-        self.kept = kept
+        self.client_memory = client_memory
         self.answers = engine.answers[HTTP_CLIENT.protocol]
-        self.senders = SlowSenders() if senders is None else senders
         self.forwards = forwards
         self.guard = guard
         self.plans = PlanCaches() if fast_paths else None

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from pybackend.frontend.substitute import Substitute
+
 LONGEST_S = 30.0
 """A client that sends for longer is disconnected."""
 
@@ -15,17 +17,11 @@ SILENCE_S = 5.0
 """A client that is silent for this long is disconnected."""
 
 
-class LingeringProtocol(asyncio.Protocol):
-    """Replaces a connection's protocol after its last answer: drops what arrives until the client has closed.
-
-    Args:
-        owner: the protocol that it replaces, which hears of the connection's end.
-        transport: the connection's.
-    """
+class LingeringProtocol(Substitute, asyncio.Protocol):
+    """Replaces a connection's protocol after its last answer: drops what arrives until the client has closed."""
 
     def __init__(self, owner: asyncio.Protocol, transport: Any) -> None:
-        self._owner = owner
-        self._transport = transport
+        super().__init__(owner, transport)
         self._loop = asyncio.get_running_loop()
         self._end_s = self._loop.time() + LONGEST_S
         self._has_sent = False
@@ -46,12 +42,6 @@ class LingeringProtocol(asyncio.Protocol):
         self._has_sent = False
         self._timer = self._loop.call_later(SILENCE_S, self._look)
 
-    def pause_writing(self) -> None:
-        self._owner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._owner.resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._owner.connection_lost(exc)
+        super().connection_lost(exc)

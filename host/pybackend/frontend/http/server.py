@@ -62,7 +62,7 @@ class HttpServer:
         exchange = InferExchange(connection, infer, meaning)
         exchange.expect(head)
         if self._fast is not None:
-            self._fast.learn(head, exchange, connection.answer_fields)
+            self._fast.learn(head, exchange, connection.writer.cors_fields)
         if head.expects_continue:
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return exchange
@@ -92,7 +92,7 @@ class HttpServer:
         """Time has passed: the one timer of all connections."""
         self._port.seconds += seconds
         for connection in list(self._port.connections):
-            connection.check_progress()
+            connection.check_progress(seconds)
 
     def stop_listening(self) -> None:
         """Refuse new connections and close idle ones; the others close after their current answer."""

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from pybackend.frontend.pace import (
+from pybackend.frontend.flow import (
     LOWEST_RATE_BYTES_PER_S,
     SLOW_AFTER_SECONDS,
     SLOW_RATE_BYTES_PER_S,

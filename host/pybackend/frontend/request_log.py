@@ -24,14 +24,14 @@ RECORD = "pybackend.record"
 _NAMES = {"http": "HTTP", "grpc": "gRPC"}
 
 
-class Watch:
+class RequestLog:
     """Shared by all connections of a server.
 
     Args:
         access: receives the answered requests; None for no access log.
 
     Attributes:
-        on: front ends begin an :class:`Exchange` for each request.
+        on: front ends begin an :class:`RequestRecord` for each request.
         access: the access log.
     """
 
@@ -54,28 +54,31 @@ class Watch:
     def _update(self) -> None:
         self.on = self.access is not None or LOG.settings.verbose_level > 0
 
-    def begin_traced(self, exchange: Exchange | None, trace: RequestTrace) -> Exchange:
-        """The exchange of a request that is traced; ``exchange`` is the one that it has, None if it has none yet."""
-        exchange = exchange or Exchange(self, trace.door.lower(), "", "", "")
-        exchange.trace = trace
-        return exchange
+    def begin_traced(self, record: RequestRecord | None, trace: RequestTrace) -> RequestRecord:
+        """The record of a request that is traced; ``record`` is the one that it has, None if it has none yet."""
+        record = record or RequestRecord(self, trace.door.lower(), "", "", "")
+        record.trace = trace
+        return record
 
-    def begin(self, door: str, client: str, method: bytes, target: bytes) -> Exchange:
+    def begin(self, protocol: str, client: str, method: bytes, target: bytes, received_bytes: int = 0) -> RequestRecord:
         """A request whose head has arrived.
 
         Args:
-            door: ``http`` or ``grpc``.
-            client: the client's address.
+            protocol: ``http`` or ``grpc``.
+            client: its address.
             method: the method of HTTP.
             target: path and query.
+            received_bytes: the announced size of its body.
         """
         path = target.partition(b"?")[0][:_LONGEST_PATH].decode("latin-1")
         if LOG.settings.verbose_level > 0:
-            log.debug("%s request: %s %s", _NAMES[door], method.decode("latin-1"), path)
-        return Exchange(self, door, client, method.decode("latin-1"), path)
+            log.debug("%s request: %s %s", _NAMES[protocol], method.decode("latin-1"), path)
+        record = RequestRecord(self, protocol, client, method.decode("latin-1"), path)
+        record.received_bytes = received_bytes
+        return record
 
 
-class Exchange:
+class RequestRecord:
     """A request and its answer.
 
     Attributes:
@@ -90,10 +93,10 @@ class Exchange:
     __slots__ = (
         "_began_ns",
         "_client",
-        "_door",
         "_method",
         "_path",
-        "_watch",
+        "_protocol",
+        "_request_log",
         "about",
         "received_bytes",
         "sent_bytes",
@@ -101,9 +104,9 @@ class Exchange:
         "trace",
     )
 
-    def __init__(self, watch: Watch, door: str, client: str, method: str, path: str) -> None:
-        self._watch = watch
-        self._door = door
+    def __init__(self, request_log: RequestLog, protocol: str, client: str, method: str, path: str) -> None:
+        self._request_log = request_log
+        self._protocol = protocol
         self._client = client
         self._method = method
         self._path = path
@@ -149,11 +152,11 @@ class Exchange:
         if self.trace is not None:
             self.trace.sent()
             self.continues(self.traceparent)
-        access = self._watch.access
+        access = self._request_log.access
         if access is not None:
             access.add(
                 Access(
-                    self._door,
+                    self._protocol,
                     self._client,
                     self._method,
                     self._path,

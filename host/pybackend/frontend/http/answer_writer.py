@@ -1,0 +1,119 @@
+"""Writes the answers of a connection to a client that may read slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pybackend.engine.answers import Answers
+from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
+from pybackend.frontend.request_log import RequestRecord
+from pybackend.inference.tensor import Buffer
+from pybackend.protocol.documents.metadata import encode_error
+
+_PHRASES = {
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    404: b"Not Found",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+    505: b"HTTP Version Not Supported",
+}
+
+
+class AnswerWriter:
+    """The answers of one connection, one after the other.
+
+    Args:
+        transport: the connection's.
+        flow: its bytes.
+        answers: counts those that the writer makes.
+
+    Attributes:
+        keep_alive: further requests may follow the current one.
+        is_1_0: the client speaks HTTP/1.0: answers say that the connection is kept.
+        cors_fields: fields for the current answer's head, each with its line end.
+        is_paused: the client reads more slowly than the server writes.
+    """
+
+    def __init__(self, transport: Any, flow: Flow, answers: Answers) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._answers = answers
+        self.keep_alive = True
+        self.is_1_0 = False
+        self.cors_fields = b""
+        self.is_paused = False
+        self._go_on: Callable[[], None] | None = None
+        self._unsent_then = self._taken_bytes = 0
+        # With a low-water mark of 0, resume means that the kernel has taken everything.
+        transport.set_write_buffer_limits(high=UNCOUNTED_BYTES, low=0)
+
+    def fields(self) -> bytes:
+        """The fields of this answer's head that others lack, each with its line end."""
+        if not self.keep_alive:
+            return self.cors_fields + b"connection: close\r\n"
+        return self.cors_fields + b"connection: keep-alive\r\n" if self.is_1_0 else self.cors_fields
+
+    def write_error(self, record: RequestRecord | None, status: int, message: str, fields: bytes = b"") -> None:
+        """Write a whole answer that says what is wrong; ``fields`` are further ones of its head, each with its line end."""
+        self._answers.add(str(int(status)))
+        body = encode_error(message)
+        if record is not None:
+            record.status, record.sent_bytes = status, len(body)
+        self._transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%b%bcontent-length: %d\r\n\r\n%b"
+            % (status, _PHRASES.get(status, b"Error"), fields, self.fields(), len(body), body)
+        )
+
+    def write_views(self, pieces: Sequence[Buffer], then: Callable[[], None]) -> None:
+        """Write views of memory, and call ``then`` once the kernel has taken the last byte, or the connection has ended.
+
+        The transport keeps a view of the bytes that the socket does not take; memory released earlier would contain
+        another client's data by the time it is sent. With a high-water mark of 0 the transport reports an empty buffer.
+        """
+        transport = self._transport
+        transport.set_write_buffer_limits(high=0, low=0)
+        transport.writelines(pieces)
+
+        def written() -> None:
+            if not transport.is_closing():
+                transport.set_write_buffer_limits(high=UNCOUNTED_BYTES, low=0)
+            then()
+
+        if transport.get_write_buffer_size() == 0:
+            written()
+        else:
+            self._go_on = written
+
+    def waits_for_reader(self, go_on: Callable[[], None]) -> bool:
+        """True if the client reads too slowly; ``go_on`` is then called when it has caught up or disconnected."""
+        if self.is_paused:
+            self._go_on = go_on
+        return self.is_paused
+
+    def pause(self) -> None:
+        """The client reads more slowly than the server writes."""
+        self.is_paused = True
+        self._unsent_then = unsent_bytes(self._transport)
+        self._flow.leave_unread(max(0, self._transport.get_write_buffer_size() - self._flow.held_bytes))
+
+    def resume(self) -> None:
+        """Go on: the kernel has taken everything, or the connection has ended."""
+        self.taken_bytes()
+        self.is_paused = False
+        self._flow.leave_unread(0)
+        go_on, self._go_on = self._go_on, None
+        if go_on is not None:
+            go_on()
+
+    def taken_bytes(self) -> int:
+        """The bytes that the client has taken while the writer was paused."""
+        if self.is_paused:
+            unsent = unsent_bytes(self._transport)
+            self._taken_bytes += max(0, self._unsent_then - unsent)
+            self._unsent_then = unsent
+        return self._taken_bytes
