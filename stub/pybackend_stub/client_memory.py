@@ -27,9 +27,7 @@ class _Region:
     """One region, opened for reading or for writing.
 
     Attributes:
-        descriptor: of the shared memory object.
         size_bytes: offset behind the region's last byte.
-        mapping: of the object up to there; None before its first use.
     """
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
@@ -63,9 +61,7 @@ class ClientMemory:
         """Copy bytes from a region.
 
         Args:
-            region: its number.
             offset: first byte, in the shared memory object.
-            target: a writable buffer, filled completely.
 
         Raises:
             RegionError: the object has become too small.
@@ -90,11 +86,6 @@ class ClientMemory:
 
     def write(self, region: int, offset: int, payload: Any) -> None:
         """Copy the bytes of a tensor into a region.
-
-        Args:
-            region: its number.
-            offset: first byte, in the shared memory object.
-            payload: a C-contiguous buffer.
 
         Raises:
             RegionError: the object has become too small, or there is no memory for its pages.

@@ -22,7 +22,7 @@ from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
 from pybackend_sdk.tensor import Tensor
 from pybackend_stub.model_calls import RECEIVED
 from pybackend_stub.model_output import write_record
-from pybackend_stub.service_thread import ServiceThread
+from pybackend_stub.receiver import ServiceThread
 from pybackend_wire.errors import ErrorCode
 
 _LENGTH = struct.Struct("<Q")

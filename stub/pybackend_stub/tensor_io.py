@@ -14,11 +14,10 @@ from pybackend_stub.channel import HostChannel
 from pybackend_stub.client_memory import ClientMemory, RegionError
 from pybackend_stub.memory import OutputBlock, StubMemory
 from pybackend_stub.receiver import Receiver, Waiter
-from pybackend_wire.bytes_check import element_problem
+from pybackend_wire.bytes_tensor import element_problem
 from pybackend_wire.errors import ErrorCode
-from pybackend_wire.host_messages import VIEW
+from pybackend_wire.host_messages import VIEW, too_small_text
 from pybackend_wire.messages import INLINE_BYTES, TAIL, Failure, RequestResult, TensorPlace
-from pybackend_wire.region_rules import too_small_text
 from pybackend_wire.stub_messages import NeedOutput
 
 MOST_INLINE_BYTES = 32 * 1024 * 1024
@@ -49,13 +48,6 @@ class PlacedOutputs(Tuple[str, ...]):  # noqa: SLOT001  it has an attribute, for
 
 class TensorReader:
     """Builds the tensors and requests for models; arrays view the bytes in place.
-
-    Args:
-        memory: the host's segments.
-        regions: clients' memory.
-        output_names: the configured outputs.
-        copy_inputs: whether arrays are private copies.
-        model_name: for messages.
 
     Attributes:
         refused: the results of requests of the last message that are not executed, by their index.
@@ -231,8 +223,6 @@ class OutputWriter:
         """Copy tensors' bytes to clients' regions, or to memory that the host can read.
 
         Args:
-            tensors: to be written.
-            tail: of the frame that will carry the result.
             wanted: region, offset and size for each tensor that its client wants in its own memory, by name.
 
         Raises:
@@ -259,11 +249,7 @@ class OutputWriter:
         return TensorPlace(tensor._name, tensor._datatype, tensor._shape, region, offset, nbytes)
 
     def write_bytes(self, name: str, data: bytes, tail: OutputTail) -> TensorPlace:
-        """Place bytes as a tensor of type UINT8.
-
-        Raises:
-            OutputMemoryExhausted: the host refuses more memory.
-        """
+        """Place bytes as a tensor of type UINT8."""
         return TensorPlace(name, "UINT8", [len(data)], *self._place(data, tail))
 
     def free(self, places: "Sequence[TensorPlace]") -> None:
@@ -302,11 +288,7 @@ class OutputWriter:
         return self._memory.allocate_output(nbytes) or self._grow(nbytes)
 
     def buffer(self, nbytes: int) -> "Optional[memoryview]":
-        """Memory from which an output is sent without a copy; None if it is so small that it travels in a frame.
-
-        Raises:
-            OutputMemoryExhausted: the host refuses more memory.
-        """
+        """Memory from which an output is sent without a copy; None if it is so small that it travels in a frame."""
         return self._memory.lend(self.allocate(nbytes)) if nbytes > INLINE_BYTES else None
 
     def _grow(self, nbytes: int) -> OutputBlock:

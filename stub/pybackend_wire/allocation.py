@@ -59,11 +59,7 @@ class BlockMap:
         return None
 
     def release(self, offset: int) -> None:
-        """Free the block that begins at ``offset``.
-
-        Raises:
-            KeyError: no block in use begins there.
-        """
+        """Free the block that begins at ``offset``."""
         size = self._used.pop(offset)
         self.used_bytes -= size
         offsets, sizes = self._free_offsets, self._free_sizes

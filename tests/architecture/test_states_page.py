@@ -12,8 +12,7 @@ from pybackend.frontend.http.connection import TRANSITIONS, State
 from pybackend.frontend.http2.stream import StreamState
 from pybackend.instance.plan import InstanceState
 from pybackend.model.model import ModelState
-from pybackend_wire.messages import StubMessage
-from pybackend_wire.states import LEGAL, StubState
+from pybackend_wire.messages import LEGAL, StubMessage, StubState
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture" / "states.md").read_text()
 PLACES = {
@@ -22,7 +21,7 @@ PLACES = {
     "pybackend.frontend.http2.stream.StreamState": StreamState,
     "pybackend.model.model.ModelState": ModelState,
     "pybackend.instance.plan.InstanceState": InstanceState,
-    "pybackend_wire.states.StubState": StubState,
+    "pybackend_wire.messages.StubState": StubState,
 }
 
 
@@ -59,7 +58,7 @@ def test_transitions_of_a_connection_are_those_of_the_code():
 def test_legal_messages_are_those_of_the_code():
     shown = {
         message.strip("`"): {state.strip() for state in states.split(",")}
-        for message, (states,) in _rows("pybackend_wire.states.LEGAL").items()
+        for message, (states,) in _rows("pybackend_wire.messages.LEGAL").items()
     }
     legal = {message.name: {state.name for state in StubState if message in LEGAL[state]} for message in StubMessage}
     assert shown == legal

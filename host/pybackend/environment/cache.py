@@ -9,6 +9,7 @@ None of these files lies inside the environment, because an archive could contai
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -22,12 +23,79 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pybackend.author_files.reading import open_regular
-from pybackend.environment.archive_key import KnownKeys, key_of
 from pybackend.environment.file_lock import FileLock
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.prefixes import rewrite_prefixes
 from pybackend.environment.unpacking import Cancelled, Inventory, cannot_write, unpack
 from pybackend.errors import ModelEnvironmentError
+
+_KEY_BYTES = 20
+_PERSON = b"pb-environment-1"
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+_YOUNG_NS = 2_000_000_000
+"""A file modified this recently may be modified again without a visible change of its timestamps."""
+
+
+def key_of(file: BinaryIO, cancelled: threading.Event) -> str:
+    """The key of a file's content."""
+    file.seek(0)
+    digest = hashlib.blake2b(digest_size=_KEY_BYTES, person=_PERSON)
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        if cancelled.is_set():
+            raise Cancelled
+    file.seek(0)
+    return digest.hexdigest()
+
+
+class KnownKeys:
+    """Keys of files that were hashed before, valid while size, times and inode stay the same."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def get(self, file: BinaryIO) -> str:
+        """The key of an open file; empty if the file must be hashed."""
+        place, stamp = _identity(file)
+        with suppress(OSError):
+            path = self._directory / place
+            known, _, key = path.read_text().rpartition(" ")
+            if (
+                path.lstat().st_uid in {os.getuid(), 0}
+                and known == stamp
+                and len(key) == 2 * _KEY_BYTES
+                and key.isalnum()
+            ):
+                return key
+        return ""
+
+    def keep(self, file: BinaryIO, key: str) -> str:
+        """Record a key, unless the file could change unnoticed; returns the key."""
+        place, stamp = _identity(file)
+        status = os.fstat(file.fileno())
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _YOUNG_NS:
+            draft = self._directory / f"{place}.{os.getpid()}.{threading.get_ident()}.draft"
+            with suppress(OSError):  # otherwise the file is hashed again next time
+                self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+                draft.write_text(f"{stamp} {key}")
+                draft.replace(self._directory / place)
+        return key
+
+    def forget(self, key: str) -> None:
+        """Remove all records with this key."""
+        with suppress(OSError):
+            for path in self._directory.iterdir():
+                with suppress(OSError):
+                    if path.read_text().endswith(f" {key}"):
+                        path.unlink()
+
+
+def _identity(file: BinaryIO) -> tuple[str, str]:
+    status = os.fstat(file.fileno())
+    stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{status.st_dev:x}-{status.st_ino:x}", stamp
+
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +129,6 @@ class ReadyMark:
     Attributes:
         format: see ``_FORMAT``.
         prefix: the directory it was unpacked in. It cannot be moved.
-        source: the archive's path at that time.
-        made_s: creation time, in seconds since the epoch.
-        total_bytes: size of its files.
         boot: the boot during which its files were last known to be complete.
     """
 
@@ -80,9 +145,7 @@ class CacheEntry:
     """One environment of a cache.
 
     Attributes:
-        key: key of the archive's content.
         mark: None if it is incomplete: being created, or interrupted.
-        used_s: time of its last use, in seconds since the epoch.
         in_use: a process uses or creates it.
     """
 
@@ -94,11 +157,7 @@ class CacheEntry:
 
 
 class HeldEnvironment:
-    """An unpacked environment that cannot be removed while this object is held and the process lives.
-
-    Attributes:
-        was_unpacked: it was unpacked for this holder.
-    """
+    """An unpacked environment that cannot be removed while this object is held and the process lives."""
 
     def __init__(self, key: str, prefix: Path, lock: FileLock | None, *, was_unpacked: bool) -> None:
         self.key = key
@@ -121,7 +180,6 @@ class EnvironmentCache:
     """The environments in one directory, which any number of processes may share.
 
     Args:
-        directory: created on first use.
         limit_bytes: unused environments are removed when the total exceeds this, None for never.
     """
 
@@ -135,7 +193,6 @@ class EnvironmentCache:
 
         Raises:
             ModelEnvironmentError: the archive cannot be read or unpacked.
-            Cancelled: ``cancelled`` was set first.
         """
         try:
             file = open_regular(archive)
@@ -153,7 +210,6 @@ class EnvironmentCache:
 
         Raises:
             ModelEnvironmentError: another user could have put it there.
-            Cancelled: ``cancelled`` was set first.
         """
         if self._mark(key) is None:
             return None
@@ -330,11 +386,7 @@ class EnvironmentCache:
         return CacheEntry(key, self.directory / key, self._mark(key), used_s, in_use)
 
     def remove(self, key: str) -> bool:
-        """Remove an environment, complete or not; False if it is in use.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
+        """Remove an environment, complete or not; False if it is in use."""
         lock = FileLock(self._beside(key, _LOCK))
         try:
             if not lock.take_alone():

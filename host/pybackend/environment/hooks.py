@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pybackend.environment.activation import may_be_set
+from pybackend.environment.environment import may_be_set
 
 VARIABLES_HOOK = "zz_pybackend_variables.sh"
 """The hook in which ``pybackend pack`` repeats the author's variables, for users who activate by hand."""
@@ -44,7 +44,6 @@ class ShellRun:
     Attributes:
         said: the readable part of its standard error.
         ending: a clause such as ``ended the shell with status 1``; empty if the script ran to its end.
-        left: number of processes that it left behind, which were killed.
     """
 
     output: bytes
@@ -58,8 +57,6 @@ class HookEffect:
     """The changes made by an environment's hooks.
 
     Attributes:
-        variables: variables that they set or change.
-        unset: names of variables that they unset.
         path: directories of the environment that they add to ``PATH``.
         complaints: one sentence for each hook that misbehaved.
     """
@@ -87,11 +84,7 @@ class HookEffect:
 
     @classmethod
     def from_json(cls, text: str) -> HookEffect:
-        """Read the output of :meth:`to_json`.
-
-        Raises:
-            ValueError: the text is something else.
-        """
+        """Read the output of :meth:`to_json`."""
         document = json.loads(text)
         try:
             if document["format"] != _FORMAT:

@@ -38,11 +38,7 @@ class Interpreter:
     """Facts about an environment, found without running any of its code.
 
     Attributes:
-        python: the program to start.
         version: of Python, such as ``3.12.1`` or ``3.12``; empty if unknown.
-        implementation: ``CPython`` unless the files say otherwise.
-        free_threaded: it has no global lock.
-        libraries: its ``site-packages``, None if there are none.
         binary: requirements of its program; None for a script that starts another program.
         numpy: its version, empty if unknown, None if it is not installed.
     """

@@ -30,7 +30,6 @@ class PackedPackage:
     """One package of an environment.
 
     Attributes:
-        name: as in its index.
         source: its origin: a URL or channel, ``pypi``, or empty.
     """
 
@@ -45,14 +44,9 @@ class EnvironmentManifest:
 
     Attributes:
         platform: system and processor, such as ``linux-x86_64``: see :func:`host_platform`.
-        python: version of its CPython, such as ``3.12.1``.
         libc: the oldest C library that its binaries run with, such as ``glibc 2.28``; empty if unknown.
-        free_threaded: its CPython has no global lock.
-        packages: installed packages, sorted by name.
-        variables: environment variables for its models.
         content_hash: hash of the files, computed by the packer; equal for equal environments.
         lock: text from which the same environment can be made again; empty if unavailable.
-        created_by: the program and its version.
     """
 
     platform: str
@@ -70,11 +64,7 @@ class EnvironmentManifest:
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
 
     def write(self, prefix: Path) -> None:
-        """Write it into an environment's root.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write it into an environment's root."""
         (prefix / MANIFEST_FILENAME).write_text(self.to_json())
 
 

@@ -57,7 +57,6 @@ def rewrite_prefixes(prefix: Path, source: str) -> list[str]:
 
     Raises:
         ModelEnvironmentError: the list cannot be read or names other files, or the directory's name is too long.
-        OSError: a file cannot be written.
     """
     records = _read_records(prefix, source)
     changed = {record.path for record in records if _apply(record, prefix, source)}

@@ -60,11 +60,7 @@ class Inventory:
 
     @classmethod
     def from_json(cls, text: str) -> Inventory:
-        """Read the output of :meth:`to_json`.
-
-        Raises:
-            ValueError: the text is something else.
-        """
+        """Read the output of :meth:`to_json`."""
         document = json.loads(text)
         try:
             files = {path: (int(size), str(digest)) for path, (size, digest) in document["files"].items()}
@@ -122,7 +118,6 @@ def unpack(
 
     Raises:
         ModelEnvironmentError: the archive is broken or unsafe, or cannot be written; nothing is left behind.
-        Cancelled: ``cancelled`` was set first; nothing is left behind.
     """
     done = False
     try:

@@ -128,11 +128,7 @@ class Terminal:
         self._reads = False
 
     def connect(self, instance_name: str) -> tuple[TerminalLine, socket.socket]:
-        """A line to the terminal for a process, and the process's end of it.
-
-        Raises:
-            OSError: there are not enough descriptors.
-        """
+        """A line to the terminal for a process, and the process's end of it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         refuse_descriptors(ours)
         ours.setblocking(False)
@@ -201,11 +197,7 @@ class Terminal:
 
 
 class TerminalLine:
-    """The way of one process to the terminal.
-
-    Attributes:
-        instance_name: whose process it is.
-    """
+    """The way of one process to the terminal."""
 
     def __init__(self, terminal: Terminal, instance_name: str, end: socket.socket) -> None:
         self.instance_name = instance_name

@@ -31,13 +31,7 @@ class InstanceExecutor:
 
     See :class:`pybackend.scheduler.scheduler.BatchExecutor` and :class:`pybackend.inference.pending.RequestHolder`.
 
-    Args:
-        version: of the model, decimal.
-        services: answer what models ask.
-
     Attributes:
-        executions: those that the stub has.
-        gate: which executions pass.
         is_up: there is a process that can serve, be it busy or not.
         death_cause: how the last stub ended, completing the sentence "The process ..."; empty if none ever did.
     """
@@ -61,11 +55,7 @@ class InstanceExecutor:
         self._cancels_calls = False
 
     def limit_by(self, table: ResourceTable, limit: RateLimit) -> None:
-        """Say what an execution needs; once, before there is any.
-
-        Raises:
-            ModelLoadError: it could never execute.
-        """
+        """Say what an execution needs; once, before there is any."""
         gate = ResourceGate(table, limit, self._owner.on_available)
         table.add(gate)
         self.gate = gate
@@ -123,7 +113,6 @@ class InstanceExecutor:
         """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop.
 
         Args:
-            batch: its requests.
             owner: is told of its outcome; the model if None.
         """
         executions = self.executions
@@ -244,7 +233,6 @@ class LongExecutions:
 
         Args:
             number: of the execution, 0 if none runs.
-            age_ns: how long it has run.
         """
         if number != self._number:
             self._longest_ns = max(self._longest_ns, self._age_ns)
@@ -262,11 +250,7 @@ class LongExecutions:
 
 
 class ExecutionMonitor:
-    """Finds executions of one instance that last too long, that nobody waits for, or that are never answered.
-
-    Args:
-        output: labels lines about the instance.
-    """
+    """Finds executions of one instance that last too long, that nobody waits for, or that are never answered."""
 
     def __init__(self, executor: InstanceExecutor, output: ModelOutput) -> None:
         self._executor = executor

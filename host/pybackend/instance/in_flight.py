@@ -41,18 +41,10 @@ MOST_LOSSES = 3
 class ExecutionsInFlight:
     """The executions of one instance; see :class:`~pybackend.instance.session.ExecutionListener`.
 
-    Args:
-        version: of the model, decimal.
-        on_available: called when the instance can take work again that it had handed back.
-        others_are_idle: whether another instance could begin at once with what this one has not begun.
-        shared_core: hears of executions that end.
-
     Attributes:
-        session: the stub's present life, None while there is none.
         last_number: of the execution that was sent last.
         in_flight: those that the stub has not returned from, by number, oldest first.
         streaming: those that it has returned from and not answered.
-        prefetch: how many may be sent ahead.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
-from pybackend.ipc.client_region import Access, ClientRegion
+from pybackend.ipc.client_regions import Access, ClientRegion
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import VIEW, Attach, Detach, OutputPlace, RegionSource
 from pybackend_wire.messages import TAIL, SegmentRole
@@ -38,11 +38,7 @@ class LentRegions:
     def places(
         self, names: Sequence[str], outputs: Mapping[str, RegionOutput]
     ) -> dict[str, OutputPlace | None] | Sequence[str]:
-        """The requested outputs, for the stub: with their places if it writes any of them to regions.
-
-        Raises:
-            OSError: this process has no descriptor left.
-        """
+        """The requested outputs, for the stub: with their places if it writes any of them to regions."""
         if not any(part.by_stub for part in outputs.values()):
             return names
         return {name: self._place(outputs.get(name)) for name in names}
@@ -89,7 +85,6 @@ class LentInputs:
     """The blocks that one stub has, and the segments it has mapped for them.
 
     Attributes:
-        regions: the clients' regions that the stub has been given.
         unread_bytes: how much was lent by messages that the stub may not have read yet.
     """
 

@@ -37,7 +37,6 @@ class RestartBackoff:
     Args:
         limit: most restarts in a row before the instance is given up, 0 for any number.
         retry_s: how often an instance that was given up is tried again, 0 for never.
-        clock_s: the time.
 
     Attributes:
         restarts: in a row, none of which lived long.
@@ -113,11 +112,7 @@ class ModelInstance:
     """Starts, initialises, warms up and ends a stub, and restarts it when it dies.
 
     Attributes:
-        name: of the instance.
-        state: where it is in its life.
-        output: what its model prints.
         executor: sends executions to it; what schedulers and requests see of the instance.
-        monitor: finds executions that last too long.
         restart_count: how often its process was replaced after it had died.
     """
 
@@ -180,11 +175,7 @@ class ModelInstance:
         return await session.load(config_json)
 
     async def initialize(self, plan: InstancePlan) -> None:
-        """Initialise the model in the stub that :meth:`load` started, or in a new one.
-
-        Raises:
-            ModelLoadError: the model's code failed, or its process died.
-        """
+        """Initialise the model in the stub that :meth:`load` started, or in a new one."""
         if self._plan is None:
             self._backoff = RestartBackoff(plan.restart_limit, plan.restart_retry_s)
         self._plan = plan
@@ -334,7 +325,7 @@ class ModelInstance:
             return
         self._enter(InstanceState.RESTARTING)
         self._backoff.on_death()
-        self._supervision = self._loop.create_task(_restart(self, self._backoff))
+        self._supervision = self._loop.create_task(self._restart())
         failed, saved = self.executor.lose(cause)
         lost = mention(failed)
         log.error(
@@ -347,78 +338,57 @@ class ModelInstance:
             extra=self.output.labels(lost.ids, lost.traces),
         )
 
-    async def end_leftovers(self) -> None:
-        """End what the process that died has left behind."""
-        assert self._plan is not None
-        await self._plan.load.launch.end_leftovers()
+    async def _restart(self) -> None:
+        """Bring a new process to life, however often it takes.
 
-    async def start_again(self) -> None:
-        """Initialise the model in a new process."""
-        assert self._plan is not None
-        await self.initialize(self._plan)
-        self.restart_count += 1
-        self._loop.call_soon(self._owner.on_available)
-
-    def on_start_failed(self, error: Exception) -> None:
-        """An attempt to start again has failed; there will be another one."""
-        self._enter(InstanceState.FAILED)
-        self._start_failure = str(error)
-        session, self._executions.session = self.session, None
-        if session is not None:
-            session.kill()  # it said why and ends by itself, unless a thread of the model's keeps it alive
-        self._loop.call_soon(self._owner.on_available)
+        Any exception of an attempt counts as its failure: nothing but success, a limit without further attempts, and
+        cancellation ends this.
+        """
+        plan, backoff = self._plan, self._backoff
+        assert plan is not None
+        given_up = False
+        while True:
+            failure = await _failure_of(plan.load.launch.end_leftovers())
+            if backoff.is_over:
+                if not given_up:
+                    log.error(
+                        "instance '%s' is given up after %d restarts. %s",
+                        self.name,
+                        backoff.restarts,
+                        self.trouble,
+                        extra=self.output.labels(),
+                    )
+                given_up = True
+                self._enter(InstanceState.GIVEN_UP)
+                self._loop.call_soon(self._owner.on_available)
+                self._loop.call_soon(self._services.on_given_up)
+                if not backoff.tries_again:
+                    return
+            await backoff.wait()
+            failure = failure or await _failure_of(self.initialize(plan))
+            if failure is None:
+                self.restart_count += 1
+                self._loop.call_soon(self._owner.on_available)
+                log.info("instance '%s' is restarted", self.name, extra=self.output.labels())
+                return
+            expected = isinstance(failure, (ModelLoadError, OSError))
+            log.error(
+                "instance '%s' cannot be restarted: %s",
+                self.name,
+                failure,
+                exc_info=None if expected else failure,
+                extra=self.output.labels(),
+            )
+            self._enter(InstanceState.FAILED)
+            self._start_failure = str(failure)
+            session, self._executions.session = self.session, None
+            if session is not None:
+                session.kill()  # it said why and ends by itself, unless a thread of the model's keeps it alive
+            self._loop.call_soon(self._owner.on_available)
 
     def hurry(self) -> None:
         """A request needs it: if it was given up, it is tried again soon."""
         self._backoff.hurry()
-
-    def on_given_up(self) -> None:
-        """Too many attempts have failed."""
-        self._enter(InstanceState.GIVEN_UP)
-        self._loop.call_soon(self._owner.on_available)
-        self._loop.call_soon(self._services.on_given_up)
-
-
-async def _restart(instance: ModelInstance, backoff: RestartBackoff) -> None:
-    """Bring a new process to life, however often it takes.
-
-    Whatever an attempt raises counts as its failure: nothing but success, a limit without further attempts, and
-    cancellation ends this.
-
-    Args:
-        instance: whose process has just died; ``backoff`` knows of that death.
-        backoff: counts its restarts, and says when the next one is due.
-    """
-    given_up = False
-    while True:
-        failure = await _failure_of(instance.end_leftovers())
-        if backoff.is_over:
-            if not given_up:
-                log.error(
-                    "instance '%s' is given up after %d restarts. %s",
-                    instance.name,
-                    backoff.restarts,
-                    instance.trouble,
-                    extra=instance.output.labels(),
-                )
-            given_up = True
-            instance.on_given_up()
-            if not backoff.tries_again:
-                return
-        await backoff.wait()
-        failure = failure or await _failure_of(instance.start_again())
-        if failure is None:
-            log.info("instance '%s' is restarted", instance.name, extra=instance.output.labels())
-            return
-        expected = isinstance(failure, (ModelLoadError, OSError))
-        log.error(
-            "instance '%s' cannot be restarted: %s",
-            instance.name,
-            failure,
-            exc_info=None if expected else failure,
-            extra=instance.output.labels(),
-        )
-        instance.on_start_failed(failure)
 
 
 async def _failure_of(part: Awaitable[None]) -> Exception | None:

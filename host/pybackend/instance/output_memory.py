@@ -50,7 +50,6 @@ class OutputMemory:
 
     Args:
         limit_bytes: most that the segments may hold together; beyond, slow clients leave, or the stub is refused.
-        budget: the memory of all models; None for no limit.
 
     Attributes:
         listener: is told of every layout of an output that is new; None if nobody wants to know.
@@ -94,8 +93,6 @@ class OutputMemory:
         """The tensors of a result, and how to give their memory back (None if they lie in the frame).
 
         Args:
-            result: of a request.
-            tail: of the frame that it came with.
             regions: where the stub was told to write some of them.
 
         Raises:
@@ -123,11 +120,7 @@ class OutputMemory:
         return tensors, lambda: self.let_go(held)
 
     def _look_at(self, place: heard.TensorPlace) -> None:
-        """Check an output that differs from the last one of its name.
-
-        Raises:
-            RemoteProtocolError: as for :meth:`tensors_of`.
-        """
+        """Check an output that differs from the last one of its name."""
         _check_size(place)
         if len(place.name) > LONGEST_REMEMBERED_NAME:
             return
@@ -142,11 +135,7 @@ class OutputMemory:
                 self.listener.on_new_output(place.name, place.datatype, place.shape)
 
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
-        """The bytes of one tensor; its block is the host's until :meth:`let_go`.
-
-        Raises:
-            RemoteProtocolError: as for :meth:`tensors_of`.
-        """
+        """The bytes of one tensor; its block is the host's until :meth:`let_go`."""
         _check_size(place)
         return self._copy_of(place, tail) if place.segment == TAIL else self._hold(place)
 

@@ -21,8 +21,6 @@ class ResourceGate:
     """The gate of an instance that executes only while it holds resources.
 
     Args:
-        table: the resources of the server.
-        limit: the resources that an execution needs.
         on_turn: called when an execution may have become possible.
     """
 

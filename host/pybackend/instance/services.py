@@ -21,8 +21,7 @@ from pybackend.modelconfig.full_name import full_name
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.host_messages import Answer, Reply, encoded
-from pybackend_wire.messages import TAIL, Failure
-from pybackend_wire.states import StubState
+from pybackend_wire.messages import TAIL, Failure, StubState
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.001, 0.05
 """How soon the host first checks whether a stub that others wait for has read everything, and the longest pause between
@@ -42,16 +41,10 @@ class CallingStub:
     """A running stub, as seen by the services that answer its calls.
 
     Args:
-        plan: what the stub has loaded.
         instance: tells the services which stubs follow each other.
-        inputs: the input memory that it was lent.
-        outputs: the memory in which it leaves its outputs.
-        find_trace: finds the trace with a number, if the stub executes a request of it.
 
     Attributes:
-        instance_name: for messages.
         model_name: the full name of its model.
-        namespace: of its model; ``""`` on a server without namespaces.
     """
 
     def __init__(
@@ -168,11 +161,7 @@ class CallingStub:
         return self._lease_input(nbytes)
 
     def lend(self, lease: ArenaLease) -> None:
-        """Lend a block of :meth:`lease` to the stub, which gives it back when the model releases it.
-
-        Raises:
-            OSError: this process has no descriptors left.
-        """
+        """Lend a block of :meth:`lease` to the stub, which gives it back when the model releases it."""
         self._inputs.lend(lease)
 
     def take_back(self, lease: ArenaLease) -> bool:
@@ -211,11 +200,7 @@ class StubServices(Protocol):
         """All requests of an execution are cancelled, and its model wants the calls that it made to be cancelled too."""
 
     def on_question(self, caller: CallingStub, question: heard.Question, tail: bytes) -> None:
-        """The model asks about metrics or models.
-
-        Raises:
-            RemoteProtocolError: the stub broke the contract.
-        """
+        """The model asks about metrics or models."""
 
     def on_gone(self, caller: CallingStub) -> None:
         """The stub has ended: forget it, and cancel the calls that it waits for."""

@@ -32,13 +32,14 @@ from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow
 from pybackend_wire.messages import (
     BEGUN_WORD,
     CORE_WORD,
+    LEGAL,
     NUDGE_TO_ANSWER,
     PROTOCOL_VERSION,
     STACKS_BYTES,
     STACKS_OFFSET,
     SegmentRole,
+    StubState,
 )
-from pybackend_wire.states import LEGAL, StubState
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,6 @@ class MessageDispatch:
     """Hands each message of a stub to the part of the host that it concerns, if the stub may send it now.
 
     Args:
-        life: says which messages are legal.
         on_other: takes the messages without a handler.
     """
 
@@ -72,11 +72,7 @@ class MessageDispatch:
         self._on_result = handlers[heard.Result]
 
     def on_messages(self, messages: list[heard.Message], frame_tail: bytearray) -> None:
-        """Handle the messages of a frame.
-
-        Raises:
-            RemoteProtocolError: the stub broke the contract.
-        """
+        """Handle the messages of a frame."""
         tail = bytes(frame_tail)  # once: slices of bytes are the small outputs' own data
         self._outputs.begin_frame(len(tail))
         for message in messages:
@@ -113,7 +109,6 @@ class ReadinessProbe:
 
         Args:
             send: sends the question, if none is open.
-            limit_s: how long to wait; None for as long as it takes.
         """
         joins = self._answer is not None
         if self._answer is None:
@@ -149,22 +144,11 @@ class StubSession:
 
     Args:
         process: just started.
-        plan: what it loads.
-        instance: tells the services which stubs follow each other.
-        lease_input: allocates input memory of the model.
         on_end: called once the stub is gone, expected or not, with the end of the sentence "The process ...".
-        handlers: take the stub's messages about executions, by their types.
         find_trace: finds the trace with a number, if the stub executes a request of it.
-        services: answer the questions and calls of its model.
 
     Attributes:
         channel: carries executions to it; see :func:`~pybackend.instance.lent_inputs.encoded_request`.
-        inputs: the input memory that it was lent.
-        outputs: the memory in which it leaves its outputs.
-        caller: the stub, as seen by the services.
-        stacks: reads the stacks of its threads.
-        readiness: asks its model's ``is_ready``.
-        has_is_ready: the model has an ``is_ready``.
         confined: the stub's report of its sandbox: for each layer the reason why it is not in force, ``""`` if it is.
     """
 
@@ -266,11 +250,7 @@ class StubSession:
         return 0 if self._terminal_line is None else self._terminal_line.left_ns
 
     async def initialize(self, message: Initialize) -> None:
-        """Call ``initialize``; afterwards the stub executes.
-
-        Raises:
-            ModelLoadError: the model's code failed, or its process died.
-        """
+        """Call ``initialize``; afterwards the stub executes."""
         self.channel.post(message)
         initialized: heard.Initialized = await self._life.outcome_of(StubState.INITIALIZING)
         self.has_is_ready = initialized.has_is_ready

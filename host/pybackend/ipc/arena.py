@@ -35,11 +35,7 @@ IDLE_NS = 10_000_000_000
 class TensorBudget:
     """The memory that the tensors of all models may take together: each of them has a limit, and there may be many.
 
-    Args:
-        limit_bytes: most of it.
-
     Attributes:
-        used_bytes: what they take now.
         is_short: the last one to want more did not get it.
     """
 
@@ -139,8 +135,6 @@ class _Chunk:
     """A segment of an arena, and the parts of it that take memory: those that were written to.
 
     Attributes:
-        memory: the segment.
-        blocks: its leased bytes.
         filled_bytes: the memory it takes, in whole parts.
     """
 
@@ -200,7 +194,6 @@ class TensorArena:
 
     Args:
         limit_bytes: most memory for all segments together; beyond it :meth:`lease` fails with UNAVAILABLE.
-        budget: the memory of all models; None for no limit.
 
     Attributes:
         leased_bytes: sum of all leases so far, each of which is filled by a copy.
@@ -226,7 +219,6 @@ class TensorArena:
         """Lease a block.
 
         Args:
-            nbytes: minimum size.
             arriving: whether the bytes arrive gradually and take memory as :meth:`ArenaLease.arrived` reports;
                 otherwise they take memory at once.
 
@@ -263,11 +255,7 @@ class TensorArena:
         return lease.segment in self._chunks
 
     def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
-        """Count these bytes of a lease as written; called by the lease.
-
-        Raises:
-            InferenceError: UNAVAILABLE if the limit is reached even after unused memory is released.
-        """
+        """Count these bytes of a lease as written; called by the lease."""
         chunk = self._chunks.get(lease.segment)
         if chunk is None:
             return
@@ -389,11 +377,7 @@ class TensorArena:
 
 
 def new_segment(wanted_bytes: int, needed_bytes: int) -> Segment:
-    """Make a segment of the wanted size; if there is no memory for it, one of the size that is needed.
-
-    Raises:
-        InferenceError: UNAVAILABLE, there is no memory for that either.
-    """
+    """Make a segment of the wanted size; if there is no memory for it, one of the size that is needed."""
     least_bytes = whole_pages(needed_bytes)
     try:
         return Segment(wanted_bytes)

@@ -49,8 +49,6 @@ class Segment:
 
     Attributes:
         number: unique in this process, never :data:`~pybackend_wire.messages.TAIL`.
-        size_bytes: never changes.
-        descriptor: for sending to a stub.
         sealed: whether :meth:`view` may be used.
     """
 

@@ -52,11 +52,7 @@ _BOUNDED: dict[str, Any] = {
 
 
 def _check_options(options: messages.RequestOptions) -> None:
-    """Refuse values that json can express and msgpack cannot: the options are sent on to another stub.
-
-    Raises:
-        ValueError: a number beyond 64 bits.
-    """
+    """Refuse values that json can express and msgpack cannot: the options are sent on to another stub."""
     correlation_id = options.correlation_id
     if options.timeout_us > UNSIGNED_MAX or (isinstance(correlation_id, int) and correlation_id > UNSIGNED_MAX):
         raise ValueError("a number beyond 64 bits")

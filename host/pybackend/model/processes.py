@@ -26,7 +26,7 @@ from pybackend.modelconfig.instances import InstanceSpec
 from pybackend.modelconfig.options import start_options_of
 from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.observability.repeated_failures import RepeatedFailures
-from pybackend.process.launch import StubLaunch
+from pybackend.process.stub_process import StubLaunch
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, sandbox_of
 from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
 

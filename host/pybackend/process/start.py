@@ -88,7 +88,6 @@ class Terms:
     """The conditions under which a process runs.
 
     Attributes:
-        confinement: its permissions; None if it is not confined.
         written: a descriptor to read the confinement from, -1 for none.
         mark: the mark that identifies it, 0 for none.
     """
@@ -122,15 +121,7 @@ def start_process(
     """Start the bundle's program, which becomes a stub or a zygote.
 
     Args:
-        bundle: directory of staged stub code.
-        environment: its Python runs the bundle.
-        arguments: for the bundle.
-        inherited: descriptors for the process.
         output: descriptor for its standard output and standard error.
-        terms: the conditions under which it runs.
-
-    Raises:
-        OSError: it cannot be started.
     """
     command = [str(environment.python), "-I", "-B", str(bundle), *map(str, arguments)]
     variables = process_variables(environment)
@@ -178,11 +169,7 @@ def entered_command(
     """Wrap a command, and its variables, so that the process is confined before it becomes the command.
 
     Args:
-        bundle: directory of staged stub code.
-        command: it begins with the path of a program.
-        variables: the command's environment.
         inherited: descriptors that the command keeps.
-        terms: the conditions under which it runs.
         pipe: for the report; see :class:`Entry`.
     """
     enter = bundle / "pybackend_stub" / "sandbox" / "enter.py"

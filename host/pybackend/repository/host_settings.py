@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
-from pybackend.environment.pack_process import pack_in_process
 from pybackend.environment.provider import EnvironmentProvider
+from pybackend.environment.specification import pack_in_process
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.devices import count_gpus

@@ -15,15 +15,22 @@ from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
 from pybackend.sandbox.file_rules import ModelPlaces, contains, resolved, standard_rules, strict_rules
 from pybackend.sandbox.grant import Grant
-from pybackend.sandbox.leftovers import end_processes_of
-from pybackend.sandbox.limits import resource_limits
-from pybackend.sandbox.model_reach import ModelReach, Needs, check_reach, objection_to, warn_of_closed_files
-from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions
-from pybackend.sandbox.process_user import ProcessUser, given_user, separate_user, server_user
+from pybackend.sandbox.model_reach import (
+    ModelReach,
+    Needs,
+    ProcessUser,
+    check_reach,
+    given_user,
+    objection_to,
+    separate_user,
+    server_user,
+    warn_of_closed_files,
+)
+from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions, resource_limits
 from pybackend.sandbox.python_places import PythonPlaces, python_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.trust_domain import TrustDomain
-from pybackend.sandbox.users import NoUsersError, UserRange, UsersNotMappedError
+from pybackend.sandbox.users import NoUsersError, UserRange, UsersNotMappedError, end_processes_of
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, Confinement
 
@@ -52,9 +59,7 @@ class ModelFiles:
     """The files of a version.
 
     Attributes:
-        model_file: the file to import.
         of_backend: whether the file belongs to a Python-based backend.
-        gpu: whether an instance uses a GPU.
         sharing: returns the directories of all models that name this environment in the same way; None if its processes
             must not be forked from a zygote that others use.
     """
@@ -123,7 +128,6 @@ class ModelSandbox:
     """The sandbox that all instances of a version share.
 
     Attributes:
-        level: ``standard`` or ``strict``.
         missing: layers that are not in force, with reasons, as far as processes have reported.
         objection: the reason why its environment is unsuitable for an untrusted model; ``""`` if it is suitable.
     """
@@ -175,11 +179,7 @@ class ModelSandbox:
         return self._instances[index]
 
     def prepare(self, count: int) -> None:
-        """Make the sandboxes of the first ``count`` instances. Blocking.
-
-        Raises:
-            ModelLoadError: see :meth:`of_instance`.
-        """
+        """Make the sandboxes of the first ``count`` instances. Blocking."""
         for index in range(count):
             self.of_instance(index)
 
@@ -330,7 +330,6 @@ class ModelSandbox:
         """Check a report about a process against the kernel's view of it, and log the layers that are not in force.
 
         Args:
-            report: by layer the reason why it is not in force.
             is_entered: True if the host's own Python confined the process before starting another program; False if the
                 process confined itself.
 
@@ -415,7 +414,6 @@ class InstanceSandbox:
     """The sandbox of one instance.
 
     Attributes:
-        confinement: of each of its processes.
         domain: the trust domain whose zygote may fork its processes, None if they must not be forked.
         exclusive: whether no other instance has its user.
     """

@@ -38,11 +38,7 @@ def runtime_places(server_directory: Path) -> list[Path]:
 
 
 class RuntimeDirectory:
-    """A server's runtime directory. It exists on disk only from the first directory in it on. Used from several threads.
-
-    Args:
-        places: candidates, the best first.
-    """
+    """A server's runtime directory. It exists on disk only from the first directory in it on. Used from several threads."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.places = tuple(places)
@@ -52,10 +48,6 @@ class RuntimeDirectory:
 
     def make(self, mode: int = _OWN, *, owner: tuple[int, int] | None = None, within: Path | None = None) -> Path:
         """Create a directory with an unguessable name.
-
-        Args:
-            owner: its user and group, None for those of this process.
-            within: a directory of this one to create it in, None for this one itself.
 
         Raises:
             OSError: no place is usable.
@@ -227,19 +219,12 @@ class ScratchDirectories:
 
         Args:
             within: directory from :meth:`make_common` to create it in, "" for anywhere.
-
-        Raises:
-            OSError: no place is usable.
         """
         owner = (uid, gid) if uid >= 0 else None
         return str(self._directory.make(_OWN, owner=owner, within=Path(within) if within else None))
 
     def make_common(self) -> str:
-        """Create a directory for directories of several users; only this process can create them there.
-
-        Raises:
-            OSError: no place is usable.
-        """
+        """Create a directory for directories of several users; only this process can create them there."""
         return str(self._directory.make(_PASSED_BY_OTHERS))
 
     def remove(self, path: str) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from pybackend.sandbox.file_rules import OWN, resolved
-from pybackend.sandbox.leftovers import end_processes_of, users_with_processes
 from pybackend.sandbox.runtime_directory import ScratchDirectories
-from pybackend.sandbox.users import NoUsersError, UserRange
+from pybackend.sandbox.users import NoUsersError, UserRange, end_processes_of, users_with_processes
 from pybackend_wire.confinement import Confinement
 
 _ALWAYS = ("uid", "capabilities", "no_new_privileges", "system_calls")
@@ -113,11 +112,7 @@ class TrustDomain:
         self._users.give_back(number)
 
     def make_scratch(self, uid: int, gid: int) -> str:
-        """Create a private directory that forks can reach.
-
-        Raises:
-            OSError: no place is usable.
-        """
+        """Create a private directory that forks can reach."""
         with self._changing:
             if not self._common_scratch:
                 self._common_scratch = self._scratch.make_common()
@@ -148,7 +143,6 @@ class TrustDomain:
         """Return the confinement of the members' zygote: it may do whatever any of them may. Blocking.
 
         Raises:
-            OSError: there is no place for its own files.
             LookupError: it has no members any more.
         """
         with self._changing:

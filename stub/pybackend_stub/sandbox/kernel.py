@@ -34,11 +34,7 @@ def bound(number: int, *arguments: "Any") -> "Callable[[], int]":
 
 
 def prctl(option: int, value: int = 0, second: int = 0) -> int:
-    """Read or change an attribute of this process.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Read or change an attribute of this process."""
     words = [ctypes.c_ulong(word) for word in (value, second, 0, 0)]
     result = int(_libc.prctl(option, *words))
     if result < 0:

@@ -62,12 +62,7 @@ def restrict(known: int, paths: "Iterable[Sequence[str]]", network: bool) -> Non
     """Allow access only to these paths from now on, and signals and inspection only within this domain.
 
     Args:
-        known: the kernel's :func:`version`.
         paths: with access letters of :mod:`pybackend_wire.confinement`; missing paths and paths with links are skipped.
-        network: whether TCP may be used.
-
-    Raises:
-        OSError: the kernel refuses.
     """
     handled = _handled(known)
     words = [handled]

@@ -17,7 +17,7 @@ import pytest
 from pybackend.ipc.channel import MESSAGES_AT_ONCE, StubChannel
 from pybackend.ipc.stub_messages import FreeInput, NeedOutput, Readiness
 from pybackend.ipc.unwanted_descriptors import refuses_descriptors
-from pybackend.process.stub_ends import connected_ends
+from pybackend.process.stub_process import connected_ends
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_wire.codec import available, encode_frame
 from pybackend_wire.errors import RemoteProtocolError

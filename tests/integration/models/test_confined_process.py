@@ -15,8 +15,8 @@ from pybackend.instance.session import StubSession
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
-from pybackend.process.launch import StubLaunch
 from pybackend.process.launcher import StubLauncher
+from pybackend.process.stub_process import StubLaunch
 from pybackend.sandbox.model_sandbox import InstanceSandbox, ModelFiles, ModelSandbox
 from pybackend.sandbox.options import SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox

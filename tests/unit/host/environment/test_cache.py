@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.environment import archive_key
+from pybackend.environment import cache as cache_module
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.unpacking import Cancelled
@@ -57,11 +57,11 @@ def test_an_archive_is_unpacked_once_however_it_is_named(cache, archive, never, 
 @pytest.mark.spec("pb-V02")
 def test_a_touched_archive_is_hashed_again_a_changed_one_is_unpacked_again(cache, archive, never, monkeypatch):
     hashed = []
-    original = archive_key.key_of
+    original = cache_module.key_of
     monkeypatch.setattr("pybackend.environment.cache.key_of", lambda *given: hashed.append(1) or original(*given))
     path = archive(CONTENT)
     os.utime(path, (1_600_000_000, 1_600_000_000))
-    monkeypatch.setattr(archive_key, "_YOUNG_NS", -1)
+    monkeypatch.setattr(cache_module, "_YOUNG_NS", -1)
 
     def was_unpacked():
         before = len(hashed)
