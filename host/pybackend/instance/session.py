@@ -234,7 +234,7 @@ class StubSession:
             raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
         self.channel.post(Load(codec, config_json, self._plan.model))
         self.channel.flush()
-        self.channel.use_codec(codec)
+        self.channel.codec = codec
         completed: dict[str, Any] | None = await self._life.outcome_of(StubState.LOADING)
         return completed
 

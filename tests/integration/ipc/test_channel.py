@@ -38,7 +38,7 @@ class HostEnd:
         self.messages, self.tails, self.ends = [], [], []
         self.changed = asyncio.Event()
         self.channel = StubChannel(self.loop, ours, self.on_messages, self.on_end)
-        self.channel.use_codec(codec)
+        self.channel.codec = codec
 
     def on_messages(self, messages, tail):
         self.messages += messages
@@ -97,7 +97,7 @@ def test_messages_of_one_turn_are_one_frame(codec):
     async def scenario(end):
         stub = HostChannel(end.theirs.detach())
         stub.use_codec(codec)
-        end.channel.use_codec(codec)
+        end.channel.codec = codec
         offsets = [end.channel.append_tail(data) for data in (b"abc", b"", b"defgh")]
         for number in range(3):
             end.channel.post(Detach(number))
