@@ -10,7 +10,7 @@ import pytest
 from pybackend.engine.engine import EngineState
 from pybackend.frontend.http.connection import TRANSITIONS, State
 from pybackend.frontend.http2.stream import StreamState
-from pybackend.instance.plan import InstanceState
+from pybackend.instance.settings import InstanceState
 from pybackend.model.model import ModelState
 from pybackend_wire.messages import LEGAL, StubMessage, StubState
 
@@ -20,7 +20,7 @@ PLACES = {
     "pybackend.frontend.http.connection.State": State,
     "pybackend.frontend.http2.stream.StreamState": StreamState,
     "pybackend.model.model.ModelState": ModelState,
-    "pybackend.instance.plan.InstanceState": InstanceState,
+    "pybackend.instance.settings.InstanceState": InstanceState,
     "pybackend_wire.messages.StubState": StubState,
 }
 
@@ -38,7 +38,7 @@ def test_page_has_each_state(place):
     assert list(_rows(place)) == [state.name for state in PLACES[place]]
 
 
-@pytest.mark.parametrize("place", ["pybackend.model.model.ModelState", "pybackend.instance.plan.InstanceState"])
+@pytest.mark.parametrize("place", ["pybackend.model.model.ModelState", "pybackend.instance.settings.InstanceState"])
 def test_transitions_are_between_states(place):
     names = {state.name for state in PLACES[place]}
     for state, (_, origins) in _rows(place).items():

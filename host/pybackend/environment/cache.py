@@ -18,9 +18,11 @@ import stat
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import msgspec
 
 from pybackend.author_files.reading import open_regular
 from pybackend.environment.file_lock import FileLock
@@ -98,6 +100,9 @@ def _identity(file: BinaryIO) -> tuple[str, str]:
 
 
 log = logging.getLogger(__name__)
+
+_Record = TypeVar("_Record")
+"""What a file beside an environment holds: a dataclass, as JSON."""
 
 _READY, _FILES, _HOOKS, _LOCK, _DRAFT = ".ready", ".files", ".hooks", ".lock", ".draft"
 
@@ -279,9 +284,9 @@ class EnvironmentCache:
             inventory.look_again(prefix, rewrite_prefixes(prefix, source))
             if key_of(file, cancelled) != key:
                 raise ModelEnvironmentError(f"{source} was modified while it was being read: load the model again")
-            self._write(key, _FILES, inventory.to_json())
+            self._write(key, _FILES, inventory)
             mark = ReadyMark(_FORMAT, str(prefix), source, time.time(), inventory.total_bytes, _boot())
-            self._write(key, _READY, json.dumps(asdict(mark)))
+            self._write(key, _READY, mark)
         except BaseException as error:  # whatever ended it: half an environment must not stay
             with suppress(OSError):
                 self._clear(key)
@@ -312,12 +317,9 @@ class EnvironmentCache:
 
     def _mark(self, key: str) -> ReadyMark | None:
         """The mark of a complete environment; None if it is incomplete, or was unpacked elsewhere."""
-        try:
-            mark = ReadyMark(**json.loads(self._beside(key, _READY).read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
+        mark = self._read(key, _READY, ReadyMark)
         prefix = self.directory / key
-        if mark.format != _FORMAT or mark.prefix != str(prefix) or not prefix.is_dir():
+        if mark is None or mark.format != _FORMAT or mark.prefix != str(prefix) or not prefix.is_dir():
             return None
         return mark if mark.boot == _boot() else self._after_boot(key, mark)
 
@@ -328,34 +330,34 @@ class EnvironmentCache:
         if inventory is None or inventory.differences(prefix, contents=False):
             log.warning("The environment in %s is damaged and will be unpacked again.", prefix)
             return None
-        checked = ReadyMark(**{**asdict(mark), "boot": _boot()})
+        checked = replace(mark, boot=_boot())
         with suppress(OSError):
-            self._write(key, _READY, json.dumps(asdict(checked)))
+            self._write(key, _READY, checked)
         return checked
 
     def inventory(self, key: str) -> Inventory | None:
         """The inventory of an unpacked environment, None if unknown."""
-        try:
-            return Inventory.from_json(self._beside(key, _FILES).read_text())
-        except (OSError, ValueError):
-            return None
+        return self._read(key, _FILES, Inventory)
 
     def hook_effect(self, key: str) -> HookEffect | None:
         """The effect of an environment's hooks, None if unknown."""
-        try:
-            return HookEffect.from_json(self._beside(key, _HOOKS).read_text())
-        except (OSError, ValueError):
-            return None
+        return self._read(key, _HOOKS, HookEffect)
 
     def keep_hook_effect(self, key: str, effect: HookEffect) -> None:
         """Record the effect of the hooks of an environment that this process holds."""
         with suppress(OSError):  # otherwise the hooks run again next time
-            self._write(key, _HOOKS, effect.to_json())
+            self._write(key, _HOOKS, effect)
 
-    def _write(self, key: str, suffix: str, text: str) -> None:
+    def _read(self, key: str, suffix: str, kind: type[_Record]) -> _Record | None:
+        try:
+            return msgspec.convert(json.loads(self._beside(key, suffix).read_text()), kind)
+        except (OSError, ValueError, msgspec.ValidationError):
+            return None
+
+    def _write(self, key: str, suffix: str, record: object) -> None:
         draft = self.directory / f"{key}{suffix}.{os.getpid()}.{threading.get_ident()}{_DRAFT}"
         try:
-            draft.write_text(text)
+            draft.write_text(json.dumps(vars(record)))
             draft.replace(self._beside(key, suffix))
         except OSError:
             with suppress(OSError):

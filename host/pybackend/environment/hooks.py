@@ -6,12 +6,11 @@ The caller confines the shell; this module provides the command and parses the o
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.environment.environment import may_be_set
@@ -29,7 +28,6 @@ _MOST_VARIABLES_BYTES = 128 * 1024
 """Limit on all variables together: a process cannot start with a much larger environment."""
 
 _MOST_SAID_CHARACTERS = 200
-_FORMAT = 1
 _DIRECTORY = Path("etc", "conda", "activate.d")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -77,23 +75,6 @@ class HookEffect:
         if self.path:
             changed[_PATH] = os.pathsep.join([*self.path, *filter(None, [variables.get(_PATH)])])
         return changed
-
-    def to_json(self) -> str:
-        """The text that :meth:`from_json` reads."""
-        return json.dumps({"format": _FORMAT, **asdict(self)})
-
-    @classmethod
-    def from_json(cls, text: str) -> HookEffect:
-        """Read the output of :meth:`to_json`."""
-        document = json.loads(text)
-        try:
-            if document["format"] != _FORMAT:
-                raise ValueError("the format is unknown")
-            variables = {str(name): str(value) for name, value in document["variables"].items()}
-            unset, path, complaints = (tuple(map(str, document[name])) for name in ("unset", "path", "complaints"))
-            return cls(variables, unset, path, complaints)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not an effect of hooks: {error!r}") from None
 
 
 NOTHING = HookEffect()

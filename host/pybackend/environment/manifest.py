@@ -12,7 +12,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from pybackend.author_files.reading import open_regular
 from pybackend.errors import ModelEnvironmentError
@@ -98,35 +99,11 @@ def parse_manifest(text: bytes, source: str) -> EnvironmentManifest:
                 f"{source} has format {version!r}, this host reads format {FORMAT_VERSION}: pack the environment again "
                 "with the pybackend that serves it, or serve it with the one that packed it"
             )
-        return _from_document(document)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return msgspec.convert(document, EnvironmentManifest)
+    except (ValueError, TypeError, KeyError, RecursionError, msgspec.ValidationError) as error:
         raise ModelEnvironmentError(
             f"{source} is not a manifest of an environment ({error!r}): pack the environment again"
         ) from None
-
-
-def _from_document(document: Mapping[str, Any]) -> EnvironmentManifest:
-    return EnvironmentManifest(
-        platform=_text(document, "platform"),
-        python=_text(document, "python"),
-        libc=_text(document, "libc"),
-        free_threaded=document.get("free_threaded") is True,
-        packages=tuple(
-            PackedPackage(_text(package, "name"), _text(package, "version"), _text(package, "source"))
-            for package in document.get("packages", ())
-        ),
-        variables={str(name): str(value) for name, value in document.get("variables", {}).items()},
-        content_hash=_text(document, "content_hash"),
-        lock=_text(document, "lock"),
-        created_by=_text(document, "created_by"),
-    )
-
-
-def _text(document: Mapping[str, Any], name: str) -> str:
-    value = document.get(name, "")
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}")
-    return value
 
 
 def host_platform() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -53,20 +52,6 @@ class Inventory:
                 for other in [other for other in self.files if other.startswith(compiled)]:
                     if not (directory / other).exists():
                         del self.files[other]
-
-    def to_json(self) -> str:
-        """The text that :meth:`from_json` reads."""
-        return json.dumps({"files": self.files, "links": self.links})
-
-    @classmethod
-    def from_json(cls, text: str) -> Inventory:
-        """Read the output of :meth:`to_json`."""
-        document = json.loads(text)
-        try:
-            files = {path: (int(size), str(digest)) for path, (size, digest) in document["files"].items()}
-            return cls(files, dict(document["links"]))
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not an inventory: {error!r}") from None
 
     def differences(self, directory: Path, *, contents: bool) -> list[str]:
         """Differences between a directory and this record, one clause per file.

@@ -13,10 +13,10 @@ from pybackend.inference.pending import PendingRequest, RunningExecution, mentio
 from pybackend.instance.execution import Execution, ExecutionOwner, InstanceOwner
 from pybackend.instance.in_flight import Activity, ExecutionsInFlight
 from pybackend.instance.lent_inputs import encoded_request, taken_back
-from pybackend.instance.plan import InstancePlan
 from pybackend.instance.resources import OPEN, ExecutionGate, ResourceGate, ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
+from pybackend.instance.settings import InstanceSettings
 from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stacks import Stack, place
 from pybackend.instance.stub_life import unhealthy
@@ -60,11 +60,11 @@ class InstanceExecutor:
         table.add(gate)
         self.gate = gate
 
-    def begin(self, session: StubSession, plan: InstancePlan) -> None:
+    def begin(self, session: StubSession, settings: InstanceSettings) -> None:
         """The model is initialised in another stub, which can execute."""
-        self._concurrency = plan.initialize.concurrency
-        self._cancels_calls = plan.cancels_calls
-        self.executions.begin(session, plan)
+        self._concurrency = settings.initialize.concurrency
+        self._cancels_calls = settings.cancels_calls
+        self.executions.begin(session, settings)
 
     def lose(self, cause: str) -> tuple[list[PendingRequest], int]:
         """The stub is dead; ``cause`` completes the sentence "The process ...".
@@ -261,14 +261,14 @@ class ExecutionMonitor:
         self._before: Activity | None = None
         self._has_collected = False
 
-    def check(self, plan: InstancePlan, now_ns: int) -> None:
+    def check(self, settings: InstanceSettings, now_ns: int) -> None:
         """Have dropped response senders found, and the log say where an execution is that has become unusually long."""
         self._find_dropped()
-        if plan.readiness_limit_s is None:
+        if settings.readiness_limit_s is None:
             return  # somebody sits at a debugger
         oldest, busy_ns = self._executor.oldest, self._executor.busy_ns(now_ns)
         if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
-            self._telling = asyncio.create_task(self._tell(plan, busy_ns // 1_000_000_000))
+            self._telling = asyncio.create_task(self._tell(settings, busy_ns // 1_000_000_000))
 
     def _find_dropped(self) -> None:
         """Have the stub look for dropped senders, once whenever it owes answers and has been silent since the last check.
@@ -287,8 +287,8 @@ class ExecutionMonitor:
             self._has_collected = True
             executions.session.collect()
 
-    async def _tell(self, plan: InstancePlan, busy_s: int) -> None:
-        model, oldest = plan.load.model, self._executor.oldest
+    async def _tell(self, settings: InstanceSettings, busy_s: int) -> None:
+        model, oldest = settings.stub.model, self._executor.oldest
         requests = mention([] if oldest is None else oldest.pending)
         where = place(await self.stacks(), model.model_file)
         log.warning(

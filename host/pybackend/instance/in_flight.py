@@ -16,9 +16,9 @@ from pybackend.instance.execution import (
     unanswered,
 )
 from pybackend.instance.lent_inputs import share, taken_back
-from pybackend.instance.plan import InstancePlan, OutputListener
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import Handler, StubSession
+from pybackend.instance.settings import InstanceSettings, OutputListener
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability.tracing.request_trace import RequestTrace
@@ -64,13 +64,13 @@ class ExecutionsInFlight:
         self._reschedules = False
         self._output_listener: OutputListener | None = None
 
-    def begin(self, session: StubSession, plan: InstancePlan) -> None:
+    def begin(self, session: StubSession, settings: InstanceSettings) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""
         self.last_number = 0
-        self._reschedules = plan.initialize.reschedules
-        self._output_listener = plan.outputs
-        session.outputs.listener = plan.outputs
-        self.prefetch.begin(plan.initialize.concurrency, session)
+        self._reschedules = settings.initialize.reschedules
+        self._output_listener = settings.outputs
+        session.outputs.listener = settings.outputs
+        self.prefetch.begin(settings.initialize.concurrency, session)
 
     def find(self, number: int) -> Execution | None:
         """The execution of this number, until its last request is answered."""

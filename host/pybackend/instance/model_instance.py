@@ -13,9 +13,9 @@ from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import RunningExecution, mention
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
-from pybackend.instance.plan import InstancePlan, InstanceState, LoadPlan
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
+from pybackend.instance.settings import InstanceSettings, InstanceState, StubSettings
 from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stub_life import unhealthy
 from pybackend.instance.warmup import WarmupRun
@@ -137,7 +137,7 @@ class ModelInstance:
         self._launcher = launcher
         self._owner = owner
         self._services = services
-        self._plan: InstancePlan | None = None
+        self._settings: InstanceSettings | None = None
         self._backoff = RestartBackoff()
         self._supervision: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -148,19 +148,19 @@ class ModelInstance:
 
     # Life
 
-    async def load(self, plan: LoadPlan, config_json: str | None) -> dict[str, Any] | None:
+    async def load(self, settings: StubSettings, config_json: str | None) -> dict[str, Any] | None:
         """Start the first stub and import the model; returns its completed configuration, if it completes one.
 
         Raises:
             ModelLoadError: the model's code failed, or its process died.
         """
-        process = await self._launcher.start(plan.launch)
+        process = await self._launcher.start(settings.launch)
         process.send_output_to(self.output)
         try:
             executions = self._executions
             session = StubSession(
                 process,
-                plan,
+                settings,
                 self,
                 self._owner.lease,
                 self._on_end,
@@ -174,28 +174,28 @@ class ModelInstance:
         self._executions.session = session
         return await session.load(config_json)
 
-    async def initialize(self, plan: InstancePlan) -> None:
+    async def initialize(self, settings: InstanceSettings) -> None:
         """Initialise the model in the stub that :meth:`load` started, or in a new one."""
-        if self._plan is None:
-            self._backoff = RestartBackoff(plan.restart_limit, plan.restart_retry_s)
-        self._plan = plan
+        if self._settings is None:
+            self._backoff = RestartBackoff(settings.restart_limit, settings.restart_retry_s)
+        self._settings = settings
         if self.session is None:
-            await self.load(plan.load, None)
+            await self.load(settings.stub, None)
         session = self.session
         assert session is not None
-        await session.initialize(plan.initialize)
-        self.executor.begin(session, plan)
-        if plan.warmup:
-            await self._warm_up(plan)
+        await session.initialize(settings.initialize)
+        self.executor.begin(session, settings)
+        if settings.warmup:
+            await self._warm_up(settings)
         if self.session is None:  # it died in the turn in which it got ready
             raise ModelLoadError(unhealthy(self.name, self.executor.death_cause))
         self._enter(InstanceState.READY)
         self._backoff.on_ready()
 
-    async def _warm_up(self, plan: InstancePlan) -> None:
+    async def _warm_up(self, settings: InstanceSettings) -> None:
         """Run the model's samples; until the instance is READY, schedulers have nothing for it."""
-        run = WarmupRun(self.executor, plan.load.model.model_name, self._owner.lease)
-        for sample in plan.warmup:
+        run = WarmupRun(self.executor, settings.stub.model.model_name, self._owner.lease)
+        for sample in settings.warmup:
             if self.executor.has_stub:
                 await run.run(sample)
         self._executions.prefetch.forget_times()
@@ -270,8 +270,8 @@ class ModelInstance:
             return f"{unhealthy(self.name, '')} {self.trouble}".rstrip()
         if not session.has_is_ready:
             return ""
-        assert self._plan is not None
-        return await session.readiness.ask(session.ask_readiness, self._plan.readiness_limit_s)
+        assert self._settings is not None
+        return await session.readiness.ask(session.ask_readiness, self._settings.readiness_limit_s)
 
     @property
     def has_is_ready(self) -> bool:
@@ -285,9 +285,9 @@ class ModelInstance:
         session = self.session
         if session is None:
             return
-        if self._plan is not None:
-            self.monitor.check(self._plan, now_ns)
-            limit_s = self._plan.execution_limit_s
+        if self._settings is not None:
+            self.monitor.check(self._settings, now_ns)
+            limit_s = self._settings.execution_limit_s
             if limit_s and self.executor.busy_ns(now_ns) > limit_s * 1e9:
                 session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
         for segment in dropped_inputs:
@@ -344,11 +344,11 @@ class ModelInstance:
         Any exception of an attempt counts as its failure: nothing but success, a limit without further attempts, and
         cancellation ends this.
         """
-        plan, backoff = self._plan, self._backoff
-        assert plan is not None
+        settings, backoff = self._settings, self._backoff
+        assert settings is not None
         given_up = False
         while True:
-            failure = await _failure_of(plan.load.launch.end_leftovers())
+            failure = await _failure_of(settings.stub.launch.end_leftovers())
             if backoff.is_over:
                 if not given_up:
                     log.error(
@@ -365,7 +365,7 @@ class ModelInstance:
                 if not backoff.tries_again:
                     return
             await backoff.wait()
-            failure = failure or await _failure_of(self.initialize(plan))
+            failure = failure or await _failure_of(self.initialize(settings))
             if failure is None:
                 self.restart_count += 1
                 self._loop.call_soon(self._owner.on_available)

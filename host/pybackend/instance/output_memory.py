@@ -15,7 +15,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.region import IN_REGION, RegionOutput, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.instance.lent_inputs import is_place_of
-from pybackend.instance.plan import DisconnectSlowClients, OutputListener, no_clients
+from pybackend.instance.settings import DisconnectSlowClients, OutputListener, no_clients
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, MOST_ADDRESSES_BYTES, TensorBudget, growth_bytes, new_segment, whole_pages
 from pybackend.ipc.channel import StubChannel

@@ -12,7 +12,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.lent_inputs import LentInputs
 from pybackend.instance.output_memory import OutputMemory
-from pybackend.instance.plan import LoadPlan
+from pybackend.instance.settings import StubSettings
 from pybackend.instance.stub_life import StubLife
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
@@ -49,7 +49,7 @@ class CallingStub:
 
     def __init__(
         self,
-        plan: LoadPlan,
+        settings: StubSettings,
         instance: object,
         lease_input: Callable[[int], ArenaLease],
         channel: StubChannel,
@@ -59,11 +59,11 @@ class CallingStub:
         find_trace: Callable[[int], RequestTrace | None],
     ) -> None:
         self.find_trace = find_trace
-        self.instance_name = plan.model.instance_name
-        self.namespace = plan.namespace
-        self.model_name = full_name(plan.namespace, plan.model.model_name)
+        self.instance_name = settings.model.instance_name
+        self.namespace = settings.namespace
+        self.model_name = full_name(settings.namespace, settings.model.model_name)
         self.instance = instance
-        self._plan = plan
+        self._settings = settings
         self._lease_input = lease_input
         self._channel = channel
         self._life = life
@@ -71,16 +71,16 @@ class CallingStub:
         self._outputs = outputs
         self._loop = asyncio.get_running_loop()
         self._answer_bytes = 0
-        plan.callers.add(self)
+        settings.callers.add(self)
 
     def close(self) -> None:
         """The stub is gone."""
-        self._plan.callers.discard(self)
+        self._settings.callers.discard(self)
 
     @property
     def grant(self) -> Grant | None:
         """The limits of the models that it may load; None if it is not confined."""
-        sandbox = self._plan.launch.sandbox
+        sandbox = self._settings.launch.sandbox
         return None if sandbox is None else sandbox.grant
 
     @property
@@ -116,7 +116,7 @@ class CallingStub:
         self._answer_bytes += len(_encode(encoded(message)))
         unread, limit = self.unread_bytes, MOST_UNREAD_BYTES
         if unread <= limit:
-            callers: set[CallingStub] = self._plan.callers
+            callers: set[CallingStub] = self._settings.callers
             unread, limit = sum(caller.unread_bytes for caller in callers), MOST_UNREAD_OF_MODEL_BYTES
         if unread > limit:
             whose = "of its model's processes" if limit == MOST_UNREAD_OF_MODEL_BYTES else "to its calls"

@@ -16,8 +16,8 @@ from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.instance.debugging import TerminalLine
 from pybackend.instance.lent_inputs import LentInputs
 from pybackend.instance.output_memory import OutputMemory
-from pybackend.instance.plan import LoadPlan
 from pybackend.instance.services import CallingStub, StubServices
+from pybackend.instance.settings import StubSettings
 from pybackend.instance.stacks import StubStacks
 from pybackend.instance.stub_life import StubLife, last_words
 from pybackend.ipc import stub_messages as heard
@@ -155,7 +155,7 @@ class StubSession:
     def __init__(
         self,
         process: StubProcess,
-        plan: LoadPlan,
+        settings: StubSettings,
         instance: object,
         lease_input: Callable[[int], ArenaLease],
         on_end: Callable[[StubSession, str], None],
@@ -165,24 +165,24 @@ class StubSession:
     ) -> None:
         self.has_is_ready = False
         self.confined: dict[str, str] = {}
-        self._instance_name = plan.model.instance_name
+        self._instance_name = settings.model.instance_name
         self._services = services
         self._process = process
-        self._plan = plan
+        self._settings = settings
         self._on_end = on_end
         loop = asyncio.get_running_loop()
         process.on_exit(loop, self._on_exit)
         self._progress = Segment(_PROGRESS_BYTES)
         self.stacks = StubStacks(self._progress, process.ask_for_stacks)
         self._terminal_line: TerminalLine | None = None
-        self._life = life = StubLife(plan.model.instance_name)
+        self._life = life = StubLife(settings.model.instance_name)
         dispatch = MessageDispatch(life, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
         self.outputs = outputs = OutputMemory(
-            channel, plan.output_memory_limit_bytes, plan.disconnect_slow_clients, plan.budget
+            channel, settings.output_memory_limit_bytes, settings.disconnect_slow_clients, settings.budget
         )
-        self.caller = caller = CallingStub(plan, instance, lease_input, channel, life, inputs, outputs, find_trace)
+        self.caller = caller = CallingStub(settings, instance, lease_input, channel, life, inputs, outputs, find_trace)
         self.readiness = readiness = ReadinessProbe()
         dispatch.connect(
             outputs,
@@ -220,7 +220,7 @@ class StubSession:
             )
         self.confined = hello.confined
         try:
-            self._plan.launch.check_confined(self._process, hello.confined)
+            self._settings.launch.check_confined(self._process, hello.confined)
         except ModelLoadError:
             self.kill()
             raise
@@ -232,15 +232,15 @@ class StubSession:
         except OSError as error:
             self.kill()
             raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
-        self.channel.post(Load(codec, config_json, self._plan.model))
+        self.channel.post(Load(codec, config_json, self._settings.model))
         self.channel.flush()
         self.channel.codec = codec
         completed: dict[str, Any] | None = await self._life.outcome_of(StubState.LOADING)
         return completed
 
     def _connect_terminal(self) -> None:
-        if self._plan.terminal is not None:
-            self._terminal_line, theirs = self._plan.terminal.connect(self._instance_name)
+        if self._settings.terminal is not None:
+            self._terminal_line, theirs = self._settings.terminal.connect(self._instance_name)
             with theirs:
                 self.channel.post_attach(Attach(0, 0, SegmentRole.TERMINAL), theirs.fileno())
 
@@ -369,7 +369,7 @@ class StubSession:
     def _on_drained(self) -> None:
         cause = self._life.end_cause or self._process.exit_cause
         if self._life.state in _BEGINS:  # later, its lines may be about requests of clients
-            cause += last_words(self._process.last_lines, self._plan.model.model_file)
+            cause += last_words(self._process.last_lines, self._settings.model.model_file)
         last = self._life.leave(cause)
         with ExitStack() as end:  # from the last to the first, and all of it, whatever one of them raises
             end.callback(self._life.end, last)

@@ -10,9 +10,9 @@ from pybackend.environment.specification import pack_in_process
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.devices import count_gpus
-from pybackend.instance.plan import DisconnectSlowClients, no_clients
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
+from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache

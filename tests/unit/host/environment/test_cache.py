@@ -374,13 +374,14 @@ def test_the_usual_place(monkeypatch, tmp_path):
 
 
 def test_what_hooks_set_is_remembered_until_the_environment_is_removed(cache, archive, never):
-    effect = HookEffect({"A": "1"}, path=("/env/x",))
+    effect = HookEffect({"A": "\udcff"}, path=("/env/x",))  # a value need not be text
     with holding(cache, archive(CONTENT), never) as held:
         assert cache.hook_effect(held.key) is None
         cache.keep_hook_effect(held.key, effect)
         assert cache.hook_effect(held.key) == effect
-        (cache.directory / f"{held.key}.hooks").write_text("damaged")
-        assert cache.hook_effect(held.key) is None
+        for damaged in ("damaged", "[]", '{"variables": 3}'):
+            (cache.directory / f"{held.key}.hooks").write_text(damaged)
+            assert cache.hook_effect(held.key) is None
     assert cache.remove(held.key)
     assert os.listdir(cache.directory) == []
 

@@ -1,4 +1,4 @@
-"""The plan of an instance, and the states of its life."""
+"""The settings of an instance and of its stubs, and the states of its life."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def no_clients(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable
 
 
 @dataclass(frozen=True)
-class LoadPlan:
+class StubSettings:
     """What a stub of an instance loads: all that is known before the model has completed its configuration.
 
     Attributes:
@@ -74,7 +74,7 @@ class OutputListener(Protocol):
 
 
 @dataclass(frozen=True)
-class InstancePlan:
+class InstanceSettings:
     """How an instance serves once its model is loaded, and how it is brought back when its stub dies.
 
     Attributes:
@@ -85,7 +85,7 @@ class InstancePlan:
         cancels_calls: a cancelled request cancels the calls that the model makes for it.
     """
 
-    load: LoadPlan
+    stub: StubSettings
     initialize: Initialize
     execution_limit_s: float = 0
     readiness_limit_s: float | None = READINESS_LIMIT_S
