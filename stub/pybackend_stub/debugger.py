@@ -24,9 +24,6 @@ from pybackend_stub.receiver import ServiceThread
 def start_debugger(port: int, wait: bool, bundle: str) -> None:
     """Let a debugger attach to this process from now on.
 
-    Args:
-        wait: return only when a debugger has attached and set its breakpoints.
-
     Raises:
         TritonModelException: debugpy is missing or too old, or cannot listen.
     """
@@ -132,7 +129,6 @@ class DebuggerRelay:
 
 
 def _pass_on(editor: socket.socket, debugger: socket.socket) -> None:
-    """Pass bytes both ways until either side ends."""
     with selectors.DefaultSelector() as selector:
         selector.register(editor, selectors.EVENT_READ, debugger)
         selector.register(debugger, selectors.EVENT_READ, editor)

@@ -122,7 +122,6 @@ def _number_of(text: str, error: BaseException) -> int:
 
 
 def _who(execution: int, ids: "Sequence[str]") -> str:
-    """Name the requests of an execution."""
     given = [each for each in ids if each][:_MOST_IDS]
     if not given:
         return f"execution {execution}"

@@ -71,11 +71,7 @@ class HostCalls:
         self._open: Dict[int, OnReply] = {}
 
     def ask(self, make: "Callable[[int], Question]", tail: "Optional[OutputTail]" = None) -> Any:
-        """Send a question and wait for its answer.
-
-        Raises:
-            HostRefusal: the host refused.
-        """
+        """Send a question and wait for its answer."""
         question = _Question()
 
         def on_answer(answer: Answer, _tail: bytearray) -> bool:
@@ -102,7 +98,6 @@ class HostCalls:
         return number
 
     def close(self, number: int) -> None:
-        """Forget a call that was not sent."""
         self._open.pop(number, None)
 
     def send(self, message: FromModel, tail: "Optional[OutputTail]" = None) -> None:
@@ -133,7 +128,6 @@ class HostCalls:
         return self._channel.is_inherited()
 
     def on_message(self, message: "Union[Answer, Reply]", tail: bytearray) -> None:
-        """Pass on an answer from the host."""
         on_message = self._open.get(message.call)
         if on_message is not None and on_message(message, tail):
             self._open.pop(message.call, None)
@@ -157,11 +151,9 @@ class StubMetrics:
         return self._ask("Error when creating Metric: ", lambda number: NewMetric(number, family, labels, buckets))
 
     def value(self, metric: Any) -> float:
-        """Read a series."""
         return float(self._ask("Failed to get metric value: ", lambda number: ReadMetric(number, metric)))
 
     def change(self, metric: Any, change: MetricChange, value: float) -> None:
-        """Change a series."""
         self._calls.send(ChangeMetric(metric, int(change), value if isfinite(value) else str(value)))
 
     def drop(self, handle: Any) -> None:
@@ -191,7 +183,6 @@ class ModelControl:
         self._instance_name = instance_name
 
     def load(self, model_name: str, config: str, files: "Optional[Dict[str, bytes]]") -> None:
-        """Load or reload a model, and wait until it is ready."""
         tail = OutputTail()
         places = self._write(files or {}, tail)
         try:
@@ -201,7 +192,6 @@ class ModelControl:
             raise self._failure(_LOAD, f"the configuration, or the list of files, is too long: {error}") from None
 
     def unload(self, model_name: str, unload_dependents: bool) -> None:
-        """Begin to unload a model."""
         self._ask(_UNLOAD, lambda number: UnloadModel(number, model_name, unload_dependents))
 
     def is_ready(self, model_name: str, model_version: str) -> bool:

@@ -71,7 +71,6 @@ class ReadinessCheck:
         self._not_ready = f"Model '{instance_name}' is not ready (user-defined check failed)."
 
     def start(self) -> None:
-        """Begin a check."""
         threading.Thread(target=self._check, name="pybackend-readiness", daemon=True).start()
 
     def _check(self) -> None:
@@ -129,7 +128,6 @@ class ModelInstance:
     def load(
         self, model: ModelToLoad, runtime: StubRuntime, import_class: "Callable[..., type]" = import_model
     ) -> None:
-        """Import the model's class."""
         self._model_file, self._model_name, self._runtime = model.model_file, model.model_name, runtime
         self._errors.place = model.model_file, 0
         self._model_class = import_class(model.model_file, of_backend=model.of_backend)

@@ -127,11 +127,7 @@ class ModelCalls:
         return replies.receive() or InferenceResponse(error=TritonError(_FAILED))
 
     def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
-        """Run a request; returns a future of the running event loop.
-
-        Raises:
-            RuntimeError: no event loop runs in this thread.
-        """
+        """Run a request; returns a future of the running event loop."""
         import asyncio
 
         loop = asyncio.get_running_loop()

@@ -87,7 +87,6 @@ class Waiter:
         self._wakeup.release()
 
     def sleep(self) -> None:
-        """Wait for :meth:`wake`."""
         self._wakeup.acquire()
 
 
@@ -309,7 +308,6 @@ class Receiver:
             waiter.wake()
 
     def _read(self) -> None:
-        """Read one frame from the socket and handle it."""
         try:
             messages, tail = self._channel.receive()
             handed_back: List[int] = []

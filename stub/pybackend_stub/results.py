@@ -96,7 +96,6 @@ class ResultWriter:
 
     @staticmethod
     def failure(code: int, message: str, most_text: int = MOST_TEXT) -> RequestResult:
-        """Make a result with an error."""
         return RequestResult(Failure(code, shortened(message, most_text)), [], None)
 
     def raised(self, error: BaseException) -> str:

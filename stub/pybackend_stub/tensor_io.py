@@ -106,8 +106,7 @@ class TensorReader:
     def tensors(self, places: "Sequence[Any]", view: memoryview) -> "List[Tensor]":
         """Build tensors from input memory, from clients' memory, or from the tail that ``view`` views.
 
-        Raises:
-            RegionError: a tensor in a client's memory cannot be read.
+        Raises RegionError if a tensor in a client's memory cannot be read.
         """
         copy_inputs, from_wire = self._copy_inputs, Tensor._from_wire
         copy_tail = len(view) > MOST_SHARED_BYTES
@@ -164,7 +163,6 @@ class OutputTail:
         self.nbytes = 0
 
     def append(self, data: bytes) -> int:
-        """Add a tensor's bytes; returns their offset."""
         offset = self.nbytes
         if data:
             self._chunks.append(data)
@@ -204,8 +202,7 @@ class OutputWriter:
     def write(self, tensors: "Sequence[Tensor]", tail: OutputTail) -> "List[TensorPlace]":
         """Copy tensors' bytes to memory that the host can read.
 
-        Raises:
-            OutputMemoryExhausted: the host refuses more memory.
+        Raises OutputMemoryExhausted if the host refuses more memory.
         """
         places: List[TensorPlace] = []
         try:
@@ -226,7 +223,6 @@ class OutputWriter:
             wanted: region, offset and size for each tensor that its client wants in its own memory, by name.
 
         Raises:
-            OutputMemoryExhausted: the host refuses more memory.
             RegionError: a tensor does not fit into its region.
         """
         places: List[TensorPlace] = []
@@ -280,11 +276,7 @@ class OutputWriter:
         return block.segment, block.offset, nbytes
 
     def allocate(self, nbytes: int) -> OutputBlock:
-        """Allocate a block of output memory.
-
-        Raises:
-            OutputMemoryExhausted: the host refuses more memory.
-        """
+        """Allocate a block of output memory. Raises OutputMemoryExhausted if the host refuses more memory."""
         return self._memory.allocate_output(nbytes) or self._grow(nbytes)
 
     def buffer(self, nbytes: int) -> "Optional[memoryview]":

@@ -27,11 +27,9 @@ class BlockMap:
         self.used_bytes = 0
 
     def __contains__(self, offset: int) -> bool:
-        """True if a block in use begins at ``offset``."""
         return offset in self._used
 
     def __len__(self) -> int:
-        """Number of blocks in use."""
         return len(self._used)
 
     def block_bytes(self, offset: int) -> int:

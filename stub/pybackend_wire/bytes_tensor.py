@@ -111,8 +111,7 @@ def _as_bytes(element: Any) -> bytes:
 def decode_elements(data: Buffer) -> "List[bytes]":
     """Split a serialised BYTES tensor into its elements.
 
-    Raises:
-        BytesTensorError: the data ends in the middle of a length field or an element.
+    Raises BytesTensorError if the data ends in the middle of a length field or an element.
     """
     split = _split_short(data)
     if split is not None:

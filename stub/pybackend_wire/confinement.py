@@ -80,12 +80,10 @@ class Confinement(NamedTuple):
     users: int = 0
 
     def to_json(self) -> str:
-        """Encode for the process."""
         return json.dumps(self._asdict(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: "Any") -> "Confinement":
-        """Decode the result of :meth:`to_json`."""
         return cls(**json.loads(text))
 
     def environment(self, inherited: "Mapping[str, str]") -> "Dict[str, str]":
@@ -124,16 +122,11 @@ class Ending(NamedTuple):
     left: int
 
     def to_json(self) -> str:
-        """Encode for the host."""
         return json.dumps(self._asdict(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: "Any") -> "Ending":
-        """Decode the result of :meth:`to_json`.
-
-        Raises:
-            ValueError: the text is something else.
-        """
+        """Decode the result of :meth:`to_json`. Raises ValueError if the text is something else."""
         document = json.loads(text)
         try:
             status, left = document["status"], document["left"]

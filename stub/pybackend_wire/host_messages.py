@@ -29,7 +29,6 @@ class ModelToLoad(NamedTuple):
 
     Attributes:
         version_directory: the result of ``get_model_dir()``.
-        of_backend: whether the file belongs to a Python-based backend.
     """
 
     model_file: str
@@ -241,8 +240,7 @@ def encoded(message: FromHost) -> Tuple[Any, ...]:
 def decoded(fields: Sequence[Any]) -> FromHost:
     """Make a message from its fields on the wire. Their types are not checked: a stub trusts its host.
 
-    Raises:
-        RemoteProtocolError: there is no such kind, or the number of fields is wrong.
+    Raises RemoteProtocolError if there is no such kind, or the number of fields is wrong.
     """
     try:
         if fields[0] == _EXECUTE and len(fields) == _EXECUTE_FIELDS:

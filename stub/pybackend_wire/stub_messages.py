@@ -144,7 +144,6 @@ class Call(NamedTuple):
     Attributes:
         call: the stub's number for it; questions share the numbering.
         model_version: -1 lets the host choose.
-        decoupled: whether the caller accepts any number of responses.
         execution: the execution that cannot end before the call does, 0 if that is not known.
         inputs: in output memory, or in the tail.
         requested_outputs: empty for all.

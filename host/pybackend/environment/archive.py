@@ -29,11 +29,7 @@ Refusal = Callable[[str], ModelEnvironmentError]
 
 
 class FileTree:
-    """The files created by an archive's members, in order.
-
-    Args:
-        refusal: makes the error for a member that must not be unpacked, from the reason.
-    """
+    """The files created by an archive's members, in order."""
 
     def __init__(self, refusal: Refusal) -> None:
         self._refusal = refusal
@@ -226,8 +222,7 @@ class ArchiveReader:
     def members(self) -> Iterator[Member]:
         """All members. Each yielded member is safe; the archive as a whole is valid only after the last.
 
-        Raises:
-            ModelEnvironmentError: the archive is broken, of an unsupported format, or unsafe.
+        Raises ModelEnvironmentError if the archive is broken, of an unsupported format, or unsafe.
         """
         try:
             yield from self._members()

@@ -176,7 +176,6 @@ class HeldEnvironment:
             self._lock.keep_over_exec()
 
     def release(self) -> None:
-        """Allow its removal."""
         if self._lock is not None:
             self._lock.release()
 
@@ -196,8 +195,7 @@ class EnvironmentCache:
     def hold(self, archive: Path, cancelled: threading.Event) -> HeldEnvironment:
         """The environment for an archive's current content, unpacked if necessary. Blocking: not for the event loop.
 
-        Raises:
-            ModelEnvironmentError: the archive cannot be read or unpacked.
+        Raises ModelEnvironmentError if the archive cannot be read or unpacked.
         """
         try:
             file = open_regular(archive)
@@ -213,8 +211,7 @@ class EnvironmentCache:
     def hold_key(self, key: str, cancelled: threading.Event) -> HeldEnvironment | None:
         """The environment with this key, None if it is missing or incomplete.
 
-        Raises:
-            ModelEnvironmentError: another user could have put it there.
+        Raises ModelEnvironmentError if another user could have put it there.
         """
         if self._mark(key) is None:
             return None
@@ -430,7 +427,6 @@ class EnvironmentCache:
 
 
 def _boot() -> str:
-    """An identifier of the machine's current boot; empty if unavailable."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

@@ -40,7 +40,6 @@ class ShellRun:
     """The outcome of a shell.
 
     Attributes:
-        said: the readable part of its standard error.
         ending: a clause such as ``ended the shell with status 1``; empty if the script ran to its end.
     """
 
@@ -56,7 +55,6 @@ class HookEffect:
 
     Attributes:
         path: directories of the environment that they add to ``PATH``.
-        complaints: one sentence for each hook that misbehaved.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -52,7 +52,6 @@ class Inspection:
     refusal: str
 
     def to_document(self) -> dict[str, Any]:
-        """The same facts as plain values."""
         interpreter = self.interpreter
         manifest = interpreter.manifest if interpreter else None
         return {
@@ -80,8 +79,7 @@ class Inspection:
 def inspect_environment(path: Path) -> Inspection:
     """Inspect an archive, by reading it to its end, or a directory.
 
-    Raises:
-        ModelEnvironmentError: it cannot be read, or is an archive that must not be unpacked.
+    Raises ModelEnvironmentError if it cannot be read, or is an archive that must not be unpacked.
     """
     never = threading.Event()
     try:
@@ -137,11 +135,7 @@ class Survey(NamedTuple):
 
 
 def survey(path: Path, *, packs_lists: bool) -> Survey:
-    """Check that an environment exists, can be read and looks like one. Blocking.
-
-    Raises:
-        ModelEnvironmentError: it cannot be used.
-    """
+    """Check that an environment exists, can be read and looks like one. Blocking."""
     canonical = canonical_path(path)
     try:
         if canonical.is_dir():

@@ -84,8 +84,7 @@ class Interpreter:
 def find_interpreter(prefix: Path, source: str) -> Interpreter:
     """Find the interpreter of an environment.
 
-    Raises:
-        ModelEnvironmentError: it has no Python, or a manifest that cannot be read.
+    Raises ModelEnvironmentError if it has no Python, or a manifest that cannot be read.
     """
     manifest = read_manifest(prefix)
     python = next((path for path in (prefix / "bin" / "python", prefix / "bin" / "python3") if path.is_file()), None)
@@ -184,8 +183,7 @@ def _text(path: Path) -> str:
 def check_usable(interpreter: Interpreter, source: str) -> None:
     """Refuse an environment in which a model's process cannot run on this host. The error names both sides.
 
-    Raises:
-        ModelEnvironmentError: it is for another system, or lacks a requirement.
+    Raises ModelEnvironmentError if it is for another system, or lacks a requirement.
     """
     own = host_platform()
     if interpreter.platform not in {"", own}:

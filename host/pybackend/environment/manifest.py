@@ -61,7 +61,6 @@ class EnvironmentManifest:
     created_by: str = ""
 
     def to_json(self) -> str:
-        """The text of the file."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
 
     def write(self, prefix: Path) -> None:
@@ -70,11 +69,7 @@ class EnvironmentManifest:
 
 
 def read_manifest(prefix: Path) -> EnvironmentManifest | None:
-    """The manifest of an environment, None if it has none.
-
-    Raises:
-        ModelEnvironmentError: the manifest is unusable.
-    """
+    """The manifest of an environment, None if it has none."""
     path = prefix / MANIFEST_FILENAME
     try:
         with open_regular(path) as file:
@@ -86,11 +81,7 @@ def read_manifest(prefix: Path) -> EnvironmentManifest | None:
 
 
 def parse_manifest(text: bytes, source: str) -> EnvironmentManifest:
-    """Read the text of the file.
-
-    Raises:
-        ModelEnvironmentError: it has a newer format, or is not a manifest.
-    """
+    """Read the text of the file. Raises ModelEnvironmentError if it has a newer format, or is not a manifest."""
     try:
         document = json.loads(text)
         version = document["format_version"]

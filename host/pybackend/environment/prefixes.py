@@ -37,7 +37,6 @@ class PrefixRecord:
     """A file that contains the environment's directory.
 
     Attributes:
-        placeholder: the directory it contains now.
         binary: the file's length must not change.
     """
 

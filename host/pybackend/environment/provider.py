@@ -54,9 +54,6 @@ class HookEffects:
         """An environment with the variables that its hooks set. Blocking: not for the event loop.
 
         A faulty hook does not prevent the use of the environment: a warning names the hook.
-
-        Args:
-            held: the cached environment, None for a directory.
         """
         assert environment.prefix is not None
         lock = self._locks.setdefault(environment.prefix, threading.Lock())
@@ -137,7 +134,6 @@ class ModelEnvironment:
         self._held = held
 
     def facts(self) -> dict[str, str]:
-        """Facts for the model's metadata."""
         interpreter = self.interpreter
         return {"path": str(self.path), "python": interpreter.version, "numpy": interpreter.numpy or ""}
 
@@ -147,7 +143,6 @@ class ModelEnvironment:
             self._held.keep_over_exec()
 
     def release(self) -> None:
-        """Mark the environment as unused by this model."""
         if self._held is not None:
             self._held.release()
 
@@ -172,8 +167,7 @@ class EnvironmentProvider:
     def open(self, path: Path, cancelled: threading.Event) -> ModelEnvironment:
         """Prepare an environment, and keep it until it is released. Blocking: not for the event loop.
 
-        Raises:
-            ModelEnvironmentError: it cannot be obtained, or this host cannot start its Python.
+        Raises ModelEnvironmentError if it cannot be obtained, or this host cannot start its Python.
         """
         canonical = canonical_path(path)
         held = None if canonical.is_dir() else self._hold(canonical, cancelled)
@@ -230,11 +224,7 @@ def not_packed(path: Path) -> ModelEnvironmentError:
 
 
 def canonical_path(path: Path) -> Path:
-    """The path of an environment without links.
-
-    Raises:
-        ModelEnvironmentError: it does not exist.
-    """
+    """The path of an environment without links."""
     try:
         return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
@@ -257,9 +247,6 @@ def check_activate(prefix: Path, path: Path) -> None:
 
     Args:
         path: the archive it was unpacked from, or the directory itself.
-
-    Raises:
-        ModelEnvironmentError: it has no ``bin/activate``.
     """
     activate = prefix / "bin" / "activate"
     if activate.is_file():

@@ -51,8 +51,7 @@ class SpecificationCache:
     def hold(self, specification: Path, packer: Packer, cancelled: threading.Event) -> HeldEnvironment:
         """The environment of a list of packages, packed unless it exists already.
 
-        Raises:
-            PybackendError: it cannot be packed or unpacked.
+        Raises PybackendError if it cannot be packed or unpacked.
         """
         try:
             text = read_regular(specification, _MOST_BYTES)

@@ -39,7 +39,6 @@ class Inventory:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files."""
         return sum(size for size, _ in self.files.values())
 
     def look_again(self, directory: Path, changed: Iterable[str]) -> None:

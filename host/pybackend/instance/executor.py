@@ -61,16 +61,14 @@ class InstanceExecutor:
         self.gate = gate
 
     def begin(self, session: StubSession, settings: InstanceSettings) -> None:
-        """The model is initialised in another stub, which can execute."""
         self._concurrency = settings.initialize.concurrency
         self._cancels_calls = settings.cancels_calls
         self.executions.begin(session, settings)
 
     def lose(self, cause: str) -> tuple[list[PendingRequest], int]:
-        """The stub is dead; ``cause`` completes the sentence "The process ...".
+        """The stub is dead; returns the requests that fail, and how many wait for another stub.
 
-        Returns:
-            The requests that fail, and how many wait for another stub.
+        ``cause`` completes the sentence "The process ...".
         """
         self.death_cause = cause
         return self.executions.lose(self, InferenceError(unhealthy(self.name, cause)), self._owner)
@@ -79,7 +77,6 @@ class InstanceExecutor:
 
     @property
     def has_stub(self) -> bool:
-        """True while there is a process."""
         return self.executions.session is not None
 
     @property
@@ -152,7 +149,6 @@ class InstanceExecutor:
     # For requests that were sent
 
     def cancel(self, pending: PendingRequest) -> None:
-        """Nobody waits for a request that was sent."""
         session, number = self.executions.session, pending.execution
         if session is None:
             return
@@ -203,7 +199,6 @@ class InstanceExecutor:
         return [RunningExecution(self, number, caller) for number in numbers]
 
     def is_running(self, pending: PendingRequest) -> bool:
-        """True if the stub works at a request."""
         return pending.execution in self._running_numbers
 
     def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
@@ -315,7 +310,6 @@ class ExecutionMonitor:
         return now_ns - self._abandoned_ns >= limit_s * 1e9
 
     def forget(self) -> None:
-        """The process has died."""
         self._long.forget()
         self._before = None
         self._abandoned_ns = 0

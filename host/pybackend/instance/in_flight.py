@@ -42,7 +42,6 @@ class ExecutionsInFlight:
     """The executions of one instance; see :class:`~pybackend.instance.session.ExecutionListener`.
 
     Attributes:
-        last_number: of the execution that was sent last.
         in_flight: those that the stub has not returned from, by number, oldest first.
         streaming: those that it has returned from and not answered.
     """
@@ -95,7 +94,6 @@ class ExecutionsInFlight:
     # Messages of the stub
 
     def handlers(self) -> dict[type, Handler]:
-        """The handlers of the stub's messages about executions."""
         return {
             heard.Result: self.on_result,
             heard.Respond: self.on_respond,
@@ -105,7 +103,6 @@ class ExecutionsInFlight:
         }
 
     def on_result(self, result: heard.Result, tail: bytes) -> None:
-        """``execute`` has returned."""
         execution = self.in_flight.get(result.execution)
         if execution is None:
             raise RemoteProtocolError("a result for which there is no execution")

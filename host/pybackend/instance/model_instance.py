@@ -37,9 +37,6 @@ class RestartBackoff:
     Args:
         limit: most restarts in a row before the instance is given up, 0 for any number.
         retry_s: how often an instance that was given up is tried again, 0 for never.
-
-    Attributes:
-        restarts: in a row, none of which lived long.
     """
 
     def __init__(self, limit: int = 0, retry_s: float = 0, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -52,11 +49,9 @@ class RestartBackoff:
         self._hurry = asyncio.Event()
 
     def on_ready(self) -> None:
-        """The instance takes requests."""
         self._ready_at_s = self._clock_s()
 
     def on_death(self) -> None:
-        """It does not any more."""
         if self._clock_s() - self._ready_at_s > HEALTHY_AFTER_S:
             self.restarts = 0
 
@@ -113,7 +108,6 @@ class ModelInstance:
 
     Attributes:
         executor: sends executions to it; what schedulers and requests see of the instance.
-        restart_count: how often its process was replaced after it had died.
     """
 
     def __init__(
@@ -151,8 +145,7 @@ class ModelInstance:
     async def load(self, settings: StubSettings, config_json: str | None) -> dict[str, Any] | None:
         """Start the first stub and import the model; returns its completed configuration, if it completes one.
 
-        Raises:
-            ModelLoadError: the model's code failed, or its process died.
+        Raises ModelLoadError if the model's code failed, or its process died.
         """
         process = await self._launcher.start(settings.launch)
         process.send_output_to(self.output)
@@ -230,7 +223,6 @@ class ModelInstance:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the stub, None while there is none."""
         return None if self.session is None else self.session.pid
 
     @property
@@ -258,7 +250,6 @@ class ModelInstance:
 
     @property
     def running(self) -> list[RunningExecution]:
-        """The executions that the stub works at; others may wait in its socket."""
         return self.executor.running
 
     # Readiness
@@ -314,7 +305,6 @@ class ModelInstance:
     # Death
 
     def _on_end(self, session: StubSession, cause: str) -> None:
-        """The stub is gone."""
         if session is not self.session:
             return  # one that failed to load, after its successor was started
         self._start_failure = ""

@@ -50,9 +50,6 @@ class OutputMemory:
 
     Args:
         limit_bytes: most that the segments may hold together; beyond, slow clients leave, or the stub is refused.
-
-    Attributes:
-        listener: is told of every layout of an output that is new; None if nobody wants to know.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class OutputMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all segments."""
         return sum([output.memory.size_bytes for output in self._segments.values()])
 
     def begin_frame(self, tail_bytes: int) -> None:
@@ -181,11 +177,7 @@ class OutputMemory:
             self._channel.post(FreeOutput(freed))
 
     def grow(self, nbytes: int) -> None:
-        """Answer a stub that waits for output memory.
-
-        Raises:
-            RemoteProtocolError: it asks without waiting.
-        """
+        """Answer a stub that waits for output memory."""
         if self._growing:
             raise RemoteProtocolError("the stub asks for more memory before it has seen the answer")
         self._growing = True
@@ -246,11 +238,7 @@ class OutputMemory:
                 self._channel.post(Detach(number))
 
     def detached(self, segment: int) -> None:
-        """The stub has unmapped a segment.
-
-        Raises:
-            RemoteProtocolError: the host still reads from it.
-        """
+        """The stub has unmapped a segment."""
         output = self._segments.get(segment)
         if output is not None:
             if output.held:

@@ -86,7 +86,6 @@ class Prefetch:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, concurrency: int, stub: StubSession) -> None:
-        """Another stub executes now."""
         self._concurrency, self._stub = concurrency, stub
         self._answered = self.handed_back = 0
 
@@ -143,7 +142,6 @@ class Prefetch:
         )
 
     def on_handed_back(self) -> None:
-        """The stub hands work back."""
         self.handed_back += 1
         self._paused_until_ns = self._clock_ns() + (CAUTION_NS << self._caution)
         self._caution = min(MOST_CAUTION, self._caution + 1)

@@ -74,7 +74,6 @@ class CallingStub:
         settings.callers.add(self)
 
     def close(self) -> None:
-        """The stub is gone."""
         self._settings.callers.discard(self)
 
     @property
@@ -85,7 +84,6 @@ class CallingStub:
 
     @property
     def is_initializing(self) -> bool:
-        """True while the model's ``initialize`` runs."""
         return self._life.state is StubState.INITIALIZING
 
     @property
@@ -96,11 +94,9 @@ class CallingStub:
     # Answers
 
     def answer(self, call: int, value: bool | float | None) -> None:
-        """Answer a question."""
         self._say(Answer(call, None, value))
 
     def refuse(self, call: int, error: InferenceError) -> None:
-        """Answer a question with an error."""
         self._say(Answer(call, Failure(int(error.code), error.message), None))
 
     def reply(self, call: int, *, final: bool, result: tuple[Any, ...] | None) -> None:
@@ -169,11 +165,7 @@ class CallingStub:
         return self._inputs.take_back(lease)
 
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
-        """The bytes of a tensor that came with a message; valid until :meth:`let_go`, or for ever if they lay in the tail.
-
-        Raises:
-            RemoteProtocolError: they lie where the stub may not write.
-        """
+        """The bytes of a tensor that came with a message; valid until :meth:`let_go`, or for ever if they lay in the tail."""
         return self._outputs.read_tensor(place, tail)
 
     def let_go(self, places: Sequence[heard.TensorPlace]) -> None:
@@ -187,11 +179,7 @@ class StubServices(Protocol):
     """Answers the calls and questions of models."""
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
-        """The model runs another model.
-
-        Raises:
-            RemoteProtocolError: the stub broke the contract.
-        """
+        """The model runs another model."""
 
     def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call; nothing happens if it is finished."""

@@ -72,7 +72,6 @@ class MessageDispatch:
         self._on_result = handlers[heard.Result]
 
     def on_messages(self, messages: list[heard.Message], frame_tail: bytearray) -> None:
-        """Handle the messages of a frame."""
         tail = bytes(frame_tail)  # once: slices of bytes are the small outputs' own data
         self._outputs.begin_frame(len(tail))
         for message in messages:
@@ -105,11 +104,7 @@ class ReadinessProbe:
         self._answer: asyncio.Future[str] | None = None
 
     async def ask(self, send: Callable[[], None], limit_s: float | None) -> str:
-        """Why the model is not ready; empty if it is.
-
-        Args:
-            send: sends the question, if none is open.
-        """
+        """Why the model is not ready; empty if it is."""
         joins = self._answer is not None
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
@@ -122,11 +117,7 @@ class ReadinessProbe:
             return f"Timed out waiting for {which}"
 
     def on_readiness(self, readiness: heard.Readiness) -> None:
-        """The model's ``is_ready`` has returned.
-
-        Raises:
-            RemoteProtocolError: the host did not ask.
-        """
+        """The model's ``is_ready`` has returned. Raises RemoteProtocolError if the host did not ask."""
         if not self.answer("" if readiness.ready else readiness.reason or "is_ready() gave no reason"):
             raise RemoteProtocolError("an answer about readiness that nobody asked for")
 
@@ -143,12 +134,10 @@ class StubSession:
     """A running stub.
 
     Args:
-        process: just started.
         on_end: called once the stub is gone, expected or not, with the end of the sentence "The process ...".
         find_trace: finds the trace with a number, if the stub executes a request of it.
 
     Attributes:
-        channel: carries executions to it; see :func:`~pybackend.instance.lent_inputs.encoded_request`.
         confined: the stub's report of its sandbox: for each layer the reason why it is not in force, ``""`` if it is.
     """
 
@@ -200,17 +189,12 @@ class StubSession:
 
     @property
     def pid(self) -> int:
-        """The stub's process id."""
         return self._process.pid
 
     # Life
 
     async def load(self, config_json: str | None) -> dict[str, Any] | None:
-        """Import the model; returns what ``auto_complete_config`` made of ``config_json``, if both are there.
-
-        Raises:
-            ModelLoadError: the model's code failed, or its process died.
-        """
+        """Import the model; returns what ``auto_complete_config`` made of ``config_json``, if both are there."""
         hello: heard.Hello = await self._life.outcome_of(StubState.STARTING)
         if hello.protocol_version != PROTOCOL_VERSION:
             self.kill()
@@ -311,7 +295,6 @@ class StubSession:
 
     @property
     def next_frame(self) -> int:
-        """The number of the frame in which a message leaves that is posted now."""
         return self.channel.next_frame
 
     def wait_on(self, core: int | None) -> None:

@@ -49,7 +49,6 @@ class StubSettings:
     Attributes:
         output_memory_limit_bytes: most that the instance's output segments may hold together.
         namespace: of the model; ``""`` on a server without namespaces.
-        disconnect_slow_clients: called when output memory is short.
         callers: the model's processes, as those who answer their calls see them.
     """
 

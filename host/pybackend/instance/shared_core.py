@@ -75,11 +75,9 @@ class SharedCore:
         self._waiting += 1
 
     def go_on(self) -> None:
-        """An execution no longer waits."""
         self._waiting -= 1
 
     def forget(self, stub: StubSession) -> None:
-        """A stub is gone."""
         self._stubs.discard(stub)
 
     def _share(self) -> None:

@@ -32,8 +32,7 @@ class StubLife:
     async def outcome_of(self, state: StubState) -> Any:
         """Enter a state and wait for the message that ends it.
 
-        Raises:
-            ModelLoadError: the stub said an error instead, or died.
+        Raises ModelLoadError if the stub said an error instead, or died.
         """
         if self.state is StubState.GONE:
             raise self._death()
@@ -70,7 +69,6 @@ class StubLife:
         return state
 
     def end(self, last: StubState) -> None:
-        """Tell the one who waits that the stub is gone."""
         self._resolve_awaited(None if last is StubState.FINALIZING else self._death())
 
     def _resolve_awaited(self, outcome: object) -> None:

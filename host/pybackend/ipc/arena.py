@@ -101,11 +101,7 @@ class ArenaLease:
         return self.memory.view(self.offset, self.nbytes)
 
     def arrived(self, nbytes: int) -> None:
-        """Count ``nbytes`` bytes as arrived: from now on they take memory.
-
-        Raises:
-            InferenceError: UNAVAILABLE if there is no memory for them.
-        """
+        """Count ``nbytes`` bytes as arrived: from now on they take memory."""
         if self._arena is not None:
             self.arrived_bytes = nbytes  # first, so that bytes already written do not count as unused
             self._arena.fill(self, self._counted_bytes, nbytes)
@@ -167,7 +163,6 @@ class _Chunk:
         self._budget.used_bytes += nbytes
 
     def close(self) -> None:
-        """Close the segment."""
         self._count(-self.filled_bytes)
         self.memory.close()
 
@@ -212,7 +207,6 @@ class TensorArena:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all leased blocks."""
         return sum(chunk.blocks.used_bytes for chunk in self._chunks.values())
 
     def lease(self, nbytes: int, *, arriving: bool = False) -> ArenaLease:
@@ -251,7 +245,6 @@ class TensorArena:
         return ArenaLease(self, chunk.memory, offset, nbytes)
 
     def owns(self, lease: ArenaLease) -> bool:
-        """Whether this arena made a lease."""
         return lease.segment in self._chunks
 
     def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
@@ -277,7 +270,6 @@ class TensorArena:
 
     @property
     def total_bytes(self) -> int:
-        """The memory that all segments take."""
         return sum([chunk.filled_bytes for chunk in self._chunks.values()])
 
     def give_back(self, lease: ArenaLease) -> None:

@@ -163,7 +163,6 @@ class StubChannel:
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that the socket has not accepted yet."""
         return self._writer.backlog_bytes
 
     @property
@@ -218,7 +217,6 @@ class StubChannel:
         return offset
 
     def flush(self) -> None:
-        """Send this turn's frame now."""
         if not self._messages or not self.is_open:
             return
         metadata = _encode_msgpack(self._messages) if self.codec == "msgpack" else _encode_json(self._messages)

@@ -166,11 +166,7 @@ LONGEST_NAME = 1024
 
 
 class ClientRegions:
-    """Registers, finds and forgets regions; see :class:`pybackend.inference.region.RegionFinder`.
-
-    Args:
-        is_reserved: True for a descriptor that must be left for other purposes.
-    """
+    """Registers, finds and forgets regions; see :class:`pybackend.inference.region.RegionFinder`."""
 
     def __init__(self, *, enabled: bool, is_reserved: Callable[[int], bool] = lambda _descriptor: False) -> None:
         self._enabled = enabled

@@ -110,11 +110,7 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[list[Message]] | msgspec.json.Decod
 
 
 def decode(codec: str, frame: Frame) -> list[Message]:
-    """Decode the messages of a frame.
-
-    Raises:
-        RemoteProtocolError: the frame does not match :mod:`pybackend_wire.stub_messages`.
-    """
+    """Decode the messages of a frame."""
     try:
         return _DECODERS[codec].decode(frame.metadata)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -124,8 +120,7 @@ def decode(codec: str, frame: Frame) -> list[Message]:
 def completed_config(completed: stub_messages.Completed, codec: str) -> dict[str, Any] | None:
     """Decode the result of ``auto_complete_config``.
 
-    Raises:
-        RemoteProtocolError: it is not a configuration, or too long.
+    Raises RemoteProtocolError if it is not a configuration, or too long.
     """
     document = cast("msgspec.Raw", completed.config)
     nbytes = len(document)

@@ -48,7 +48,6 @@ class StubLauncher:
     reads configurations and imports its own packages, they, or the zygote that will fork them, already import numpy.
 
     Args:
-        own: the environment of models that name none.
         orphans: handles models' leftovers; None if this process is not a server itself.
         forks: whether stubs may be forked, which requires ``orphans``.
     """
@@ -69,7 +68,6 @@ class StubLauncher:
 
     @property
     def bundle(self) -> Path:
-        """The directory that stubs are started from."""
         return self._bundle
 
     def start_ahead(self, count: int, *, confined: bool) -> None:
@@ -86,11 +84,7 @@ class StubLauncher:
             self._spare.append(self._spawn(_ANYHOW))
 
     async def start(self, launch: StubLaunch = _ANYHOW) -> StubProcess:
-        """Start a stub that has not sent any message yet.
-
-        Raises:
-            ModelLoadError: the process cannot be started.
-        """
+        """Start a stub that has not sent any message yet. Raises ModelLoadError if the process cannot be started."""
         stub = await self._fork(self._zygotes, launch) if self._zygotes is not None else None
         if stub is not None:
             return stub

@@ -53,7 +53,6 @@ class Warden:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it: this process is shutting down in order."""
         self._process.kill()
         self._process.wait()
         os.close(self._writing)

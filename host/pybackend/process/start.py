@@ -38,11 +38,7 @@ _MOST_SAID_BYTES = 64 * 1024
 
 
 class Entry:
-    """The report of the host's own Python about a process's sandbox, from before it became an environment's Python.
-
-    Args:
-        pipe: the pipe with the report; closed after reading.
-    """
+    """The report of the host's own Python about a process's sandbox, from before it became an environment's Python."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -118,11 +114,7 @@ def start_process(
     output: int,
     terms: Terms,
 ) -> Started:
-    """Start the bundle's program, which becomes a stub or a zygote.
-
-    Args:
-        output: descriptor for its standard output and standard error.
-    """
+    """Start the bundle's program, which becomes a stub or a zygote."""
     command = [str(environment.python), "-I", "-B", str(bundle), *map(str, arguments)]
     variables = process_variables(environment)
     confinement = terms.confinement
@@ -169,7 +161,6 @@ def entered_command(
     """Wrap a command, and its variables, so that the process is confined before it becomes the command.
 
     Args:
-        inherited: descriptors that the command keeps.
         pipe: for the report; see :class:`Entry`.
     """
     enter = bundle / "pybackend_stub" / "sandbox" / "enter.py"

@@ -50,13 +50,11 @@ class AdoptedProcess:
         return self._wait(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait for its end."""
         status = self._wait(0)
         assert status is not None
         return status
 
     def kill(self) -> None:
-        """Kill it if it runs."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -231,7 +229,6 @@ class StubProcess:
 
     @property
     def last_lines(self) -> list[str]:
-        """The lines that it has printed last."""
         return self._output.output.tail
 
     def ask_for_stacks(self) -> None:
@@ -285,7 +282,6 @@ class StubLaunch:
 
     @property
     def confinement(self) -> Confinement | None:
-        """The permissions of the process; None if it is not confined."""
         return None if self.sandbox is None else self.sandbox.confinement
 
     @property
@@ -294,11 +290,7 @@ class StubLaunch:
         return None if self.sandbox is None else self.sandbox.domain
 
     def check_confined(self, process: StubProcess, said: Mapping[str, str]) -> None:
-        """Check a process's report about its sandbox; a report by the program that confined it counts more.
-
-        Raises:
-            ModelLoadError: the process must not run the model.
-        """
+        """Check a process's report about its sandbox; a report by the program that confined it counts more."""
         if self.sandbox is not None:
             entry = process.entry
             self.sandbox.check(process.pid, said if entry is None else entry.report, is_entered=entry is not None)

@@ -62,7 +62,6 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     async def fork(self, launch: StubLaunch, ends: StubEnds, mark: int) -> AdoptedProcess:
@@ -114,7 +113,6 @@ class Zygote:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its imports are finished."""
         return self._loop is not None and self._asked[0].done()
 
     def attend(self) -> None:

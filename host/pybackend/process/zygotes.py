@@ -58,7 +58,6 @@ class ZygoteKind:
 
     @property
     def name(self) -> str:
-        """Its name in the log."""
         return "_".join(["zygote", self.environment.identity[:12], *self.preload])
 
 
@@ -112,11 +111,7 @@ class Zygotes:
                 self._zygote(kind)
 
     async def fork(self, kind: ZygoteKind, launch: StubLaunch, ends: StubEnds, mark: int) -> AdoptedProcess:
-        """Fork a process that becomes a stub.
-
-        Raises:
-            ZygoteError: it must start without a zygote, for now.
-        """
+        """Fork a process that becomes a stub."""
         if launch.confinement is None or kind.domain is None:
             zygote = self._zygote(kind)
         else:
@@ -132,7 +127,6 @@ class Zygotes:
         return process
 
     def on_stub_end(self, kind: ZygoteKind) -> None:
-        """Note the end of a forked stub."""
         if kind not in self._stubs:
             return  # its domain has ended too
         self._stubs[kind] -= 1

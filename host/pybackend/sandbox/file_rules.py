@@ -117,11 +117,7 @@ class ServerPlaces:
 
 @dataclass(frozen=True)
 class ModelPlaces:
-    """The places that one process of a model needs.
-
-    Attributes:
-        backend: directory of its Python-based backend, "" for none.
-    """
+    """The places that one process of a model needs."""
 
     directory: str
     python: tuple[str, ...]

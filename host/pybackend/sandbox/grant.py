@@ -49,11 +49,7 @@ class Grant:
     # Which models
 
     def check_control(self, name: str) -> None:
-        """Check that it may load and unload a model.
-
-        Raises:
-            InferenceError: UNAVAILABLE if it may not.
-        """
+        """Check that it may load and unload a model."""
         if self.control is None or name in self.control:
             return
         here = f"{_CONTROL} in the parameters of its config.pbtxt"
@@ -185,7 +181,6 @@ class Grant:
         )
 
     def may_change(self, path: Path) -> bool:
-        """Whether it can change or replace a file. Blocking."""
         return any(self._changes(text) for text in (os.path.abspath(path), os.path.realpath(path)))
 
     def _changes(self, path: str, *, itself: bool = True) -> bool:

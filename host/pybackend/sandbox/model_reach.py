@@ -246,11 +246,7 @@ log = logging.getLogger(__name__)
 
 
 def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:
-    """Check that a user reaches what a model needs to run. Blocking.
-
-    Raises:
-        ModelLoadError: the user does not; the text says what to do.
-    """
+    """Check that a user reaches what a model needs to run. Blocking."""
     blocked = reach.essential(user.account)
     if blocked is not None and is_enforced(blocked.place, user.account):
         why = f"{user.subject} cannot {blocked.place.verb} {blocked.place.path}{blocked.behind}"
@@ -260,8 +256,7 @@ def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:
 def objection_to(separate: ProcessUser, name: str, reach: ModelReach, level: str) -> str:
     """Return the reason why a model must not have its own user but stay root; ``""`` if it may have it. Blocking.
 
-    Raises:
-        ModelLoadError: it can have neither, or may not stay root because its author closed the files.
+    Raises ModelLoadError if it can have neither, or may not stay root because its author closed the files.
     """
     of_operator, of_author = reach.of_operator(separate.account), reach.of_author(separate.account)
     blocked = of_operator or of_author

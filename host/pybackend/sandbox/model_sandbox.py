@@ -84,7 +84,6 @@ def sandbox_of(
 
     Raises:
         ModelConfigError: the configuration asks for something that it must not have.
-        ModelLoadError: its processes could not reach its files.
     """
     level = sandbox.level_of(name, options, source)
     if level == OFF:
@@ -171,8 +170,7 @@ class ModelSandbox:
     def of_instance(self, index: int) -> InstanceSandbox:
         """Return the sandbox of an instance; all its processes share it.
 
-        Raises:
-            ModelLoadError: a required layer cannot be applied.
+        Raises ModelLoadError if a required layer cannot be applied.
         """
         if index not in self._instances:
             self._instances[index] = self._make()
@@ -217,8 +215,7 @@ class ModelSandbox:
     def _user(self, left_out: dict[str, str]) -> tuple[ProcessUser, int, int]:
         """Return its user with the numbers to change to; it stays the server's if the level allows no other.
 
-        Raises:
-            ModelLoadError: no user that it could have reaches its files, or there is none for it.
+        Raises ModelLoadError if no user that it could have reaches its files, or there is none for it.
         """
         unchanged = server_user(), _NOT_CHANGED, _NOT_CHANGED
         if not self.has_own_user:
@@ -433,7 +430,6 @@ class InstanceSandbox:
 
     @property
     def grant(self) -> Grant:
-        """The bound for models that its processes load."""
         return self._model.grant(self.confinement)
 
     def check(self, pid: int, report: Mapping[str, str], *, is_entered: bool) -> None:
@@ -441,6 +437,5 @@ class InstanceSandbox:
         self._model.note(pid, self.confinement, report, is_entered=is_entered)
 
     async def end_leftovers(self) -> None:
-        """Kill the leftovers of the process that has just ended."""
         if self.exclusive:
             await asyncio.to_thread(self._model.end_leftovers, self.confinement)

@@ -47,11 +47,7 @@ class RuntimeDirectory:
         self._opening = threading.Lock()
 
     def make(self, mode: int = _OWN, *, owner: tuple[int, int] | None = None, within: Path | None = None) -> Path:
-        """Create a directory with an unguessable name.
-
-        Raises:
-            OSError: no place is usable.
-        """
+        """Create a directory with an unguessable name."""
         with self._opening:
             if self._path is None:
                 self._open()
@@ -87,11 +83,9 @@ class RuntimeDirectory:
             os.close(parent)
 
     def contains(self, path: Path) -> bool:
-        """Whether a path lies in this directory."""
         return self._path is not None and self._path in path.parents
 
     def close(self) -> None:
-        """Remove everything."""
         path, self._path = self._path, None
         if path is not None:
             with suppress(OSError):
@@ -155,8 +149,7 @@ class RuntimeDirectory:
 def _checked_place(place: Path) -> int:
     """Open a directory that only this user can change; returns a descriptor.
 
-    Raises:
-        OSError: other users can change it, or it does not exist.
+    Raises OSError if other users can change it, or it does not exist.
     """
     descriptor = open_directory(str(place))
     status = os.fstat(descriptor)
@@ -232,12 +225,10 @@ class ScratchDirectories:
         self._directory.remove(Path(path))
 
     def close(self) -> None:
-        """Remove everything."""
         self._directory.close()
 
     @property
     def places(self) -> list[str]:
-        """The places of servers' runtime directories."""
         return [str(place) for place in self._directory.places]
 
 

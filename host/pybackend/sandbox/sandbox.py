@@ -62,11 +62,7 @@ class Sandbox:
         self._domains: dict[Environment, TrustDomain] = {}
 
     def level_of(self, model: str, options: SandboxOptions, source: str) -> str:
-        """Return the level of a model.
-
-        Raises:
-            ModelConfigError: it asks for less than the floor.
-        """
+        """Return the level of a model. Raises ModelConfigError if it asks for less than the floor."""
         level, floor = options.level or self.settings.level, self.settings.floor
         if rank(level) < rank(floor):
             if options.level is None:
@@ -134,7 +130,6 @@ class Sandbox:
             )
 
     def close(self) -> None:
-        """Release all resources; the models are gone."""
         for path in self._made_caches:
             with suppress(OSError):  # it is in use now
                 os.rmdir(path)

@@ -54,10 +54,6 @@ class ShellRunner:
 
         Returns:
             The outcome, and the private directory that the shell had.
-
-        Raises:
-            ModelLoadError: no private directory or user is available.
-            OSError: it cannot be started.
         """
         files = ModelFiles(directory, directory, Path(command[0]), environment)
         confined = ModelSandbox(self._sandbox, f"hooks in {directory}", STRICT, _OPTIONS, files)

@@ -57,7 +57,6 @@ class TrustDomain:
             self._members[member] = _Member(directories)
 
     def add(self, member: object, confinement: Confinement) -> None:
-        """Add the confinement of a member's process."""
         with self._changing:
             self._members[member].confinements.append(confinement)
 
@@ -89,11 +88,7 @@ class TrustDomain:
     # Resources for its members' processes
 
     def take(self) -> int:
-        """Return a user or group id: one that :attr:`Confinement.users` allows if one is left.
-
-        Raises:
-            NoUsersError: there is none at all.
-        """
+        """Return a user or group id: one that :attr:`Confinement.users` allows if one is left."""
         assert self._users is not None
         with self._changing:
             if self._block is None:
@@ -142,8 +137,7 @@ class TrustDomain:
     def confinement(self) -> Confinement:
         """Return the confinement of the members' zygote: it may do whatever any of them may. Blocking.
 
-        Raises:
-            LookupError: it has no members any more.
+        Raises LookupError if it has no members any more.
         """
         with self._changing:
             members = list(self._members.values())

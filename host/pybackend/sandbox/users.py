@@ -160,7 +160,6 @@ class UserRange:
             self._taken.difference_update(numbers)
 
     def close(self) -> None:
-        """Give up the range."""
         if self._claim >= 0:
             os.close(self._claim)
             self._claim = -1

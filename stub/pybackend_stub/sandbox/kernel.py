@@ -11,11 +11,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def syscall(number: int, *arguments: "Any") -> int:
-    """Call the kernel; integers are passed in full register width, other arguments as ctypes passes them.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Call the kernel; integers are passed in full register width, other arguments as ctypes passes them."""
     return bound(number, *arguments)()
 
 

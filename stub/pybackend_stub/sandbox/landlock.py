@@ -113,8 +113,7 @@ def _allow(ruleset: int, paths: "Iterable[Sequence[str]]", handled: int) -> None
 def _opened(path: str) -> int:
     """Open a path that contained no links when the host checked it; a link added since would lead elsewhere.
 
-    Raises:
-        OSError: the path does not exist, or contains a link.
+    Raises OSError if the path does not exist, or contains a link.
     """
     if path.startswith("/proc/"):
         return os.open(path, os.O_PATH | os.O_CLOEXEC)  # the kernel's own links, such as /proc/self
