@@ -13,8 +13,7 @@ import threading
 from typing import Any, Callable, Dict, List, Optional
 
 from pybackend_stub.process import bear_mark, die_with_host, show_memory
-from pybackend_wire.confinement import CONFINED, CONFINED_AND_HIDES, NOT_CONFINED
-from pybackend_wire.library_path import forget_library_path
+from pybackend_wire.confinement import CONFINED, CONFINED_AND_HIDES, NOT_CONFINED, forget_library_path
 from pybackend_wire.zygote import ARGUMENT
 
 _TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -56,7 +55,6 @@ def be_stub(
     """Run the stub in this process, which already dies with the host; returns the exit status.
 
     Args:
-        descriptor: its socket.
         nudges: the end of a pipe that the host writes to when it needs an answer now.
         confinement: as JSON; empty for a process that is not confined.
         on_confined: called as soon as threads may be started.

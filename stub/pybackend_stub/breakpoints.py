@@ -104,7 +104,6 @@ class ModelDebugger(pdb.Pdb):
         self._terminal = terminal
 
     def begin(self, frame: Any, header: "Optional[str]") -> None:
-        """Stop in a frame."""
         if header is not None:
             self.message(header)
         self.set_trace(frame)

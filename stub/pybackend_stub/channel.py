@@ -60,7 +60,6 @@ class HostChannel:
         self.say(Hello(PROTOCOL_VERSION, os.getpid(), version, numpy_version, codecs, confined))
 
     def refuse(self, message: str) -> None:
-        """Send FAILED as the only message."""
         self.say(Failed("start", Failure(ErrorCode.INTERNAL, message)))
 
     def use_codec(self, name: str) -> None:
@@ -72,11 +71,7 @@ class HostChannel:
         raise RemoteProtocolError(f"the host chose codec {name!r}, which was not offered")
 
     def receive(self) -> "Tuple[List[FromHost], bytearray]":
-        """Wait for the next frame; returns its messages and its tail.
-
-        Raises:
-            HostGone: the host closed the socket.
-        """
+        """Wait for the next frame; returns its messages and its tail."""
         while not self._received:
             try:
                 # A thread asleep in recvmsg also wakes whenever the host reads what was sent; one in poll sleeps on.
@@ -129,5 +124,4 @@ class HostChannel:
         self._socket.close()
 
     def close(self) -> None:
-        """Close the socket, which tells the host that nothing more will come."""
         self._socket.close()

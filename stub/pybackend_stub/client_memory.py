@@ -24,13 +24,7 @@ class RegionError(Exception):
 
 
 class _Region:
-    """One region, opened for reading or for writing.
-
-    Attributes:
-        descriptor: of the shared memory object.
-        size_bytes: offset behind the region's last byte.
-        mapping: of the object up to there; None before its first use.
-    """
+    """One region, opened for reading or for writing."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self.descriptor = descriptor
@@ -48,7 +42,6 @@ class ClientMemory:
         """Whether outputs are copied through a mapping: faster, but a client that shrinks its region kills this process."""
 
     def attach(self, region: int, descriptor: int, size_bytes: int) -> None:
-        """Take over the descriptor of a region."""
         self._regions[region] = _Region(descriptor, size_bytes)
 
     def detach(self, region: int) -> bool:
@@ -60,16 +53,7 @@ class ClientMemory:
         return True
 
     def read(self, region: int, offset: int, target: Any) -> None:
-        """Copy bytes from a region.
-
-        Args:
-            region: its number.
-            offset: first byte, in the shared memory object.
-            target: a writable buffer, filled completely.
-
-        Raises:
-            RegionError: the object has become too small.
-        """
+        """Copy bytes from a region. Raises RegionError if the object has become too small."""
         descriptor = self._regions[region].descriptor
         left = _octets(target)
         while left:
@@ -79,11 +63,7 @@ class ClientMemory:
             left, offset = left[count:], offset + count
 
     def view(self, region: int, offset: int, nbytes: int) -> memoryview:
-        """Return a read-only view of bytes of a region. It stays valid after the region is detached.
-
-        Raises:
-            RegionError: the object has become too small.
-        """
+        """Return a read-only view of bytes of a region. It stays valid after the region is detached."""
         found = self._regions[region]
         _check_size(found, offset + nbytes)
         return memoryview(self._mapped(found, mmap.ACCESS_READ))[offset : offset + nbytes]
@@ -91,13 +71,7 @@ class ClientMemory:
     def write(self, region: int, offset: int, payload: Any) -> None:
         """Copy the bytes of a tensor into a region.
 
-        Args:
-            region: its number.
-            offset: first byte, in the shared memory object.
-            payload: a C-contiguous buffer.
-
-        Raises:
-            RegionError: the object has become too small, or there is no memory for its pages.
+        Raises RegionError if the object has become too small, or there is no memory for its pages.
         """
         found = self._regions[region]
         source = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, np.uint8)

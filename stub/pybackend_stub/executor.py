@@ -17,11 +17,10 @@ from pybackend_sdk.execution import (
 )
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
-from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.channel import MOST_TEXT, HostGone
 from pybackend_stub.error_log import ErrorLog
 from pybackend_stub.model_output import EXECUTING, ids_of
-from pybackend_stub.results import ResultWriter, text_length
+from pybackend_stub.results import AnswerQueue, ResultWriter, text_length
 from pybackend_stub.tensor_io import TensorReader
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.host_messages import Initialize
@@ -44,11 +43,6 @@ class ModelExecutor:
     """Executes batches on one model object; made by :func:`executor_of`.
 
     Args:
-        model: the object.
-        reader: makes requests.
-        results: makes results.
-        answers: sends them.
-        errors: receives failed executions.
         overlaps: whether calls of an ``async def execute`` may overlap.
         reschedules: whether the model may reschedule requests; its wishes are known when ``execute`` has ended.
     """

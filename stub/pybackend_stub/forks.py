@@ -22,7 +22,7 @@ from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
 from pybackend_sdk.tensor import Tensor
 from pybackend_stub.model_calls import RECEIVED
 from pybackend_stub.model_output import write_record
-from pybackend_stub.service_thread import ServiceThread
+from pybackend_stub.receiver import ServiceThread
 from pybackend_wire.errors import ErrorCode
 
 _LENGTH = struct.Struct("<Q")
@@ -41,7 +41,6 @@ class ForkRelay:
         self._parent_ends: List[socket.socket] = []
 
     def install(self) -> None:
-        """Serve forks of this process from now on."""
         os.register_at_fork(
             before=self._before, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
         )
@@ -66,7 +65,6 @@ class ForkRelay:
         bind_runtime(ForkedRuntime(theirs, current_runtime()))
 
     def _serve(self, end: socket.socket) -> None:
-        """Run a fork's requests until the fork is gone."""
         with suppress(OSError, EOFError), end:
             while True:
                 fields, places = _receive(end)
@@ -111,7 +109,6 @@ class ForkedRuntime(Runtime):
             super().log(level, file, line, message)
 
     def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
-        """Let the parent run the request."""
         target = request._target
         if target is None:
             raise TritonModelException(RECEIVED)

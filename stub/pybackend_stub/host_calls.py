@@ -1,18 +1,35 @@
-"""Questions from a model to its host: their numbers, and the threads that wait for answers."""
+"""Questions from a model to its host, about metrics and other models, and the threads that wait for answers."""
 
+from contextlib import suppress
 from itertools import count
+from math import isfinite
 from typing import Any, Callable, Dict, List, Optional, Union
 
-from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.error import TritonModelException, printable
+from pybackend_sdk.metrics import metric_failure
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.receiver import Receiver, Waiter
-from pybackend_stub.tensor_io import OutputTail
+from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter
 from pybackend_wire.errors import ErrorCode, LocalProtocolError
 from pybackend_wire.framing import MAX_METADATA_BYTES
 from pybackend_wire.host_messages import Answer, Reply
-from pybackend_wire.messages import Failure
-from pybackend_wire.stub_messages import Call, CancelCall, FreeInput, Question, encoded
+from pybackend_wire.messages import Failure, MetricChange, TensorPlace
+from pybackend_wire.stub_messages import (
+    Call,
+    CancelCall,
+    ChangeMetric,
+    DropMetric,
+    FreeInput,
+    IsModelReady,
+    LoadModel,
+    NewFamily,
+    NewMetric,
+    Question,
+    ReadMetric,
+    UnloadModel,
+    encoded,
+)
 
 FromModel = Union[Question, Call, CancelCall]
 """A message that the model's code triggers."""
@@ -22,12 +39,7 @@ OnReply = Callable[[Any, bytearray], bool]
 
 
 class HostRefusal(Exception):
-    """The host refuses a request from the model.
-
-    Attributes:
-        message: the reason.
-        code: the kind of failure.
-    """
+    """The host refuses a request from the model."""
 
     def __init__(self, message: str, code: ErrorCode) -> None:
         super().__init__(message)
@@ -59,15 +71,7 @@ class HostCalls:
         self._open: Dict[int, OnReply] = {}
 
     def ask(self, make: "Callable[[int], Question]", tail: "Optional[OutputTail]" = None) -> Any:
-        """Send a question and wait for its answer.
-
-        Args:
-            make: makes the question from its number.
-            tail: small tensors that the question refers to.
-
-        Raises:
-            HostRefusal: the host refused.
-        """
+        """Send a question and wait for its answer."""
         question = _Question()
 
         def on_answer(answer: Answer, _tail: bytearray) -> bool:
@@ -94,7 +98,6 @@ class HostCalls:
         return number
 
     def close(self, number: int) -> None:
-        """Forget a call that was not sent."""
         self._open.pop(number, None)
 
     def send(self, message: FromModel, tail: "Optional[OutputTail]" = None) -> None:
@@ -125,7 +128,93 @@ class HostCalls:
         return self._channel.is_inherited()
 
     def on_message(self, message: "Union[Answer, Reply]", tail: bytearray) -> None:
-        """Pass on an answer from the host."""
         on_message = self._open.get(message.call)
         if on_message is not None and on_message(message, tail):
             self._open.pop(message.call, None)
+
+
+class StubMetrics:
+    """Registers and reads with questions, changes with messages; the host handles both in the order they were sent."""
+
+    def __init__(self, calls: HostCalls, instance_name: str) -> None:
+        self._calls = calls
+        self._instance_name = instance_name
+
+    def create_family(self, name: str, description: str, kind: int) -> object:
+        """Register a family; returns its handle."""
+        return self._ask(
+            "Error when creating MetricFamily: ", lambda number: NewFamily(number, name, description, int(kind))
+        )
+
+    def create(self, family: Any, labels: "Dict[str, str]", buckets: "Optional[List[float]]") -> object:
+        """Register a series; returns its handle."""
+        return self._ask("Error when creating Metric: ", lambda number: NewMetric(number, family, labels, buckets))
+
+    def value(self, metric: Any) -> float:
+        return float(self._ask("Failed to get metric value: ", lambda number: ReadMetric(number, metric)))
+
+    def change(self, metric: Any, change: MetricChange, value: float) -> None:
+        self._calls.send(ChangeMetric(metric, int(change), value if isfinite(value) else str(value)))
+
+    def drop(self, handle: Any) -> None:
+        """Release a series or a family. In a fork of this process copies of metrics are not the model's."""
+        if not self._calls.is_inherited():
+            with suppress(TritonModelException, OSError):  # the host is gone, or the channel to it is closed
+                self._calls.send(DropMetric(handle))
+
+    def _ask(self, what: str, make: "Callable[[int], Question]") -> Any:
+        try:
+            return self._calls.ask(make)
+        except HostRefusal as refusal:
+            raise metric_failure(what, self._instance_name, refusal.message) from None
+
+
+_LOAD = "Failed to load model: "
+_UNLOAD = "Failed to unload model: "
+_CHECK = "Failed to check model readiness: "
+
+
+class ModelControl:
+    """Asks the host. The calling thread waits for the answer; other threads continue."""
+
+    def __init__(self, calls: HostCalls, writer: OutputWriter, instance_name: str) -> None:
+        self._calls = calls
+        self._writer = writer
+        self._instance_name = instance_name
+
+    def load(self, model_name: str, config: str, files: "Optional[Dict[str, bytes]]") -> None:
+        tail = OutputTail()
+        places = self._write(files or {}, tail)
+        try:
+            self._ask(_LOAD, lambda number: LoadModel(number, model_name, config, places), tail)
+        except MessageTooLong as error:  # nothing was sent
+            self._writer.free(places)
+            raise self._failure(_LOAD, f"the configuration, or the list of files, is too long: {error}") from None
+
+    def unload(self, model_name: str, unload_dependents: bool) -> None:
+        self._ask(_UNLOAD, lambda number: UnloadModel(number, model_name, unload_dependents))
+
+    def is_ready(self, model_name: str, model_version: str) -> bool:
+        """Whether a version of a model accepts requests, or any version for ``""``."""
+        return bool(self._ask(_CHECK, lambda number: IsModelReady(number, model_name, model_version)))
+
+    def _write(self, files: "Dict[str, bytes]", tail: OutputTail) -> "List[TensorPlace]":
+        places: List[TensorPlace] = []
+        try:
+            for path, content in files.items():
+                places.append(self._writer.write_bytes(printable(path), content, tail))
+        except OutputMemoryExhausted as exhausted:
+            self._writer.free(places)
+            raise self._failure(_LOAD, str(exhausted)) from None
+        return places
+
+    def _ask(self, what: str, make: "Callable[[int], Question]", tail: "Optional[OutputTail]" = None) -> Any:
+        try:
+            return self._calls.ask(make, tail)
+        except HostRefusal as refusal:
+            raise self._failure(what, refusal.message) from None
+
+    def _failure(self, what: str, message: str) -> TritonModelException:
+        return TritonModelException(
+            f"{what}Failed to process the request for model '{self._instance_name}', message: {message}"
+        )

@@ -14,20 +14,16 @@ from typing import Any, Callable, Dict, Optional
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.model_class import check_execute
 from pybackend_sdk.model_loader import complete_config, import_model
-from pybackend_stub.answers import AnswerQueue
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
 from pybackend_stub.client_memory import ClientMemory
 from pybackend_stub.error_log import ErrorLog
 from pybackend_stub.executor import ModelExecutor, executor_of
-from pybackend_stub.host_calls import HostCalls
+from pybackend_stub.host_calls import HostCalls, ModelControl, StubMetrics
 from pybackend_stub.memory import StubMemory
-from pybackend_stub.metrics import StubMetrics
 from pybackend_stub.model_calls import ModelCalls
-from pybackend_stub.model_control import ModelControl
-from pybackend_stub.readiness import ReadinessCheck
 from pybackend_stub.receiver import Receiver
 from pybackend_stub.responder import Responder
-from pybackend_stub.results import ResultWriter, UnknownOutputs
+from pybackend_stub.results import AnswerQueue, ResultWriter, UnknownOutputs
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.stacks import tell_stacks
 from pybackend_stub.tensor_io import OutputWriter, TensorReader
@@ -51,18 +47,54 @@ from pybackend_wire.host_messages import (
 from pybackend_wire.messages import ATTENDED_FROM, SegmentRole
 from pybackend_wire.stub_messages import Detached, DroppedOutput, Readiness
 
+
+class ReadinessCheck:
+    """Calls a model's ``is_ready``, each time in a new thread; the host probes again only after an answer.
+
+    Args:
+        executor: its event loop runs ``is_ready`` if that is a coroutine function.
+        answer: receives the result, and the reason if it is not True.
+    """
+
+    def __init__(
+        self,
+        is_ready: "Callable[[], Any]",
+        executor: ModelExecutor,
+        answer: "Callable[[bool, str], None]",
+        format_error: "Callable[[BaseException], str]",
+        instance_name: str,
+    ) -> None:
+        self._is_ready = is_ready
+        self._executor = executor
+        self._answer = answer
+        self._format_error = format_error
+        self._not_ready = f"Model '{instance_name}' is not ready (user-defined check failed)."
+
+    def start(self) -> None:
+        threading.Thread(target=self._check, name="pybackend-readiness", daemon=True).start()
+
+    def _check(self) -> None:
+        import inspect
+
+        try:
+            ready = self._is_ready()
+            if inspect.iscoroutine(ready):
+                ready = self._executor.runner.run(0, ready)
+        except BaseException as error:  # noqa: BLE001  any exception means that the model is not ready
+            self._answer(False, self._format_error(error))
+            return
+        if not isinstance(ready, bool):
+            self._answer(False, f"is_ready() must return a boolean value, not {type(ready).__name__}")
+        else:
+            self._answer(ready, "" if ready else self._not_ready)
+
+
 _MOST_NAME = 1000
 """Most characters of an unknown output's name that the host is told."""
 
 
 class ModelInstance:
-    """A model object, and all that serves it.
-
-    Args:
-        channel: sends messages to the host.
-        memory: the segments that the host attached.
-        errors: receives failed executions and formats errors.
-    """
+    """A model object, and all that serves it."""
 
     receiver: Receiver
     attend: "Callable[[], None]"
@@ -96,7 +128,6 @@ class ModelInstance:
     def load(
         self, model: ModelToLoad, runtime: StubRuntime, import_class: "Callable[..., type]" = import_model
     ) -> None:
-        """Import the model's class."""
         self._model_file, self._model_name, self._runtime = model.model_file, model.model_name, runtime
         self._errors.place = model.model_file, 0
         self._model_class = import_class(model.model_file, of_backend=model.of_backend)
@@ -142,11 +173,7 @@ class ModelInstance:
         return is_ready is not None
 
     def execute(self, message: Execute, tail: bytearray) -> None:
-        """Run ``execute`` once; the answer is queued, and sent at once if it cannot wait for others.
-
-        Raises:
-            RemoteProtocolError: the model is not initialised.
-        """
+        """Run ``execute`` once; the answer is queued, and sent at once if it cannot wait for others."""
         if self.executor is None:
             raise RemoteProtocolError("EXECUTE before INITIALIZE")
         execution, requests = message

@@ -9,17 +9,15 @@ import numpy as np
 
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
-from pybackend_stub.error_log import BUNDLE, ErrorLog, write_load_error
+from pybackend_stub.error_log import BUNDLE, ErrorLog, watch, write_load_error
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.imports import when_imported
 from pybackend_stub.instance import ModelInstance
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.model_output import flush_output
 from pybackend_stub.process import be_called
-from pybackend_stub.receiver import Attendant, Receiver, Work
-from pybackend_stub.refusals import watch
+from pybackend_stub.receiver import Attendant, Receiver, WaitingCore, Work
 from pybackend_stub.runtime import StubRuntime
-from pybackend_stub.waiting_core import WaitingCore
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.host_messages import Execute, Initialize, Load, ModelToLoad
 from pybackend_wire.messages import Failure
@@ -36,8 +34,6 @@ class StubLoop:
     """One instance of one model, from HELLO to FINALIZED.
 
     Args:
-        channel: connection to the host.
-        nudges: the end of a pipe that the host writes to when it needs an answer now.
         confined: the sandbox's report about this process; None without a sandbox.
     """
 

@@ -24,7 +24,6 @@ class _LentBlock:
     """A block of output memory that an array of the model's views.
 
     Attributes:
-        nbytes: of the array.
         sent: the host has it, too.
     """
 

@@ -98,10 +98,6 @@ class ModelCalls:
     """Runs a model's BLS calls.
 
     Args:
-        calls: numbers and sends them.
-        receiver: receives the replies.
-        reader: makes tensors from replies.
-        writer: places the tensors of requests.
         execution: returns the execution that the calling thread works for, 0 if that is not known.
         before_call: called before each call, to tell the host what it must know first.
     """
@@ -131,11 +127,7 @@ class ModelCalls:
         return replies.receive() or InferenceResponse(error=TritonError(_FAILED))
 
     def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
-        """Run a request; returns a future of the running event loop.
-
-        Raises:
-            RuntimeError: no event loop runs in this thread.
-        """
+        """Run a request; returns a future of the running event loop."""
         import asyncio
 
         loop = asyncio.get_running_loop()

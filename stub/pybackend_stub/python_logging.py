@@ -25,7 +25,6 @@ class RecordHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(message)s"))  # the host adds the rest of the line
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
         try:
             self._write(_level_of(record.levelno), record.pathname, record.lineno, self.format(record))
         except Exception:  # noqa: BLE001  as in every handler, a formatting error must not fail the model

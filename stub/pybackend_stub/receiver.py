@@ -12,13 +12,56 @@ import threading
 import traceback
 from collections import deque
 from contextlib import suppress
-from typing import Callable, Deque, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, List, Optional, Set, Tuple
 
 from pybackend_stub.channel import HostChannel, HostGone
-from pybackend_stub.service_thread import ServiceThread
-from pybackend_stub.waiting_core import WaitingCore
+from pybackend_stub.memory import StubMemory
 from pybackend_wire.host_messages import Execute, Finalize, FromHost, Initialize, Load
 from pybackend_wire.messages import NUDGE, NUDGE_TO_ANSWER
+
+
+class WaitingCore:
+    """The core on which the thread that makes this object waits."""
+
+    def __init__(self, memory: StubMemory) -> None:
+        self._memory = memory
+        self._thread = threading.get_ident()
+        self._own: Optional[Set[int]] = None
+
+    def settle(self) -> None:
+        """Move to the wanted core, if there is one and this thread may use it; called before the thread waits."""
+        wanted = self._memory.wanted_core()
+        if wanted is None or threading.get_ident() != self._thread:
+            return
+        with suppress(OSError):  # its cores have just been taken away: it waits where the kernel puts it
+            own = os.sched_getaffinity(0)
+            if wanted in own and len(own) > 1:
+                os.sched_setaffinity(0, (wanted,))
+                self._own = own
+
+    def leave(self) -> None:
+        """Give the thread its own cores back; called once it has something to do."""
+        own = self._own
+        if own is not None and threading.get_ident() == self._thread:
+            self._own = None
+            with suppress(OSError):
+                os.sched_setaffinity(0, own)
+
+
+class ServiceThread(threading.Thread):
+    """A daemon thread that runs no code of a model.
+
+    Attributes:
+        pydev_do_not_trace: tells debugpy not to stop it.
+        is_pydev_daemon_thread: tells debugpy not to show it.
+    """
+
+    pydev_do_not_trace = True
+    is_pydev_daemon_thread = True
+
+    def __init__(self, name: str, run: "Callable[..., None]", *arguments: Any) -> None:
+        super().__init__(target=run, args=arguments, name=name, daemon=True)
+
 
 Work = Tuple[FromHost, bytearray]
 """A message for the main thread, and the tail of its frame."""
@@ -44,7 +87,6 @@ class Waiter:
         self._wakeup.release()
 
     def sleep(self) -> None:
-        """Wait for :meth:`wake`."""
         self._wakeup.acquire()
 
 
@@ -52,10 +94,8 @@ class Receiver:
     """Distributes the host's messages.
 
     Args:
-        channel: to read from.
         handle: receives every message that is not work for the main thread, in the thread that read it.
         hand_back: returns executions to the host that arrived while the main thread was busy.
-        waiting_core: the place of the main thread while it waits.
     """
 
     def __init__(
@@ -268,7 +308,6 @@ class Receiver:
             waiter.wake()
 
     def _read(self) -> None:
-        """Read one frame from the socket and handle it."""
         try:
             messages, tail = self._channel.receive()
             handed_back: List[int] = []
@@ -310,10 +349,6 @@ class Attendant:
 
     Args:
         nudges: the end of a pipe that the host writes to when it needs an answer, or to be heard, now.
-        receiver: reads from then on.
-
-    Attributes:
-        on_nudge: called first.
     """
 
     def __init__(self, nudges: int, receiver: Receiver) -> None:

@@ -1,15 +1,18 @@
-"""Turns responses into results: outputs placed for the host, or an error as data."""
+"""Turns responses into results, and collects them: several leave in one frame, but none waits for a slow execution."""
 
-from typing import Callable, List, Optional, Sequence, Set
+import threading
+import time
+from typing import Any, Callable, List, Optional, Sequence, Set
 
 from pybackend_sdk.execution import prune
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
-from pybackend_stub.channel import MOST_TEXT, shortened
+from pybackend_stub.channel import MOST_TEXT, HostChannel, shortened
 from pybackend_stub.client_memory import RegionError
 from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter, PlacedOutputs
 from pybackend_wire.errors import ErrorCode
-from pybackend_wire.messages import Failure, RequestResult
+from pybackend_wire.messages import BlockPlace, Failure, RequestResult
+from pybackend_wire.stub_messages import FreeInput, Rescheduled, encoded, encoded_result
 
 MOST_UNKNOWN = 64
 """Most names of unknown outputs to tell the host of."""
@@ -19,7 +22,6 @@ class UnknownOutputs:
     """Looks after outputs whose names are not configured, which no request can name.
 
     Args:
-        configured: the names of all outputs.
         tell: tells the host of such a name; None if the host gets these outputs, and refuses the response.
     """
 
@@ -29,12 +31,7 @@ class UnknownOutputs:
         self._told: Set[str] = set()
 
     def after_pruning(self, response: InferenceResponse, kept: "List[Tensor]") -> "List[Tensor]":
-        """Return the outputs to send of a response of which only some were requested.
-
-        Args:
-            response: as the model returned it.
-            kept: its requested outputs.
-        """
+        """Return the outputs to send of a response of which only some were requested."""
         unknown = [tensor for tensor in response._output_tensors if tensor._name not in self._configured]
         if self._tell is None:
             return [*kept, *unknown]
@@ -46,14 +43,7 @@ class UnknownOutputs:
 
 
 class ResultWriter:
-    """Turns responses and exceptions into :class:`pybackend_wire.messages.RequestResult`. Any thread may use it.
-
-    Args:
-        writer: places tensors.
-        instance_name: for messages.
-        format_error: formats an exception as text.
-        unknown: what becomes of outputs whose names are not configured.
-    """
+    """Turns responses and exceptions into :class:`pybackend_wire.messages.RequestResult`. Any thread may use it."""
 
     def __init__(
         self,
@@ -77,9 +67,6 @@ class ResultWriter:
         """Turn one response into a result, with its outputs copied to memory that the host reads.
 
         Args:
-            response: the model's response.
-            requested_output_names: outputs to send; empty for all.
-            tail: of the frame that will carry the result.
             most_text: most characters of the error or the parameters: frames are bounded.
         """
         error = response._error
@@ -109,7 +96,6 @@ class ResultWriter:
 
     @staticmethod
     def failure(code: int, message: str, most_text: int = MOST_TEXT) -> RequestResult:
-        """Make a result with an error."""
         return RequestResult(Failure(code, shortened(message, most_text)), [], None)
 
     def raised(self, error: BaseException) -> str:
@@ -128,3 +114,74 @@ def text_length(result: RequestResult) -> int:
     if result.parameters is None:
         return 0
     return sum(len(key) + len(value) for key, value in result.parameters.items() if isinstance(value, str))
+
+
+KEEP_NS = 1_000_000
+"""How long an answer may wait for others: for a shorter time a wake-up of the host costs more than the wait."""
+
+
+class AnswerQueue:
+    """Collects messages until they are due.
+
+    Short executions that arrived together are answered together. If one of them takes long, the host notices the
+    silence and nudges the attendant, which sends the collected answers. So a slow execution delays no answer, and fast
+    ones need no timer.
+    """
+
+    def __init__(self, channel: HostChannel) -> None:
+        self.lock = threading.RLock()
+        """Held while an answer is put together: its offsets count from the tail that :meth:`flush` sends."""
+        self.tail = OutputTail()
+        self._channel = channel
+        self._messages: List[Any] = []
+        self._oldest_ns = 0
+        self._in_a_hurry = False
+
+    def add_result(
+        self,
+        execution: int,
+        began_ns: int,
+        start_ns: int,
+        end_ns: int,
+        results: "Sequence[Optional[RequestResult]]",
+        rescheduled: "Sequence[int]" = (),
+    ) -> int:
+        """Queue a :class:`pybackend_wire.stub_messages.Result`; returns the time when it was ready."""
+        done_ns = time.monotonic_ns()
+        if not self._messages:
+            self._oldest_ns = done_ns
+        if rescheduled:
+            self._messages.append(encoded(Rescheduled(execution, list(rescheduled))))
+        self._messages.append(encoded_result(execution, began_ns, start_ns, end_ns, done_ns, results))
+        return done_ns
+
+    def add_released(self, blocks: "List[BlockPlace]") -> None:
+        """Queue released input blocks, after the result that used them."""
+        with self.lock:
+            self._messages.append(encoded(FreeInput(blocks)))
+
+    def hurry(self) -> None:
+        """Keep no more answers until the end of the current frame."""
+        self._in_a_hurry = True
+
+    def keep_or_flush(self, now_ns: int) -> None:
+        """Keep the answers while more executions follow at once, unless one of them turned out to be slow."""
+        if self._in_a_hurry or now_ns - self._oldest_ns >= KEEP_NS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the collected answers in one frame."""
+        with self.lock:
+            if self._messages:
+                messages, self._messages = self._messages, []
+                self._channel.send(messages, self.tail.take())
+
+    def end_of_frame(self) -> None:
+        """Send the answers: the last execution that arrived together is done."""
+        self._in_a_hurry = False
+        self.flush()
+
+    def on_nudge(self) -> None:
+        """Send the answers: the host has waited long enough."""
+        self.hurry()
+        self.flush()

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from pybackend_sdk.response import InferenceResponse
     from pybackend_sdk.response_iterator import ResponseIterator
     from pybackend_sdk.response_sender import InferenceResponseSender
-    from pybackend_stub.metrics import StubMetrics
+    from pybackend_stub.host_calls import ModelControl, StubMetrics
     from pybackend_stub.model_calls import ModelCalls
-    from pybackend_stub.model_control import ModelControl
     from pybackend_stub.responder import Responder
     from pybackend_stub.tensor_io import OutputWriter
 
@@ -29,10 +28,7 @@ class StubRuntime(Runtime):
 
     Attributes:
         models: runs BLS calls; None until ``initialize`` has returned and from ``finalize`` on.
-        metrics: registers and changes custom metrics; None before ``initialize``.
         control: loads and unloads models; None before ``initialize`` and from ``finalize`` on.
-        responder: makes response senders; None until ``initialize`` has returned.
-        outputs: places outputs; None before ``initialize``.
     """
 
     reason = "It is available from 'initialize' until 'finalize'."

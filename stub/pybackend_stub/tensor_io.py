@@ -14,11 +14,10 @@ from pybackend_stub.channel import HostChannel
 from pybackend_stub.client_memory import ClientMemory, RegionError
 from pybackend_stub.memory import OutputBlock, StubMemory
 from pybackend_stub.receiver import Receiver, Waiter
-from pybackend_wire.bytes_check import element_problem
+from pybackend_wire.bytes_tensor import element_problem
 from pybackend_wire.errors import ErrorCode
-from pybackend_wire.host_messages import VIEW
+from pybackend_wire.host_messages import VIEW, too_small_text
 from pybackend_wire.messages import INLINE_BYTES, TAIL, Failure, RequestResult, TensorPlace
-from pybackend_wire.region_rules import too_small_text
 from pybackend_wire.stub_messages import NeedOutput
 
 MOST_INLINE_BYTES = 32 * 1024 * 1024
@@ -49,13 +48,6 @@ class PlacedOutputs(Tuple[str, ...]):  # noqa: SLOT001  it has an attribute, for
 
 class TensorReader:
     """Builds the tensors and requests for models; arrays view the bytes in place.
-
-    Args:
-        memory: the host's segments.
-        regions: clients' memory.
-        output_names: the configured outputs.
-        copy_inputs: whether arrays are private copies.
-        model_name: for messages.
 
     Attributes:
         refused: the results of requests of the last message that are not executed, by their index.
@@ -114,8 +106,7 @@ class TensorReader:
     def tensors(self, places: "Sequence[Any]", view: memoryview) -> "List[Tensor]":
         """Build tensors from input memory, from clients' memory, or from the tail that ``view`` views.
 
-        Raises:
-            RegionError: a tensor in a client's memory cannot be read.
+        Raises RegionError if a tensor in a client's memory cannot be read.
         """
         copy_inputs, from_wire = self._copy_inputs, Tensor._from_wire
         copy_tail = len(view) > MOST_SHARED_BYTES
@@ -172,7 +163,6 @@ class OutputTail:
         self.nbytes = 0
 
     def append(self, data: bytes) -> int:
-        """Add a tensor's bytes; returns their offset."""
         offset = self.nbytes
         if data:
             self._chunks.append(data)
@@ -212,8 +202,7 @@ class OutputWriter:
     def write(self, tensors: "Sequence[Tensor]", tail: OutputTail) -> "List[TensorPlace]":
         """Copy tensors' bytes to memory that the host can read.
 
-        Raises:
-            OutputMemoryExhausted: the host refuses more memory.
+        Raises OutputMemoryExhausted if the host refuses more memory.
         """
         places: List[TensorPlace] = []
         try:
@@ -231,12 +220,9 @@ class OutputWriter:
         """Copy tensors' bytes to clients' regions, or to memory that the host can read.
 
         Args:
-            tensors: to be written.
-            tail: of the frame that will carry the result.
             wanted: region, offset and size for each tensor that its client wants in its own memory, by name.
 
         Raises:
-            OutputMemoryExhausted: the host refuses more memory.
             RegionError: a tensor does not fit into its region.
         """
         places: List[TensorPlace] = []
@@ -259,11 +245,7 @@ class OutputWriter:
         return TensorPlace(tensor._name, tensor._datatype, tensor._shape, region, offset, nbytes)
 
     def write_bytes(self, name: str, data: bytes, tail: OutputTail) -> TensorPlace:
-        """Place bytes as a tensor of type UINT8.
-
-        Raises:
-            OutputMemoryExhausted: the host refuses more memory.
-        """
+        """Place bytes as a tensor of type UINT8."""
         return TensorPlace(name, "UINT8", [len(data)], *self._place(data, tail))
 
     def free(self, places: "Sequence[TensorPlace]") -> None:
@@ -294,19 +276,11 @@ class OutputWriter:
         return block.segment, block.offset, nbytes
 
     def allocate(self, nbytes: int) -> OutputBlock:
-        """Allocate a block of output memory.
-
-        Raises:
-            OutputMemoryExhausted: the host refuses more memory.
-        """
+        """Allocate a block of output memory. Raises OutputMemoryExhausted if the host refuses more memory."""
         return self._memory.allocate_output(nbytes) or self._grow(nbytes)
 
     def buffer(self, nbytes: int) -> "Optional[memoryview]":
-        """Memory from which an output is sent without a copy; None if it is so small that it travels in a frame.
-
-        Raises:
-            OutputMemoryExhausted: the host refuses more memory.
-        """
+        """Memory from which an output is sent without a copy; None if it is so small that it travels in a frame."""
         return self._memory.lend(self.allocate(nbytes)) if nbytes > INLINE_BYTES else None
 
     def _grow(self, nbytes: int) -> OutputBlock:

@@ -65,8 +65,6 @@ class Birth(NamedTuple):
     """The start of a fork as a stub.
 
     Attributes:
-        socket: the stub's socket.
-        nudges: the end of a pipe that the host writes to when it needs an answer now.
         confinement: as JSON; empty for a process that is not confined.
         wake: restores the libraries' threads, once the process is confined.
     """
@@ -78,13 +76,7 @@ class Birth(NamedTuple):
 
 
 class Zygote:
-    """One zygote.
-
-    Args:
-        descriptor: its socket.
-        host_pid: the host.
-        preload: modules to import besides those of the stub.
-    """
+    """One zygote."""
 
     def __init__(self, descriptor: int, host_pid: int, preload: "Sequence[str]") -> None:
         self._socket = socket.socket(fileno=descriptor)

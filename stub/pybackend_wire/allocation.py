@@ -27,11 +27,9 @@ class BlockMap:
         self.used_bytes = 0
 
     def __contains__(self, offset: int) -> bool:
-        """True if a block in use begins at ``offset``."""
         return offset in self._used
 
     def __len__(self) -> int:
-        """Number of blocks in use."""
         return len(self._used)
 
     def block_bytes(self, offset: int) -> int:
@@ -59,11 +57,7 @@ class BlockMap:
         return None
 
     def release(self, offset: int) -> None:
-        """Free the block that begins at ``offset``.
-
-        Raises:
-            KeyError: no block in use begins there.
-        """
+        """Free the block that begins at ``offset``."""
         size = self._used.pop(offset)
         self.used_bytes -= size
         offsets, sizes = self._free_offsets, self._free_sizes

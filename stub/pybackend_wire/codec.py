@@ -55,11 +55,7 @@ def encode_frame(codec: Codec, messages: "Sequence[Any]", tail: "Sequence[Any]" 
 
 
 def decode_frame(codec: Codec, frame: Frame) -> "List[List[Any]]":
-    """Decode the messages of a frame.
-
-    Raises:
-        RemoteProtocolError: the metadata is not a list of messages in this codec.
-    """
+    """Decode the messages of a frame."""
     try:
         messages = codec.loads(frame.metadata)
     except (ValueError, RecursionError) as error:

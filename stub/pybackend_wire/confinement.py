@@ -6,6 +6,7 @@ if the layer is in force, otherwise the reason why it is not.
 """
 
 import json
+import os
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 OFF, STANDARD, STRICT = "off", "standard", "strict"
@@ -40,7 +41,6 @@ class Confinement(NamedTuple):
     """The permissions of one process. All values are plain, so that it can travel as JSON.
 
     Attributes:
-        level: ``standard`` or ``strict``.
         paths: pairs of a path and access letters; all other paths are unreachable. A path that does not exist or
             contains a symbolic link is left out.
         limits: soft and hard limit by name, which is that of ``resource.RLIMIT_...`` without the prefix.
@@ -50,7 +50,6 @@ class Confinement(NamedTuple):
         uid: the user to change to, -1 to stay.
         gid: the group to change to, -1 to stay.
         umask: for new files, -1 to leave it.
-        network: whether sockets of the internet protocols are allowed.
         unix_sockets: whether sockets with a path are allowed.
         subprocesses: whether it may start processes; threads are always allowed.
         changes_modes: whether it may change the permissions of files. Landlock does not control that: if the user is
@@ -81,12 +80,10 @@ class Confinement(NamedTuple):
     users: int = 0
 
     def to_json(self) -> str:
-        """Encode for the process."""
         return json.dumps(self._asdict(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: "Any") -> "Confinement":
-        """Decode the result of :meth:`to_json`."""
         return cls(**json.loads(text))
 
     def environment(self, inherited: "Mapping[str, str]") -> "Dict[str, str]":
@@ -110,3 +107,42 @@ def hides_memory(confinement: Confinement, report: "Mapping[str, str]") -> bool:
     """
     protected = not report["uid"] or not report["files"]
     return confinement.level == STRICT or not protected
+
+
+class Ending(NamedTuple):
+    """How a program ended.
+
+    Attributes:
+        status: its exit status, negative for a signal; None if it was killed because its time ran out or the host gave
+            up.
+        left: number of processes that it left behind, which were killed.
+    """
+
+    status: Optional[int]
+    left: int
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict(), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: "Any") -> "Ending":
+        """Decode the result of :meth:`to_json`. Raises ValueError if the text is something else."""
+        document = json.loads(text)
+        try:
+            status, left = document["status"], document["left"]
+        except (KeyError, TypeError):
+            raise ValueError("it does not say how a program ended") from None
+        if not (status is None or isinstance(status, int)) or not isinstance(left, int):
+            raise ValueError("it does not say how a program ended")
+        return cls(status, left)
+
+
+LIBRARY_PATH = "PYBACKEND_LIBRARY_PATH"
+"""Holds the same value as ``LD_LIBRARY_PATH`` if the host has set that."""
+
+
+def forget_library_path() -> None:
+    """Let system programs that a model starts load the system's libraries; our own loader has read the variable."""
+    own = os.environ.pop(LIBRARY_PATH, None)
+    if own is not None and os.environ.get("LD_LIBRARY_PATH") == own:
+        del os.environ["LD_LIBRARY_PATH"]

@@ -9,7 +9,6 @@ class DataType(NamedTuple):
     """One tensor datatype.
 
     Attributes:
-        name: name on the wire and in tensors, e.g. ``FP32``.
         config_name: name in config.pbtxt, e.g. ``TYPE_FP32`` (``TYPE_STRING`` for ``BYTES``).
         code: number in the C enumeration, the argument of ``triton_to_numpy_type``.
         itemsize: bytes per element; 0 for ``BYTES``, whose elements have individual lengths.

@@ -39,11 +39,7 @@ class Frame(NamedTuple):
 
 
 def frame_header(metadata_bytes: int, tail_bytes: int) -> bytes:
-    """Return the header of a stub's frame.
-
-    Raises:
-        LocalProtocolError: a part is larger than the host accepts.
-    """
+    """Return the header of a stub's frame."""
     if metadata_bytes > MAX_METADATA_BYTES or tail_bytes > MAX_TAIL_BYTES:
         raise LocalProtocolError(
             f"frame of {metadata_bytes} metadata and {tail_bytes} tail bytes exceeds the limits {MAX_METADATA_BYTES} and {MAX_TAIL_BYTES}"
@@ -92,8 +88,7 @@ class FrameDecoder:
     def received(self, count: int) -> "List[Frame]":
         """Process ``count`` bytes that were read into :meth:`room`, and return the frames that they complete.
 
-        Raises:
-            RemoteProtocolError: a header announces more than the limits allow.
+        Raises RemoteProtocolError if a header announces more than the limits allow.
         """
         self._end = received = self._end + count
         buffer, start, needed = self._buffer, self._start, HEADER.size

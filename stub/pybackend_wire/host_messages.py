@@ -13,6 +13,7 @@ from pybackend_wire.messages import (
     RequestResult,
     SegmentRole,
     TensorPlace,
+    by_kind,
 )
 
 
@@ -27,12 +28,7 @@ class ModelToLoad(NamedTuple):
     """The model that a stub runs; the same for every process of an instance.
 
     Attributes:
-        model_file: absolute path of the file to import.
-        instance_name: the stub's instance, for messages and models.
         version_directory: the result of ``get_model_dir()``.
-        of_backend: whether the file belongs to a Python-based backend.
-        debugger: None unless the model is being debugged.
-        backend_settings: the operator's settings of the backend.
     """
 
     model_file: str
@@ -62,12 +58,8 @@ class Initialize(NamedTuple):
     """Call ``initialize(args)`` and prepare to execute.
 
     Attributes:
-        args: the argument of ``initialize``.
         output_names: configured outputs, the default for requests that name none.
-        copy_inputs: whether models receive private copies of their inputs.
-        decoupled: whether the model sends any number of responses per request.
         concurrency: most executions of an ``async def execute`` that may overlap if each request is answered once.
-        reschedules: whether the model may reschedule requests.
         drops_unknown_outputs: whether outputs whose names are not configured are dropped; otherwise the host gets them too.
         maps_regions: whether the stub maps clients' regions, which are not expected to shrink, and models view them.
     """
@@ -107,7 +99,6 @@ class RegionSource(NamedTuple):
     block.
 
     Attributes:
-        region: number of the region.
         offset: first byte in the region's shared memory object.
         block: segment of input memory into which the stub copies the bytes; :data:`~pybackend_wire.messages.TAIL` for a
             private copy, :data:`VIEW` for none.
@@ -232,22 +223,7 @@ FromHost = Union[
     Finalize,
 ]
 
-HOST_MESSAGES: Dict[int, Any] = {
-    HostMessage.LOAD: Load,
-    HostMessage.INITIALIZE: Initialize,
-    HostMessage.ATTACH: Attach,
-    HostMessage.DETACH: Detach,
-    HostMessage.EXECUTE: Execute,
-    HostMessage.FREE_OUTPUT: FreeOutput,
-    HostMessage.NO_OUTPUT: NoOutput,
-    HostMessage.CANCEL: Cancel,
-    HostMessage.FLOW: Flow,
-    HostMessage.REPLY: Reply,
-    HostMessage.ANSWER: Answer,
-    HostMessage.PROBE: Probe,
-    HostMessage.COLLECT: Collect,
-    HostMessage.FINALIZE: Finalize,
-}
+HOST_MESSAGES = by_kind(HostMessage, FromHost)
 """The type of each kind."""
 
 _EXECUTE = int(HostMessage.EXECUTE)
@@ -264,8 +240,7 @@ def encoded(message: FromHost) -> Tuple[Any, ...]:
 def decoded(fields: Sequence[Any]) -> FromHost:
     """Make a message from its fields on the wire. Their types are not checked: a stub trusts its host.
 
-    Raises:
-        RemoteProtocolError: there is no such kind, or the number of fields is wrong.
+    Raises RemoteProtocolError if there is no such kind, or the number of fields is wrong.
     """
     try:
         if fields[0] == _EXECUTE and len(fields) == _EXECUTE_FIELDS:
@@ -274,3 +249,11 @@ def decoded(fields: Sequence[Any]) -> FromHost:
     except (KeyError, TypeError, IndexError):
         raise RemoteProtocolError(f"the host sent a message of kind {fields[:1]} with {len(fields)} fields") from None
     return message
+
+
+def too_small_text(output_name: str, region_bytes: int, output_bytes: int) -> str:
+    """Return the error for an output that is larger than its place in a region."""
+    return (
+        f"shared memory size specified with the request for output '{output_name}' ({region_bytes} bytes) should be at "
+        f"least {output_bytes} bytes to hold the results"
+    )

@@ -91,7 +91,6 @@ def encode_failure_note(pid: int, file: str, line: int, failure: int, who: str, 
 
     Args:
         who: the execution's requests, as the end of a sentence.
-        what: the error in short.
     """
     who, what = who[:MOST_NOTE_CHARACTERS], what[:MOST_NOTE_CHARACTERS]
     return _piece([pid, file[-_MOST_FILE_CHARACTERS:], line, failure, who, what])

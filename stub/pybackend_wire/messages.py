@@ -1,7 +1,7 @@
 """The protocol between host and stub: kinds of messages, places of tensors, and parts shared by both directions.
 
 The messages are defined once, in :mod:`pybackend_wire.host_messages` and :mod:`pybackend_wire.stub_messages`; both
-sides create and read them as those tuples. :mod:`pybackend_wire.states` defines which message is legal in which state.
+sides create and read them as those tuples. :mod:`pybackend_wire.messages` defines which message is legal in which state.
 
 On the wire a message is a flat sequence: its kind, then its fields. It holds plain values only (None, bool, int, float,
 str, lists, dicts with str keys), so that msgpack and json can both encode it. A message never contains tensor bytes: a
@@ -35,8 +35,9 @@ checking a stub's messages, and adds the bounds of :data:`Natural` and the like.
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
-from typing import Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Union, get_args
 
 Natural = int
 """A whole number from 0 to 2**63 - 1."""
@@ -158,6 +159,11 @@ class StubMessage(IntEnum):
     DROPPED_OUTPUT = 57
 
 
+def by_kind(kinds: Any, messages: Any) -> Dict[int, Any]:
+    """The types of a union of messages by their kinds, which have the same names in another spelling."""
+    return {kinds[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", each.__name__).upper()]: each for each in get_args(messages)}
+
+
 class MetricKind(IntEnum):
     """Kinds of families of custom metrics."""
 
@@ -193,7 +199,6 @@ class TensorPlace(NamedTuple):
     """A tensor and the location of its bytes.
 
     Attributes:
-        datatype: wire name of its datatype.
         shape: its dimensions, at most :data:`MOST_DIMENSIONS`.
         segment: number of a shared segment, or :data:`TAIL`.
         offset: first byte, in the segment or the tail.
@@ -218,11 +223,7 @@ class RequestOptions(NamedTuple):
     """Rarely used options of a request; None on the wire if all have their defaults.
 
     Attributes:
-        correlation_id: of its sequence.
-        flags: of its sequence.
         priority: 1 is the highest.
-        timeout_us: the client's timeout.
-        parameters: custom parameters.
         trace: number of the trace to which it belongs, 0 for none.
         trace_context: how other services continue the trace, as a JSON object. Only the host sends it.
     """
@@ -250,3 +251,51 @@ class RequestResult(NamedTuple):
     error: Optional[Failure]
     outputs: List[TensorPlace]
     parameters: Optional[Dict[str, ParameterValue]]
+
+
+class StubState(IntEnum):
+    """The state of a stub, as the host sees it."""
+
+    STARTING = 0
+    LOADING = 1
+    LOADED = 2
+    INITIALIZING = 3
+    READY = 4
+    FINALIZING = 5
+    GONE = 6
+
+
+_ALWAYS = frozenset({StubMessage.FREE_INPUT, StubMessage.NEED_OUTPUT, StubMessage.DETACHED, StubMessage.DROP_METRIC})
+_QUESTIONS = frozenset(
+    {
+        StubMessage.NEW_FAMILY,
+        StubMessage.NEW_METRIC,
+        StubMessage.CHANGE_METRIC,
+        StubMessage.READ_METRIC,
+        StubMessage.LOAD_MODEL,
+        StubMessage.UNLOAD_MODEL,
+        StubMessage.IS_MODEL_READY,
+    }
+)
+_SERVING = _ALWAYS | _QUESTIONS
+_SERVING |= {
+    StubMessage.RESULT,
+    StubMessage.RESPOND,
+    StubMessage.RESCHEDULED,
+    StubMessage.DROPPED_OUTPUT,
+    StubMessage.HANDED_BACK,
+    StubMessage.CALL,
+    StubMessage.CANCEL_CALL,
+    StubMessage.READINESS,
+}
+
+LEGAL: Dict[StubState, FrozenSet[int]] = {
+    StubState.STARTING: frozenset({StubMessage.HELLO, StubMessage.FAILED}),
+    StubState.LOADING: _ALWAYS | {StubMessage.COMPLETED, StubMessage.FAILED},
+    StubState.LOADED: _ALWAYS,
+    StubState.INITIALIZING: _ALWAYS | _QUESTIONS | {StubMessage.INITIALIZED, StubMessage.FAILED},
+    StubState.READY: _SERVING,
+    StubState.FINALIZING: _SERVING | {StubMessage.FINALIZED},
+    StubState.GONE: frozenset(),
+}
+"""The messages that a stub may send in each state; any other message breaks the protocol."""

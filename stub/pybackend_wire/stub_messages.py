@@ -16,6 +16,7 @@ from pybackend_wire.messages import (
     Signed,
     StubMessage,
     TensorPlace,
+    by_kind,
 )
 
 Blocks = List[BlockPlace]
@@ -28,9 +29,6 @@ class Hello(NamedTuple):
     """The stub's first message, always in json.
 
     Attributes:
-        protocol_version: of :mod:`pybackend_wire.messages`.
-        pid: the process.
-        codecs: the choices for LOAD.
         confined: by layer of the sandbox, the reason why it is not in force, ``""`` if it is; empty without a sandbox.
     """
 
@@ -146,11 +144,9 @@ class Call(NamedTuple):
     Attributes:
         call: the stub's number for it; questions share the numbering.
         model_version: -1 lets the host choose.
-        decoupled: whether the caller accepts any number of responses.
         execution: the execution that cannot end before the call does, 0 if that is not known.
         inputs: in output memory, or in the tail.
         requested_outputs: empty for all.
-        options: see :class:`RequestOptions`.
     """
 
     call: Natural
@@ -269,32 +265,7 @@ FromStub = Union[
     Question,
 ]
 
-STUB_MESSAGES: Dict[int, Any] = {
-    StubMessage.HELLO: Hello,
-    StubMessage.COMPLETED: Completed,
-    StubMessage.INITIALIZED: Initialized,
-    StubMessage.FAILED: Failed,
-    StubMessage.RESULT: Result,
-    StubMessage.RESCHEDULED: Rescheduled,
-    StubMessage.DROPPED_OUTPUT: DroppedOutput,
-    StubMessage.RESPOND: Respond,
-    StubMessage.HANDED_BACK: HandedBack,
-    StubMessage.FREE_INPUT: FreeInput,
-    StubMessage.NEED_OUTPUT: NeedOutput,
-    StubMessage.DETACHED: Detached,
-    StubMessage.CALL: Call,
-    StubMessage.CANCEL_CALL: CancelCall,
-    StubMessage.READINESS: Readiness,
-    StubMessage.NEW_FAMILY: NewFamily,
-    StubMessage.NEW_METRIC: NewMetric,
-    StubMessage.CHANGE_METRIC: ChangeMetric,
-    StubMessage.READ_METRIC: ReadMetric,
-    StubMessage.DROP_METRIC: DropMetric,
-    StubMessage.LOAD_MODEL: LoadModel,
-    StubMessage.UNLOAD_MODEL: UnloadModel,
-    StubMessage.IS_MODEL_READY: IsModelReady,
-    StubMessage.FINALIZED: Finalized,
-}
+STUB_MESSAGES = by_kind(StubMessage, FromStub)
 """The type of each kind."""
 
 _KINDS = {message: int(kind) for kind, message in STUB_MESSAGES.items()}

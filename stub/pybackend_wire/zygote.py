@@ -27,7 +27,6 @@ class Fork(NamedTuple):
     """Turn the spare into a stub.
 
     Attributes:
-        number: of the request, from 1 on.
         mark: for the process and everything it starts; 0 for none.
         cores: the cores that it may use; empty for all.
         confinement: as JSON; empty for a process that is not confined.

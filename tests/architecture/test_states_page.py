@@ -10,10 +10,9 @@ import pytest
 from pybackend.engine.engine import EngineState
 from pybackend.frontend.http.connection import TRANSITIONS, State
 from pybackend.frontend.http2.stream import StreamState
-from pybackend.instance.plan import InstanceState
+from pybackend.instance.settings import InstanceState
 from pybackend.model.model import ModelState
-from pybackend_wire.messages import StubMessage
-from pybackend_wire.states import LEGAL, StubState
+from pybackend_wire.messages import LEGAL, StubMessage, StubState
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture" / "states.md").read_text()
 PLACES = {
@@ -21,8 +20,8 @@ PLACES = {
     "pybackend.frontend.http.connection.State": State,
     "pybackend.frontend.http2.stream.StreamState": StreamState,
     "pybackend.model.model.ModelState": ModelState,
-    "pybackend.instance.plan.InstanceState": InstanceState,
-    "pybackend_wire.states.StubState": StubState,
+    "pybackend.instance.settings.InstanceState": InstanceState,
+    "pybackend_wire.messages.StubState": StubState,
 }
 
 
@@ -39,7 +38,7 @@ def test_page_has_each_state(place):
     assert list(_rows(place)) == [state.name for state in PLACES[place]]
 
 
-@pytest.mark.parametrize("place", ["pybackend.model.model.ModelState", "pybackend.instance.plan.InstanceState"])
+@pytest.mark.parametrize("place", ["pybackend.model.model.ModelState", "pybackend.instance.settings.InstanceState"])
 def test_transitions_are_between_states(place):
     names = {state.name for state in PLACES[place]}
     for state, (_, origins) in _rows(place).items():
@@ -59,7 +58,7 @@ def test_transitions_of_a_connection_are_those_of_the_code():
 def test_legal_messages_are_those_of_the_code():
     shown = {
         message.strip("`"): {state.strip() for state in states.split(",")}
-        for message, (states,) in _rows("pybackend_wire.states.LEGAL").items()
+        for message, (states,) in _rows("pybackend_wire.messages.LEGAL").items()
     }
     legal = {message.name: {state.name for state in StubState if message in LEGAL[state]} for message in StubMessage}
     assert shown == legal

@@ -16,7 +16,7 @@ from pathlib import Path
 from pybackend.tools.doctor.trial import greeting
 from pybackend.environment.environment import Environment
 from pybackend.process.bundle import stage_bundle
-from pybackend.process.child_process import AdoptedProcess
+from pybackend.process.stub_process import AdoptedProcess
 from pybackend.process.launcher import StubLauncher
 from pybackend.process.orphans import Orphans
 

@@ -16,8 +16,8 @@ import pytest
 
 from pybackend.environment.cache import EnvironmentCache
 from pybackend.environment.environment import Environment
-from pybackend.environment.hook_effects import HookEffects
 from pybackend.environment.hooks import hooks_of
+from pybackend.environment.provider import HookEffects
 from pybackend.environment.unpacking import Cancelled
 from pybackend.process.bundle import stage_bundle
 from pybackend.sandbox.sandbox import Sandbox

@@ -15,7 +15,7 @@ from pybackend.cli.config_file import read_config_file, texts_of
 from pybackend.cli.flag import Flag
 from pybackend.errors import ServerError, SettingError
 from pybackend.spelling import closest
-from pybackend_wire.library_path import LIBRARY_PATH
+from pybackend_wire.confinement import LIBRARY_PATH
 
 PREFIX = "PYBACKEND_"
 _OTHERS = frozenset({LIBRARY_PATH, "PYBACKEND_URL", "PYBACKEND_API_KEY"})

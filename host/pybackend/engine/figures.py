@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pybackend.instance.plan import InstanceState
+from pybackend.instance.settings import InstanceState
 from pybackend.model.model import Model, ModelState
 from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig, Scheduling

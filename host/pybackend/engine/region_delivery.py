@@ -13,7 +13,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.region import IN_REGION, RegionOutputs
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, OutputTensor
-from pybackend_wire.region_rules import too_small_text
+from pybackend_wire.host_messages import too_small_text
 
 log = logging.getLogger(__name__)
 

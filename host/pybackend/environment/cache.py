@@ -9,6 +9,7 @@ None of these files lies inside the environment, because an archive could contai
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -17,19 +18,91 @@ import stat
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import msgspec
 
 from pybackend.author_files.reading import open_regular
-from pybackend.environment.archive_key import KnownKeys, key_of
 from pybackend.environment.file_lock import FileLock
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.prefixes import rewrite_prefixes
 from pybackend.environment.unpacking import Cancelled, Inventory, cannot_write, unpack
 from pybackend.errors import ModelEnvironmentError
 
+_KEY_BYTES = 20
+_PERSON = b"pb-environment-1"
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+_YOUNG_NS = 2_000_000_000
+"""A file modified this recently may be modified again without a visible change of its timestamps."""
+
+
+def key_of(file: BinaryIO, cancelled: threading.Event) -> str:
+    """The key of a file's content."""
+    file.seek(0)
+    digest = hashlib.blake2b(digest_size=_KEY_BYTES, person=_PERSON)
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        if cancelled.is_set():
+            raise Cancelled
+    file.seek(0)
+    return digest.hexdigest()
+
+
+class KnownKeys:
+    """Keys of files that were hashed before, valid while size, times and inode stay the same."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def get(self, file: BinaryIO) -> str:
+        """The key of an open file; empty if the file must be hashed."""
+        place, stamp = _identity(file)
+        with suppress(OSError):
+            path = self._directory / place
+            known, _, key = path.read_text().rpartition(" ")
+            if (
+                path.lstat().st_uid in {os.getuid(), 0}
+                and known == stamp
+                and len(key) == 2 * _KEY_BYTES
+                and key.isalnum()
+            ):
+                return key
+        return ""
+
+    def keep(self, file: BinaryIO, key: str) -> str:
+        """Record a key, unless the file could change unnoticed; returns the key."""
+        place, stamp = _identity(file)
+        status = os.fstat(file.fileno())
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _YOUNG_NS:
+            draft = self._directory / f"{place}.{os.getpid()}.{threading.get_ident()}.draft"
+            with suppress(OSError):  # otherwise the file is hashed again next time
+                self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+                draft.write_text(f"{stamp} {key}")
+                draft.replace(self._directory / place)
+        return key
+
+    def forget(self, key: str) -> None:
+        """Remove all records with this key."""
+        with suppress(OSError):
+            for path in self._directory.iterdir():
+                with suppress(OSError):
+                    if path.read_text().endswith(f" {key}"):
+                        path.unlink()
+
+
+def _identity(file: BinaryIO) -> tuple[str, str]:
+    status = os.fstat(file.fileno())
+    stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{status.st_dev:x}-{status.st_ino:x}", stamp
+
+
 log = logging.getLogger(__name__)
+
+_Record = TypeVar("_Record")
+"""What a file beside an environment holds: a dataclass, as JSON."""
 
 _READY, _FILES, _HOOKS, _LOCK, _DRAFT = ".ready", ".files", ".hooks", ".lock", ".draft"
 
@@ -61,9 +134,6 @@ class ReadyMark:
     Attributes:
         format: see ``_FORMAT``.
         prefix: the directory it was unpacked in. It cannot be moved.
-        source: the archive's path at that time.
-        made_s: creation time, in seconds since the epoch.
-        total_bytes: size of its files.
         boot: the boot during which its files were last known to be complete.
     """
 
@@ -80,9 +150,7 @@ class CacheEntry:
     """One environment of a cache.
 
     Attributes:
-        key: key of the archive's content.
         mark: None if it is incomplete: being created, or interrupted.
-        used_s: time of its last use, in seconds since the epoch.
         in_use: a process uses or creates it.
     """
 
@@ -94,11 +162,7 @@ class CacheEntry:
 
 
 class HeldEnvironment:
-    """An unpacked environment that cannot be removed while this object is held and the process lives.
-
-    Attributes:
-        was_unpacked: it was unpacked for this holder.
-    """
+    """An unpacked environment that cannot be removed while this object is held and the process lives."""
 
     def __init__(self, key: str, prefix: Path, lock: FileLock | None, *, was_unpacked: bool) -> None:
         self.key = key
@@ -112,7 +176,6 @@ class HeldEnvironment:
             self._lock.keep_over_exec()
 
     def release(self) -> None:
-        """Allow its removal."""
         if self._lock is not None:
             self._lock.release()
 
@@ -121,7 +184,6 @@ class EnvironmentCache:
     """The environments in one directory, which any number of processes may share.
 
     Args:
-        directory: created on first use.
         limit_bytes: unused environments are removed when the total exceeds this, None for never.
     """
 
@@ -133,9 +195,7 @@ class EnvironmentCache:
     def hold(self, archive: Path, cancelled: threading.Event) -> HeldEnvironment:
         """The environment for an archive's current content, unpacked if necessary. Blocking: not for the event loop.
 
-        Raises:
-            ModelEnvironmentError: the archive cannot be read or unpacked.
-            Cancelled: ``cancelled`` was set first.
+        Raises ModelEnvironmentError if the archive cannot be read or unpacked.
         """
         try:
             file = open_regular(archive)
@@ -151,9 +211,7 @@ class EnvironmentCache:
     def hold_key(self, key: str, cancelled: threading.Event) -> HeldEnvironment | None:
         """The environment with this key, None if it is missing or incomplete.
 
-        Raises:
-            ModelEnvironmentError: another user could have put it there.
-            Cancelled: ``cancelled`` was set first.
+        Raises ModelEnvironmentError if another user could have put it there.
         """
         if self._mark(key) is None:
             return None
@@ -223,9 +281,9 @@ class EnvironmentCache:
             inventory.look_again(prefix, rewrite_prefixes(prefix, source))
             if key_of(file, cancelled) != key:
                 raise ModelEnvironmentError(f"{source} was modified while it was being read: load the model again")
-            self._write(key, _FILES, inventory.to_json())
+            self._write(key, _FILES, inventory)
             mark = ReadyMark(_FORMAT, str(prefix), source, time.time(), inventory.total_bytes, _boot())
-            self._write(key, _READY, json.dumps(asdict(mark)))
+            self._write(key, _READY, mark)
         except BaseException as error:  # whatever ended it: half an environment must not stay
             with suppress(OSError):
                 self._clear(key)
@@ -256,12 +314,9 @@ class EnvironmentCache:
 
     def _mark(self, key: str) -> ReadyMark | None:
         """The mark of a complete environment; None if it is incomplete, or was unpacked elsewhere."""
-        try:
-            mark = ReadyMark(**json.loads(self._beside(key, _READY).read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
+        mark = self._read(key, _READY, ReadyMark)
         prefix = self.directory / key
-        if mark.format != _FORMAT or mark.prefix != str(prefix) or not prefix.is_dir():
+        if mark is None or mark.format != _FORMAT or mark.prefix != str(prefix) or not prefix.is_dir():
             return None
         return mark if mark.boot == _boot() else self._after_boot(key, mark)
 
@@ -272,34 +327,34 @@ class EnvironmentCache:
         if inventory is None or inventory.differences(prefix, contents=False):
             log.warning("The environment in %s is damaged and will be unpacked again.", prefix)
             return None
-        checked = ReadyMark(**{**asdict(mark), "boot": _boot()})
+        checked = replace(mark, boot=_boot())
         with suppress(OSError):
-            self._write(key, _READY, json.dumps(asdict(checked)))
+            self._write(key, _READY, checked)
         return checked
 
     def inventory(self, key: str) -> Inventory | None:
         """The inventory of an unpacked environment, None if unknown."""
-        try:
-            return Inventory.from_json(self._beside(key, _FILES).read_text())
-        except (OSError, ValueError):
-            return None
+        return self._read(key, _FILES, Inventory)
 
     def hook_effect(self, key: str) -> HookEffect | None:
         """The effect of an environment's hooks, None if unknown."""
-        try:
-            return HookEffect.from_json(self._beside(key, _HOOKS).read_text())
-        except (OSError, ValueError):
-            return None
+        return self._read(key, _HOOKS, HookEffect)
 
     def keep_hook_effect(self, key: str, effect: HookEffect) -> None:
         """Record the effect of the hooks of an environment that this process holds."""
         with suppress(OSError):  # otherwise the hooks run again next time
-            self._write(key, _HOOKS, effect.to_json())
+            self._write(key, _HOOKS, effect)
 
-    def _write(self, key: str, suffix: str, text: str) -> None:
+    def _read(self, key: str, suffix: str, kind: type[_Record]) -> _Record | None:
+        try:
+            return msgspec.convert(json.loads(self._beside(key, suffix).read_text()), kind)
+        except (OSError, ValueError, msgspec.ValidationError):
+            return None
+
+    def _write(self, key: str, suffix: str, record: object) -> None:
         draft = self.directory / f"{key}{suffix}.{os.getpid()}.{threading.get_ident()}{_DRAFT}"
         try:
-            draft.write_text(text)
+            draft.write_text(json.dumps(vars(record)))
             draft.replace(self._beside(key, suffix))
         except OSError:
             with suppress(OSError):
@@ -330,11 +385,7 @@ class EnvironmentCache:
         return CacheEntry(key, self.directory / key, self._mark(key), used_s, in_use)
 
     def remove(self, key: str) -> bool:
-        """Remove an environment, complete or not; False if it is in use.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
+        """Remove an environment, complete or not; False if it is in use."""
         lock = FileLock(self._beside(key, _LOCK))
         try:
             if not lock.take_alone():
@@ -376,7 +427,6 @@ class EnvironmentCache:
 
 
 def _boot() -> str:
-    """An identifier of the machine's current boot; empty if unavailable."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

@@ -40,7 +40,6 @@ class Binary:
     """A program or a shared library.
 
     Attributes:
-        machine: its processor, named as in ``uname -m``.
         loader: its dynamic loader, such as ``/lib64/ld-linux-x86-64.so.2``; empty for a library.
         glibc: the oldest glibc that it runs with, None if it needs none.
         lacks_way: it needs Python's library but has no relative path to it.
@@ -53,11 +52,7 @@ class Binary:
 
 
 def read_binary(path: Path) -> Binary | None:
-    """The requirements of a file, None if it is damaged or not a binary of this system.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The requirements of a file, None if it is damaged or not a binary of this system."""
     with open_regular(path) as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return None

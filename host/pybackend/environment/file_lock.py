@@ -15,9 +15,6 @@ class FileLock:
 
     Args:
         path: the file; created if it is missing and the directory is writable.
-
-    Raises:
-        OSError: it can be neither opened nor created.
     """
 
     def __init__(self, path: Path) -> None:

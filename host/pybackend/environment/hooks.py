@@ -6,15 +6,14 @@ The caller confines the shell; this module provides the command and parses the o
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pybackend.environment.activation import may_be_set
+from pybackend.environment.environment import may_be_set
 
 VARIABLES_HOOK = "zz_pybackend_variables.sh"
 """The hook in which ``pybackend pack`` repeats the author's variables, for users who activate by hand."""
@@ -29,7 +28,6 @@ _MOST_VARIABLES_BYTES = 128 * 1024
 """Limit on all variables together: a process cannot start with a much larger environment."""
 
 _MOST_SAID_CHARACTERS = 200
-_FORMAT = 1
 _DIRECTORY = Path("etc", "conda", "activate.d")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -42,9 +40,7 @@ class ShellRun:
     """The outcome of a shell.
 
     Attributes:
-        said: the readable part of its standard error.
         ending: a clause such as ``ended the shell with status 1``; empty if the script ran to its end.
-        left: number of processes that it left behind, which were killed.
     """
 
     output: bytes
@@ -58,10 +54,7 @@ class HookEffect:
     """The changes made by an environment's hooks.
 
     Attributes:
-        variables: variables that they set or change.
-        unset: names of variables that they unset.
         path: directories of the environment that they add to ``PATH``.
-        complaints: one sentence for each hook that misbehaved.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -80,27 +73,6 @@ class HookEffect:
         if self.path:
             changed[_PATH] = os.pathsep.join([*self.path, *filter(None, [variables.get(_PATH)])])
         return changed
-
-    def to_json(self) -> str:
-        """The text that :meth:`from_json` reads."""
-        return json.dumps({"format": _FORMAT, **asdict(self)})
-
-    @classmethod
-    def from_json(cls, text: str) -> HookEffect:
-        """Read the output of :meth:`to_json`.
-
-        Raises:
-            ValueError: the text is something else.
-        """
-        document = json.loads(text)
-        try:
-            if document["format"] != _FORMAT:
-                raise ValueError("the format is unknown")
-            variables = {str(name): str(value) for name, value in document["variables"].items()}
-            unset, path, complaints = (tuple(map(str, document[name])) for name in ("unset", "path", "complaints"))
-            return cls(variables, unset, path, complaints)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not an effect of hooks: {error!r}") from None
 
 
 NOTHING = HookEffect()

@@ -1,4 +1,4 @@
-"""Inspection of an archive or a directory for people: its contents, and whether this host can use it."""
+"""Looks at an archive or a directory: its contents for people, and whether this host can use it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import os
 import re
 import tempfile
 import threading
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from pybackend.author_files.reading import open_regular
-from pybackend.environment.archive_key import key_of
+from pybackend.environment.archive import ArchiveReader, MemberKind
+from pybackend.environment.cache import key_of
 from pybackend.environment.hooks import hooks_of
-from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
+from pybackend.environment.interpreter import OLDEST_PYTHON, Interpreter, check_usable, find_interpreter, patch_level
 from pybackend.environment.manifest import MANIFEST_FILENAME, PackedPackage
-from pybackend.environment.provider import cannot_read, check_activate
+from pybackend.environment.provider import cannot_read, canonical_path, check_activate, not_packed
+from pybackend.environment.specification import is_specification
 from pybackend.environment.unpacking import unpack
 from pybackend.errors import ModelEnvironmentError
 
@@ -32,11 +35,8 @@ class Inspection:
     """Facts about an environment.
 
     Attributes:
-        path: the archive or directory.
         key: key of an archive's content; empty for a directory.
         archive_bytes: size of the archive, 0 for a directory.
-        interpreter: its Python, None if it has none.
-        hooks: names of the activation hooks that a server runs, in order.
         refusal: why this host cannot use it; empty if it can.
     """
 
@@ -52,7 +52,6 @@ class Inspection:
     refusal: str
 
     def to_document(self) -> dict[str, Any]:
-        """The same facts as plain values."""
         interpreter = self.interpreter
         manifest = interpreter.manifest if interpreter else None
         return {
@@ -80,8 +79,7 @@ class Inspection:
 def inspect_environment(path: Path) -> Inspection:
     """Inspect an archive, by reading it to its end, or a directory.
 
-    Raises:
-        ModelEnvironmentError: it cannot be read, or is an archive that must not be unpacked.
+    Raises ModelEnvironmentError if it cannot be read, or is an archive that must not be unpacked.
     """
     never = threading.Event()
     try:
@@ -114,3 +112,86 @@ def _inspected(path: Path, prefix: Path, files: list[str], total_bytes: int, key
     manifest = interpreter.manifest if interpreter else None
     hooks = tuple(hook.name for hook in hooks_of(prefix, has_manifest=manifest is not None))
     return Inspection(path, key, size, len(files), total_bytes, compiled, interpreter, packages, hooks, refusal)
+
+
+_PROGRAMS = frozenset({"bin/python", "bin/python3"})
+_LIBRARY = re.compile(r"lib/python(3\.\d+)t?/")
+_HEADER = re.compile(r"include/python3\.\d+t?/patchlevel\.h")
+_MOST_HEADER_BYTES = 64 * 1024
+_MODULE = re.compile(r"lib/python3\.\d+t?/(?:site|dist)-packages/([^/.]+)(?:/|\.py$|\.[^/]*\.so$|$)")
+_LEADS_ELSEWHERE = re.compile(r"lib/python3\.\d+t?/(?:site|dist)-packages/[^/]+\.(?:pth|egg-link)")
+
+
+class Survey(NamedTuple):
+    """The result of a look at an environment.
+
+    Attributes:
+        python: the version of its Python, such as ``3.12.1``; empty if only unpacking would tell.
+        modules: the names of its installed modules; None if some may lie elsewhere.
+    """
+
+    python: str
+    modules: frozenset[str] | None
+
+
+def survey(path: Path, *, packs_lists: bool) -> Survey:
+    """Check that an environment exists, can be read and looks like one. Blocking."""
+    canonical = canonical_path(path)
+    try:
+        if canonical.is_dir():
+            source = f"the environment {path}"
+            check_activate(canonical, path)
+            interpreter = find_interpreter(canonical, source)
+            check_usable(interpreter, source)
+            names = [f"{each.relative_to(canonical)}" for each in canonical.glob("lib/python3*/*-packages/*")]
+            elsewhere = (canonical / "pyvenv.cfg").is_file() and "include-system-site-packages = true" in (
+                canonical / "pyvenv.cfg"
+            ).read_text(errors="replace")
+            return Survey(interpreter.version, None if elsewhere else _modules(names))
+        if not canonical.is_file():
+            raise ModelEnvironmentError(f"the environment {path} is neither a directory nor an archive")
+        if is_specification(canonical):
+            if not packs_lists:
+                raise not_packed(path)
+            canonical.open("rb").close()
+            return Survey("", None)
+        with open_regular(canonical) as file:
+            return _python_of_archive(file, path)
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+def _modules(names: Iterable[str]) -> frozenset[str] | None:
+    found = set()
+    for name in names:
+        if _LEADS_ELSEWHERE.fullmatch(name) and not name.endswith("/distutils-precedence.pth"):
+            return None
+        module = _MODULE.match(name)
+        if module:
+            found.add(module[1])
+    return frozenset(found)
+
+
+def _python_of_archive(file: BinaryIO, path: Path) -> Survey:
+    """Read an archive to its end, and nothing onto the disk."""
+    has_python, library, version = False, "", ""
+    names = []
+    for member in ArchiveReader(file, str(path)).members():
+        names.append(member.path)
+        has_python = has_python or (member.path in _PROGRAMS and member.kind is not MemberKind.DIRECTORY)
+        found = _LIBRARY.match(member.path)
+        if found:
+            library = found[1]
+        if member.content is not None and _HEADER.fullmatch(member.path):
+            version = patch_level(member.content.read(_MOST_HEADER_BYTES).decode("utf-8", "replace")) or version
+    if not has_python:
+        raise ModelEnvironmentError(
+            f"the environment {path} has no Python that this host could start: there is no bin/python in it"
+        )
+    version = version or library
+    if version and tuple(map(int, version.split(".")[:2])) < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        raise ModelEnvironmentError(
+            f"the environment {path} has Python {version}, models of this host run on CPython {oldest} and newer"
+        )
+    return Survey(version, _modules(names))

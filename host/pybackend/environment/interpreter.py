@@ -38,11 +38,7 @@ class Interpreter:
     """Facts about an environment, found without running any of its code.
 
     Attributes:
-        python: the program to start.
         version: of Python, such as ``3.12.1`` or ``3.12``; empty if unknown.
-        implementation: ``CPython`` unless the files say otherwise.
-        free_threaded: it has no global lock.
-        libraries: its ``site-packages``, None if there are none.
         binary: requirements of its program; None for a script that starts another program.
         numpy: its version, empty if unknown, None if it is not installed.
     """
@@ -88,8 +84,7 @@ class Interpreter:
 def find_interpreter(prefix: Path, source: str) -> Interpreter:
     """Find the interpreter of an environment.
 
-    Raises:
-        ModelEnvironmentError: it has no Python, or a manifest that cannot be read.
+    Raises ModelEnvironmentError if it has no Python, or a manifest that cannot be read.
     """
     manifest = read_manifest(prefix)
     python = next((path for path in (prefix / "bin" / "python", prefix / "bin" / "python3") if path.is_file()), None)
@@ -188,8 +183,7 @@ def _text(path: Path) -> str:
 def check_usable(interpreter: Interpreter, source: str) -> None:
     """Refuse an environment in which a model's process cannot run on this host. The error names both sides.
 
-    Raises:
-        ModelEnvironmentError: it is for another system, or lacks a requirement.
+    Raises ModelEnvironmentError if it is for another system, or lacks a requirement.
     """
     own = host_platform()
     if interpreter.platform not in {"", own}:

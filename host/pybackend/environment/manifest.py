@@ -12,7 +12,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from pybackend.author_files.reading import open_regular
 from pybackend.errors import ModelEnvironmentError
@@ -30,7 +31,6 @@ class PackedPackage:
     """One package of an environment.
 
     Attributes:
-        name: as in its index.
         source: its origin: a URL or channel, ``pypi``, or empty.
     """
 
@@ -45,14 +45,9 @@ class EnvironmentManifest:
 
     Attributes:
         platform: system and processor, such as ``linux-x86_64``: see :func:`host_platform`.
-        python: version of its CPython, such as ``3.12.1``.
         libc: the oldest C library that its binaries run with, such as ``glibc 2.28``; empty if unknown.
-        free_threaded: its CPython has no global lock.
-        packages: installed packages, sorted by name.
-        variables: environment variables for its models.
         content_hash: hash of the files, computed by the packer; equal for equal environments.
         lock: text from which the same environment can be made again; empty if unavailable.
-        created_by: the program and its version.
     """
 
     platform: str
@@ -66,24 +61,15 @@ class EnvironmentManifest:
     created_by: str = ""
 
     def to_json(self) -> str:
-        """The text of the file."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
 
     def write(self, prefix: Path) -> None:
-        """Write it into an environment's root.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write it into an environment's root."""
         (prefix / MANIFEST_FILENAME).write_text(self.to_json())
 
 
 def read_manifest(prefix: Path) -> EnvironmentManifest | None:
-    """The manifest of an environment, None if it has none.
-
-    Raises:
-        ModelEnvironmentError: the manifest is unusable.
-    """
+    """The manifest of an environment, None if it has none."""
     path = prefix / MANIFEST_FILENAME
     try:
         with open_regular(path) as file:
@@ -95,11 +81,7 @@ def read_manifest(prefix: Path) -> EnvironmentManifest | None:
 
 
 def parse_manifest(text: bytes, source: str) -> EnvironmentManifest:
-    """Read the text of the file.
-
-    Raises:
-        ModelEnvironmentError: it has a newer format, or is not a manifest.
-    """
+    """Read the text of the file. Raises ModelEnvironmentError if it has a newer format, or is not a manifest."""
     try:
         document = json.loads(text)
         version = document["format_version"]
@@ -108,35 +90,11 @@ def parse_manifest(text: bytes, source: str) -> EnvironmentManifest:
                 f"{source} has format {version!r}, this host reads format {FORMAT_VERSION}: pack the environment again "
                 "with the pybackend that serves it, or serve it with the one that packed it"
             )
-        return _from_document(document)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return msgspec.convert(document, EnvironmentManifest)
+    except (ValueError, TypeError, KeyError, RecursionError, msgspec.ValidationError) as error:
         raise ModelEnvironmentError(
             f"{source} is not a manifest of an environment ({error!r}): pack the environment again"
         ) from None
-
-
-def _from_document(document: Mapping[str, Any]) -> EnvironmentManifest:
-    return EnvironmentManifest(
-        platform=_text(document, "platform"),
-        python=_text(document, "python"),
-        libc=_text(document, "libc"),
-        free_threaded=document.get("free_threaded") is True,
-        packages=tuple(
-            PackedPackage(_text(package, "name"), _text(package, "version"), _text(package, "source"))
-            for package in document.get("packages", ())
-        ),
-        variables={str(name): str(value) for name, value in document.get("variables", {}).items()},
-        content_hash=_text(document, "content_hash"),
-        lock=_text(document, "lock"),
-        created_by=_text(document, "created_by"),
-    )
-
-
-def _text(document: Mapping[str, Any], name: str) -> str:
-    value = document.get(name, "")
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}")
-    return value
 
 
 def host_platform() -> str:

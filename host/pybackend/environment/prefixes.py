@@ -37,7 +37,6 @@ class PrefixRecord:
     """A file that contains the environment's directory.
 
     Attributes:
-        placeholder: the directory it contains now.
         binary: the file's length must not change.
     """
 
@@ -57,7 +56,6 @@ def rewrite_prefixes(prefix: Path, source: str) -> list[str]:
 
     Raises:
         ModelEnvironmentError: the list cannot be read or names other files, or the directory's name is too long.
-        OSError: a file cannot be written.
     """
     records = _read_records(prefix, source)
     changed = {record.path for record in records if _apply(record, prefix, source)}

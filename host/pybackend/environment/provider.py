@@ -5,18 +5,113 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from pybackend.environment.activation import activation_variables
 from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
-from pybackend.environment.environment import Environment
-from pybackend.environment.hook_effects import HookEffects, RunShell
-from pybackend.environment.hooks import hooks_of
+from pybackend.environment.environment import Environment, activation_variables
+from pybackend.environment.hooks import NOTHING, HookEffect, ShellRun, effect_of, hooks_of, shell_command
 from pybackend.environment.interpreter import Interpreter, check_usable, find_interpreter
 from pybackend.environment.specification import Packer, SpecificationCache, is_specification
-from pybackend.errors import ModelEnvironmentError
+from pybackend.environment.unpacking import Cancelled
+from pybackend.errors import ModelEnvironmentError, PybackendError
+from pybackend_wire.confinement import LIBRARY_PATH
 
 log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.05
+
+_OF_THE_LOADER = ("LD_LIBRARY_PATH", LIBRARY_PATH)
+"""Variables for the environment's Python. A system shell must load the system's libraries instead."""
+
+
+RunShell = Callable[[Environment, Path, Sequence[str], threading.Event], tuple[ShellRun, str]]
+"""Runs a shell that may read the scripts' directory and the environment; also returns the shell's private directory.
+
+The event is set when the result is no longer needed. It raises PybackendError (the shell cannot be confined), OSError (it cannot be
+started) or Cancelled.
+"""
+
+
+class HookEffects:
+    """Determines and stores effects: of unpacked environments in their cache, of directories in memory."""
+
+    def __init__(self, cache: EnvironmentCache, run_shell: RunShell) -> None:
+        self._cache = cache
+        self._run_shell = run_shell
+        self._known: dict[Path, tuple[Hashable, HookEffect]] = {}
+        self._locks: dict[Path, threading.Lock] = {}
+
+    def applied(
+        self,
+        environment: Environment,
+        hooks: Sequence[Path],
+        held: HeldEnvironment | None,
+        cancelled: threading.Event,
+    ) -> Environment:
+        """An environment with the variables that its hooks set. Blocking: not for the event loop.
+
+        A faulty hook does not prevent the use of the environment: a warning names the hook.
+        """
+        assert environment.prefix is not None
+        lock = self._locks.setdefault(environment.prefix, threading.Lock())
+        while not lock.acquire(timeout=_LOOK_EVERY_S):
+            if cancelled.is_set():
+                raise Cancelled
+        try:
+            effect = self._effect(environment, hooks, held, cancelled)
+        finally:
+            lock.release()
+        return replace(environment, variables=effect.applied(environment.variables))
+
+    def _effect(
+        self,
+        environment: Environment,
+        hooks: Sequence[Path],
+        held: HeldEnvironment | None,
+        cancelled: threading.Event,
+    ) -> HookEffect:
+        assert environment.prefix is not None
+        stamp = (environment.identity, *map(_stamp, hooks))
+        known = self._known.get(environment.prefix)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        effect = None if held is None else self._cache.hook_effect(held.key)
+        if effect is None:
+            effect = self._found_out(environment, environment.prefix, hooks, cancelled)
+            # A failure may be due to a busy machine, so it is not stored: the next server tries again.
+            if held is not None and not effect.complaints:
+                self._cache.keep_hook_effect(held.key, effect)
+        self._known[environment.prefix] = stamp, effect
+        return effect
+
+    def _found_out(
+        self, environment: Environment, prefix: Path, hooks: Sequence[Path], cancelled: threading.Event
+    ) -> HookEffect:
+        variables = {name: value for name, value in environment.variables.items() if name not in _OF_THE_LOADER}
+        variables["CONDA_PREFIX"] = str(prefix)
+        activated = replace(environment, variables=variables)
+        try:
+            run, scratch = self._run_shell(activated, hooks[0].parent, shell_command(prefix, hooks), cancelled)
+        except (OSError, ValueError, PybackendError) as error:
+            log.warning("The activation hooks in %s were not run: %s", hooks[0].parent, error)
+            return HookEffect(complaints=(str(error),))
+        effect = effect_of(run, hooks, prefix, scratch)
+        for complaint in effect.complaints:
+            log.warning("Activation hook %s", complaint)
+        if effect != NOTHING:
+            log.info("Activation hooks of %s set %s.", prefix, ", ".join(effect.names) or "nothing")
+        return effect
+
+
+def _stamp(hook: Path) -> Hashable:
+    with suppress(OSError):
+        status = hook.stat()
+        return hook.name, status.st_mtime_ns, status.st_size, status.st_ino
+    return hook.name
+
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 """Placeholder for the model's directory in a configuration."""
@@ -28,12 +123,7 @@ def environment_path(text: str, model_directory: Path) -> Path:
 
 
 class ModelEnvironment:
-    """An environment in use by a model.
-
-    Attributes:
-        environment: used to start the model's processes.
-        path: the path in the configuration.
-    """
+    """An environment in use by a model."""
 
     def __init__(
         self, environment: Environment, interpreter: Interpreter, path: Path, held: HeldEnvironment | None
@@ -44,7 +134,6 @@ class ModelEnvironment:
         self._held = held
 
     def facts(self) -> dict[str, str]:
-        """Facts for the model's metadata."""
         interpreter = self.interpreter
         return {"path": str(self.path), "python": interpreter.version, "numpy": interpreter.numpy or ""}
 
@@ -54,7 +143,6 @@ class ModelEnvironment:
             self._held.keep_over_exec()
 
     def release(self) -> None:
-        """Mark the environment as unused by this model."""
         if self._held is not None:
             self._held.release()
 
@@ -65,10 +153,6 @@ class EnvironmentProvider:
     Args:
         packer: packs lists of packages when models are loaded, None if the operator has not allowed it.
         run_shell: runs activation hooks in a sandbox; None if there is none, and hooks do not run.
-
-    Attributes:
-        cache: where archives are unpacked.
-        uses: the models that name each environment.
     """
 
     def __init__(
@@ -83,9 +167,7 @@ class EnvironmentProvider:
     def open(self, path: Path, cancelled: threading.Event) -> ModelEnvironment:
         """Prepare an environment, and keep it until it is released. Blocking: not for the event loop.
 
-        Raises:
-            ModelEnvironmentError: it cannot be obtained, or this host cannot start its Python.
-            Cancelled: ``cancelled`` was set first.
+        Raises ModelEnvironmentError if it cannot be obtained, or this host cannot start its Python.
         """
         canonical = canonical_path(path)
         held = None if canonical.is_dir() else self._hold(canonical, cancelled)
@@ -142,11 +224,7 @@ def not_packed(path: Path) -> ModelEnvironmentError:
 
 
 def canonical_path(path: Path) -> Path:
-    """The path of an environment without links.
-
-    Raises:
-        ModelEnvironmentError: it does not exist.
-    """
+    """The path of an environment without links."""
     try:
         return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
@@ -169,9 +247,6 @@ def check_activate(prefix: Path, path: Path) -> None:
 
     Args:
         path: the archive it was unpacked from, or the directory itself.
-
-    Raises:
-        ModelEnvironmentError: it has no ``bin/activate``.
     """
     activate = prefix / "bin" / "activate"
     if activate.is_file():

@@ -1,16 +1,25 @@
-"""Environments packed at load time: maps lists of packages to the environments made from them."""
+"""Environments packed at load time: maps lists of packages to the environments made from them.
+
+The packer is a separate process, which can be stopped.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from pybackend.author_files.reading import read_regular
+from pybackend.cores import unpin
 from pybackend.environment.cache import PACKED, EnvironmentCache, HeldEnvironment
 from pybackend.environment.file_lock import FileLock
 from pybackend.environment.manifest import host_platform
@@ -42,9 +51,7 @@ class SpecificationCache:
     def hold(self, specification: Path, packer: Packer, cancelled: threading.Event) -> HeldEnvironment:
         """The environment of a list of packages, packed unless it exists already.
 
-        Raises:
-            PybackendError: it cannot be packed or unpacked.
-            Cancelled: ``cancelled`` was set first.
+        Raises PybackendError if it cannot be packed or unpacked.
         """
         try:
             text = read_regular(specification, _MOST_BYTES)
@@ -89,3 +96,37 @@ class SpecificationCache:
         with suppress(OSError):  # otherwise it is packed again next time
             (self._directory / key).write_text(held.key)
         return held
+
+
+_LOOK_EVERY_S = 0.1
+_MOST_OUTPUT_BYTES = 64 * 1024
+
+
+def pack_in_process(specification: Path, archive: Path, cancelled: threading.Event) -> None:
+    """Run ``pybackend pack`` and wait for it."""
+    command = [sys.executable, "-m", "pybackend", "pack", str(specification), "-o", str(archive)]
+    with tempfile.TemporaryFile() as output:
+        unpin()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True
+        )
+        try:
+            while True:
+                try:
+                    status = process.wait(_LOOK_EVERY_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    if cancelled.is_set():
+                        raise Cancelled from None
+        finally:
+            with suppress(ProcessLookupError):  # the process group includes installers it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        said = output.read(_MOST_OUTPUT_BYTES).decode("utf-8", "replace").strip()
+    if status:
+        reason = said.partition("error: ")[2] or said or f"the command ended with status {status}"
+        raise ModelEnvironmentError(f"{specification} cannot be packed: {reason}")
+    for line in said.splitlines():
+        if line.startswith("warning: "):
+            log.warning("%s: %s", specification, line.removeprefix("warning: "))

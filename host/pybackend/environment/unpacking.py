@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -40,7 +39,6 @@ class Inventory:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files."""
         return sum(size for size, _ in self.files.values())
 
     def look_again(self, directory: Path, changed: Iterable[str]) -> None:
@@ -53,24 +51,6 @@ class Inventory:
                 for other in [other for other in self.files if other.startswith(compiled)]:
                     if not (directory / other).exists():
                         del self.files[other]
-
-    def to_json(self) -> str:
-        """The text that :meth:`from_json` reads."""
-        return json.dumps({"files": self.files, "links": self.links})
-
-    @classmethod
-    def from_json(cls, text: str) -> Inventory:
-        """Read the output of :meth:`to_json`.
-
-        Raises:
-            ValueError: the text is something else.
-        """
-        document = json.loads(text)
-        try:
-            files = {path: (int(size), str(digest)) for path, (size, digest) in document["files"].items()}
-            return cls(files, dict(document["links"]))
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not an inventory: {error!r}") from None
 
     def differences(self, directory: Path, *, contents: bool) -> list[str]:
         """Differences between a directory and this record, one clause per file.
@@ -122,7 +102,6 @@ def unpack(
 
     Raises:
         ModelEnvironmentError: the archive is broken or unsafe, or cannot be written; nothing is left behind.
-        Cancelled: ``cancelled`` was set first; nothing is left behind.
     """
     done = False
     try:

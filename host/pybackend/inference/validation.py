@@ -16,7 +16,7 @@ from pybackend.inference.region import source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor, element_count, shape_text
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
-from pybackend_wire.bytes_check import element_problem
+from pybackend_wire.bytes_tensor import element_problem
 from pybackend_wire.dtypes import ITEMSIZE
 
 _BATCH_NOTE = (

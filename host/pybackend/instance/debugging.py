@@ -40,14 +40,12 @@ class DebuggerPorts:
         self._taken: set[int] = set()
 
     def debugs(self, model_name: str) -> bool:
-        """Whether the processes of a model run under a debugger."""
         return model_name in self._settings.models
 
     def reserve(self, instance_names: Sequence[str]) -> list[DebuggerPoint]:
         """Where the processes of these instances are to listen; how to attach to them is written to the log.
 
-        Raises:
-            ModelLoadError: there are not that many ports.
+        Raises ModelLoadError if there are not that many ports.
         """
         points = []
         for _ in instance_names:
@@ -58,7 +56,6 @@ class DebuggerPorts:
         return points
 
     def give_back(self, points: Sequence[DebuggerPoint]) -> None:
-        """Their processes are gone."""
         self._taken.difference_update(point.port for point in points)
 
     def _next_port(self) -> int:
@@ -128,11 +125,7 @@ class Terminal:
         self._reads = False
 
     def connect(self, instance_name: str) -> tuple[TerminalLine, socket.socket]:
-        """A line to the terminal for a process, and the process's end of it.
-
-        Raises:
-            OSError: there are not enough descriptors.
-        """
+        """A line to the terminal for a process, and the process's end of it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         refuse_descriptors(ours)
         ours.setblocking(False)
@@ -165,7 +158,6 @@ class Terminal:
             self._waiting.popleft().resume()
 
     def show(self, text: str) -> None:
-        """Write text of a process."""
         self._shown.write("\n".join(map(one_line, text.split("\n"))).encode("utf-8", "backslashreplace"))
 
     def read_line(self) -> None:
@@ -201,11 +193,7 @@ class Terminal:
 
 
 class TerminalLine:
-    """The way of one process to the terminal.
-
-    Attributes:
-        instance_name: whose process it is.
-    """
+    """The way of one process to the terminal."""
 
     def __init__(self, terminal: Terminal, instance_name: str, end: socket.socket) -> None:
         self.instance_name = instance_name
@@ -234,7 +222,6 @@ class TerminalLine:
             self._end.send(data)
 
     def close(self) -> None:
-        """The process is gone."""
         self._stop()
         self._terminal.release(self)
         self._end.close()

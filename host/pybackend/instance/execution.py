@@ -56,16 +56,10 @@ class Execution(Struct, eq=False):
 
     Attributes:
         number: counts from 1 in each stub's life.
-        pending: its requests.
-        sent_ns: when it was sent.
-        owner: is told of its outcome.
         gate: the gate it has passed; it learns when the execution is over.
-        frame: the number of the frame in which it left.
         ahead: it was sent to wait behind another execution.
-        responded: a response was sent while it ran, or after.
         rescheduled: places of the requests that the model wants to execute once more; told before ``execute`` returns.
         unanswered: how many of its requests still wait for their final response.
-        times: known once ``execute`` has returned.
     """
 
     number: int
@@ -83,8 +77,7 @@ class Execution(Struct, eq=False):
     def reschedule(self, places: Sequence[int]) -> None:
         """Note which requests must be executed once more.
 
-        Raises:
-            RemoteProtocolError: they are not all here, or one is named twice.
+        Raises RemoteProtocolError if they are not all here, or one is named twice.
         """
         if len(set(places)) < len(places) or max(places, default=0) >= len(self.pending):
             raise RemoteProtocolError("requests to be executed once more that the execution does not have")
@@ -93,12 +86,7 @@ class Execution(Struct, eq=False):
     def withdraw_rescheduled(self, responses: Sequence[object], lent: LentInputs) -> list[PendingRequest]:
         """The requests that must be executed once more; they are no part of this execution any longer.
 
-        Args:
-            responses: those that came with the result, None for a request without one.
-            lent: the input memory that its stub has.
-
-        Raises:
-            RemoteProtocolError: one of them is answered, or cannot be executed any more.
+        Raises RemoteProtocolError if one of them is answered, or cannot be executed any more.
         """
         again = [self.pending[place] for place in self.rescheduled]
         if any(pending.answered for pending in again) or any(responses[place] for place in self.rescheduled):

@@ -13,10 +13,10 @@ from pybackend.inference.pending import PendingRequest, RunningExecution, mentio
 from pybackend.instance.execution import Execution, ExecutionOwner, InstanceOwner
 from pybackend.instance.in_flight import Activity, ExecutionsInFlight
 from pybackend.instance.lent_inputs import encoded_request, taken_back
-from pybackend.instance.plan import InstancePlan
 from pybackend.instance.resources import OPEN, ExecutionGate, ResourceGate, ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
+from pybackend.instance.settings import InstanceSettings
 from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stacks import Stack, place
 from pybackend.instance.stub_life import unhealthy
@@ -31,13 +31,7 @@ class InstanceExecutor:
 
     See :class:`pybackend.scheduler.scheduler.BatchExecutor` and :class:`pybackend.inference.pending.RequestHolder`.
 
-    Args:
-        version: of the model, decimal.
-        services: answer what models ask.
-
     Attributes:
-        executions: those that the stub has.
-        gate: which executions pass.
         is_up: there is a process that can serve, be it busy or not.
         death_cause: how the last stub ended, completing the sentence "The process ..."; empty if none ever did.
     """
@@ -61,26 +55,20 @@ class InstanceExecutor:
         self._cancels_calls = False
 
     def limit_by(self, table: ResourceTable, limit: RateLimit) -> None:
-        """Say what an execution needs; once, before there is any.
-
-        Raises:
-            ModelLoadError: it could never execute.
-        """
+        """Say what an execution needs; once, before there is any."""
         gate = ResourceGate(table, limit, self._owner.on_available)
         table.add(gate)
         self.gate = gate
 
-    def begin(self, session: StubSession, plan: InstancePlan) -> None:
-        """The model is initialised in another stub, which can execute."""
-        self._concurrency = plan.initialize.concurrency
-        self._cancels_calls = plan.cancels_calls
-        self.executions.begin(session, plan)
+    def begin(self, session: StubSession, settings: InstanceSettings) -> None:
+        self._concurrency = settings.initialize.concurrency
+        self._cancels_calls = settings.cancels_calls
+        self.executions.begin(session, settings)
 
     def lose(self, cause: str) -> tuple[list[PendingRequest], int]:
-        """The stub is dead; ``cause`` completes the sentence "The process ...".
+        """The stub is dead; returns the requests that fail, and how many wait for another stub.
 
-        Returns:
-            The requests that fail, and how many wait for another stub.
+        ``cause`` completes the sentence "The process ...".
         """
         self.death_cause = cause
         return self.executions.lose(self, InferenceError(unhealthy(self.name, cause)), self._owner)
@@ -89,7 +77,6 @@ class InstanceExecutor:
 
     @property
     def has_stub(self) -> bool:
-        """True while there is a process."""
         return self.executions.session is not None
 
     @property
@@ -123,7 +110,6 @@ class InstanceExecutor:
         """Send one execution; it leaves with whatever else goes to this stub in this turn of the loop.
 
         Args:
-            batch: its requests.
             owner: is told of its outcome; the model if None.
         """
         executions = self.executions
@@ -163,7 +149,6 @@ class InstanceExecutor:
     # For requests that were sent
 
     def cancel(self, pending: PendingRequest) -> None:
-        """Nobody waits for a request that was sent."""
         session, number = self.executions.session, pending.execution
         if session is None:
             return
@@ -214,7 +199,6 @@ class InstanceExecutor:
         return [RunningExecution(self, number, caller) for number in numbers]
 
     def is_running(self, pending: PendingRequest) -> bool:
-        """True if the stub works at a request."""
         return pending.execution in self._running_numbers
 
     def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
@@ -244,7 +228,6 @@ class LongExecutions:
 
         Args:
             number: of the execution, 0 if none runs.
-            age_ns: how long it has run.
         """
         if number != self._number:
             self._longest_ns = max(self._longest_ns, self._age_ns)
@@ -262,11 +245,7 @@ class LongExecutions:
 
 
 class ExecutionMonitor:
-    """Finds executions of one instance that last too long, that nobody waits for, or that are never answered.
-
-    Args:
-        output: labels lines about the instance.
-    """
+    """Finds executions of one instance that last too long, that nobody waits for, or that are never answered."""
 
     def __init__(self, executor: InstanceExecutor, output: ModelOutput) -> None:
         self._executor = executor
@@ -277,14 +256,14 @@ class ExecutionMonitor:
         self._before: Activity | None = None
         self._has_collected = False
 
-    def check(self, plan: InstancePlan, now_ns: int) -> None:
+    def check(self, settings: InstanceSettings, now_ns: int) -> None:
         """Have dropped response senders found, and the log say where an execution is that has become unusually long."""
         self._find_dropped()
-        if plan.readiness_limit_s is None:
+        if settings.readiness_limit_s is None:
             return  # somebody sits at a debugger
         oldest, busy_ns = self._executor.oldest, self._executor.busy_ns(now_ns)
         if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
-            self._telling = asyncio.create_task(self._tell(plan, busy_ns // 1_000_000_000))
+            self._telling = asyncio.create_task(self._tell(settings, busy_ns // 1_000_000_000))
 
     def _find_dropped(self) -> None:
         """Have the stub look for dropped senders, once whenever it owes answers and has been silent since the last check.
@@ -303,8 +282,8 @@ class ExecutionMonitor:
             self._has_collected = True
             executions.session.collect()
 
-    async def _tell(self, plan: InstancePlan, busy_s: int) -> None:
-        model, oldest = plan.load.model, self._executor.oldest
+    async def _tell(self, settings: InstanceSettings, busy_s: int) -> None:
+        model, oldest = settings.stub.model, self._executor.oldest
         requests = mention([] if oldest is None else oldest.pending)
         where = place(await self.stacks(), model.model_file)
         log.warning(
@@ -331,7 +310,6 @@ class ExecutionMonitor:
         return now_ns - self._abandoned_ns >= limit_s * 1e9
 
     def forget(self) -> None:
-        """The process has died."""
         self._long.forget()
         self._before = None
         self._abandoned_ns = 0

@@ -16,9 +16,9 @@ from pybackend.instance.execution import (
     unanswered,
 )
 from pybackend.instance.lent_inputs import share, taken_back
-from pybackend.instance.plan import InstancePlan, OutputListener
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import Handler, StubSession
+from pybackend.instance.settings import InstanceSettings, OutputListener
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability.tracing.request_trace import RequestTrace
@@ -41,18 +41,9 @@ MOST_LOSSES = 3
 class ExecutionsInFlight:
     """The executions of one instance; see :class:`~pybackend.instance.session.ExecutionListener`.
 
-    Args:
-        version: of the model, decimal.
-        on_available: called when the instance can take work again that it had handed back.
-        others_are_idle: whether another instance could begin at once with what this one has not begun.
-        shared_core: hears of executions that end.
-
     Attributes:
-        session: the stub's present life, None while there is none.
-        last_number: of the execution that was sent last.
         in_flight: those that the stub has not returned from, by number, oldest first.
         streaming: those that it has returned from and not answered.
-        prefetch: how many may be sent ahead.
     """
 
     def __init__(
@@ -72,13 +63,13 @@ class ExecutionsInFlight:
         self._reschedules = False
         self._output_listener: OutputListener | None = None
 
-    def begin(self, session: StubSession, plan: InstancePlan) -> None:
+    def begin(self, session: StubSession, settings: InstanceSettings) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""
         self.last_number = 0
-        self._reschedules = plan.initialize.reschedules
-        self._output_listener = plan.outputs
-        session.outputs.listener = plan.outputs
-        self.prefetch.begin(plan.initialize.concurrency, session)
+        self._reschedules = settings.initialize.reschedules
+        self._output_listener = settings.outputs
+        session.outputs.listener = settings.outputs
+        self.prefetch.begin(settings.initialize.concurrency, session)
 
     def find(self, number: int) -> Execution | None:
         """The execution of this number, until its last request is answered."""
@@ -103,7 +94,6 @@ class ExecutionsInFlight:
     # Messages of the stub
 
     def handlers(self) -> dict[type, Handler]:
-        """The handlers of the stub's messages about executions."""
         return {
             heard.Result: self.on_result,
             heard.Respond: self.on_respond,
@@ -113,7 +103,6 @@ class ExecutionsInFlight:
         }
 
     def on_result(self, result: heard.Result, tail: bytes) -> None:
-        """``execute`` has returned."""
         execution = self.in_flight.get(result.execution)
         if execution is None:
             raise RemoteProtocolError("a result for which there is no execution")

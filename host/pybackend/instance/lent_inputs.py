@@ -12,7 +12,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
-from pybackend.ipc.client_region import Access, ClientRegion
+from pybackend.ipc.client_regions import Access, ClientRegion
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import VIEW, Attach, Detach, OutputPlace, RegionSource
 from pybackend_wire.messages import TAIL, SegmentRole
@@ -26,11 +26,7 @@ class LentRegions:
         self._attached: dict[int, weakref.finalize[..., ClientRegion]] = {}
 
     def source(self, part: RegionInput) -> RegionSource:
-        """The source of an input, for the stub.
-
-        Raises:
-            OSError: this process has no descriptor left.
-        """
+        """The source of an input, for the stub."""
         region = _region_of(part)
         block = VIEW if part.is_view else TAIL if part.block is None else part.block.segment
         return RegionSource(self._number(region, region.reading), part.offset, block)
@@ -38,11 +34,7 @@ class LentRegions:
     def places(
         self, names: Sequence[str], outputs: Mapping[str, RegionOutput]
     ) -> dict[str, OutputPlace | None] | Sequence[str]:
-        """The requested outputs, for the stub: with their places if it writes any of them to regions.
-
-        Raises:
-            OSError: this process has no descriptor left.
-        """
+        """The requested outputs, for the stub: with their places if it writes any of them to regions."""
         if not any(part.by_stub for part in outputs.values()):
             return names
         return {name: self._place(outputs.get(name)) for name in names}
@@ -68,7 +60,6 @@ class LentRegions:
             self._channel.post(Detach(number))
 
     def close(self) -> None:
-        """The stub is gone."""
         for detaching in self._attached.values():
             detaching.detach()
         self._attached.clear()
@@ -89,7 +80,6 @@ class LentInputs:
     """The blocks that one stub has, and the segments it has mapped for them.
 
     Attributes:
-        regions: the clients' regions that the stub has been given.
         unread_bytes: how much was lent by messages that the stub may not have read yet.
     """
 
@@ -103,11 +93,7 @@ class LentInputs:
         """How often a block was lent that was lent already: to requests that are executed more than once."""
 
     def lend(self, lease: ArenaLease) -> None:
-        """Hand an input block to the stub, which gives it back when the model lets go of it.
-
-        Raises:
-            OSError: this process has no descriptor left.
-        """
+        """Hand an input block to the stub, which gives it back when the model lets go of it."""
         if lease.segment not in self._attached:
             attach = Attach(lease.segment, lease.memory.size_bytes, SegmentRole.INPUT)
             self._channel.post_attach(attach, lease.memory.descriptor)
@@ -133,11 +119,7 @@ class LentInputs:
         return self._lent.get((lease.segment, lease.offset)) is lease
 
     def on_freed(self, freed: heard.FreeInput) -> None:
-        """The model has let go of blocks.
-
-        Raises:
-            RemoteProtocolError: one of them was not lent.
-        """
+        """The model has let go of blocks. Raises RemoteProtocolError if one of them was not lent."""
         for place in freed.blocks:
             lease = self._returned(place)
             if lease is None:
@@ -154,7 +136,6 @@ class LentInputs:
         return self._lent[place]
 
     def detach(self, segment: int) -> None:
-        """A segment goes back to the system."""
         if segment in self._attached:
             self._attached.discard(segment)
             if self._channel.is_open:
@@ -172,8 +153,7 @@ class LentInputs:
 def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRequest) -> tuple[Any, ...]:
     """A request as :class:`pybackend_wire.messages.ExecuteRequest`; its input memory is lent from now on.
 
-    Raises:
-        OSError: this process has no descriptor left.
+    Raises OSError if this process has no descriptor left.
     """
     inputs: list[tuple[Any, ...]] = []
     append_tail = channel.append_tail
@@ -230,7 +210,6 @@ def share(request: InferenceRequest) -> None:
 
 
 def _blocks(request: InferenceRequest) -> list[Any]:
-    """The input memory of a request."""
     leases: list[Any] = [tensor.lease for tensor in request.inputs]
     blocks = (lease.block if type(lease) is RegionInput else lease for lease in leases)
     return [block for block in blocks if block is not None]

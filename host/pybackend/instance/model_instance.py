@@ -13,9 +13,9 @@ from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import RunningExecution, mention
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
-from pybackend.instance.plan import InstancePlan, InstanceState, LoadPlan
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
+from pybackend.instance.settings import InstanceSettings, InstanceState, StubSettings
 from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stub_life import unhealthy
 from pybackend.instance.warmup import WarmupRun
@@ -37,10 +37,6 @@ class RestartBackoff:
     Args:
         limit: most restarts in a row before the instance is given up, 0 for any number.
         retry_s: how often an instance that was given up is tried again, 0 for never.
-        clock_s: the time.
-
-    Attributes:
-        restarts: in a row, none of which lived long.
     """
 
     def __init__(self, limit: int = 0, retry_s: float = 0, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -53,11 +49,9 @@ class RestartBackoff:
         self._hurry = asyncio.Event()
 
     def on_ready(self) -> None:
-        """The instance takes requests."""
         self._ready_at_s = self._clock_s()
 
     def on_death(self) -> None:
-        """It does not any more."""
         if self._clock_s() - self._ready_at_s > HEALTHY_AFTER_S:
             self.restarts = 0
 
@@ -113,12 +107,7 @@ class ModelInstance:
     """Starts, initialises, warms up and ends a stub, and restarts it when it dies.
 
     Attributes:
-        name: of the instance.
-        state: where it is in its life.
-        output: what its model prints.
         executor: sends executions to it; what schedulers and requests see of the instance.
-        monitor: finds executions that last too long.
-        restart_count: how often its process was replaced after it had died.
     """
 
     def __init__(
@@ -142,7 +131,7 @@ class ModelInstance:
         self._launcher = launcher
         self._owner = owner
         self._services = services
-        self._plan: InstancePlan | None = None
+        self._settings: InstanceSettings | None = None
         self._backoff = RestartBackoff()
         self._supervision: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -153,19 +142,18 @@ class ModelInstance:
 
     # Life
 
-    async def load(self, plan: LoadPlan, config_json: str | None) -> dict[str, Any] | None:
+    async def load(self, settings: StubSettings, config_json: str | None) -> dict[str, Any] | None:
         """Start the first stub and import the model; returns its completed configuration, if it completes one.
 
-        Raises:
-            ModelLoadError: the model's code failed, or its process died.
+        Raises ModelLoadError if the model's code failed, or its process died.
         """
-        process = await self._launcher.start(plan.launch)
+        process = await self._launcher.start(settings.launch)
         process.send_output_to(self.output)
         try:
             executions = self._executions
             session = StubSession(
                 process,
-                plan,
+                settings,
                 self,
                 self._owner.lease,
                 self._on_end,
@@ -179,32 +167,28 @@ class ModelInstance:
         self._executions.session = session
         return await session.load(config_json)
 
-    async def initialize(self, plan: InstancePlan) -> None:
-        """Initialise the model in the stub that :meth:`load` started, or in a new one.
-
-        Raises:
-            ModelLoadError: the model's code failed, or its process died.
-        """
-        if self._plan is None:
-            self._backoff = RestartBackoff(plan.restart_limit, plan.restart_retry_s)
-        self._plan = plan
+    async def initialize(self, settings: InstanceSettings) -> None:
+        """Initialise the model in the stub that :meth:`load` started, or in a new one."""
+        if self._settings is None:
+            self._backoff = RestartBackoff(settings.restart_limit, settings.restart_retry_s)
+        self._settings = settings
         if self.session is None:
-            await self.load(plan.load, None)
+            await self.load(settings.stub, None)
         session = self.session
         assert session is not None
-        await session.initialize(plan.initialize)
-        self.executor.begin(session, plan)
-        if plan.warmup:
-            await self._warm_up(plan)
+        await session.initialize(settings.initialize)
+        self.executor.begin(session, settings)
+        if settings.warmup:
+            await self._warm_up(settings)
         if self.session is None:  # it died in the turn in which it got ready
             raise ModelLoadError(unhealthy(self.name, self.executor.death_cause))
         self._enter(InstanceState.READY)
         self._backoff.on_ready()
 
-    async def _warm_up(self, plan: InstancePlan) -> None:
+    async def _warm_up(self, settings: InstanceSettings) -> None:
         """Run the model's samples; until the instance is READY, schedulers have nothing for it."""
-        run = WarmupRun(self.executor, plan.load.model.model_name, self._owner.lease)
-        for sample in plan.warmup:
+        run = WarmupRun(self.executor, settings.stub.model.model_name, self._owner.lease)
+        for sample in settings.warmup:
             if self.executor.has_stub:
                 await run.run(sample)
         self._executions.prefetch.forget_times()
@@ -239,7 +223,6 @@ class ModelInstance:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the stub, None while there is none."""
         return None if self.session is None else self.session.pid
 
     @property
@@ -267,7 +250,6 @@ class ModelInstance:
 
     @property
     def running(self) -> list[RunningExecution]:
-        """The executions that the stub works at; others may wait in its socket."""
         return self.executor.running
 
     # Readiness
@@ -279,8 +261,8 @@ class ModelInstance:
             return f"{unhealthy(self.name, '')} {self.trouble}".rstrip()
         if not session.has_is_ready:
             return ""
-        assert self._plan is not None
-        return await session.readiness.ask(session.ask_readiness, self._plan.readiness_limit_s)
+        assert self._settings is not None
+        return await session.readiness.ask(session.ask_readiness, self._settings.readiness_limit_s)
 
     @property
     def has_is_ready(self) -> bool:
@@ -294,9 +276,9 @@ class ModelInstance:
         session = self.session
         if session is None:
             return
-        if self._plan is not None:
-            self.monitor.check(self._plan, now_ns)
-            limit_s = self._plan.execution_limit_s
+        if self._settings is not None:
+            self.monitor.check(self._settings, now_ns)
+            limit_s = self._settings.execution_limit_s
             if limit_s and self.executor.busy_ns(now_ns) > limit_s * 1e9:
                 session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
         for segment in dropped_inputs:
@@ -323,7 +305,6 @@ class ModelInstance:
     # Death
 
     def _on_end(self, session: StubSession, cause: str) -> None:
-        """The stub is gone."""
         if session is not self.session:
             return  # one that failed to load, after its successor was started
         self._start_failure = ""
@@ -334,7 +315,7 @@ class ModelInstance:
             return
         self._enter(InstanceState.RESTARTING)
         self._backoff.on_death()
-        self._supervision = self._loop.create_task(_restart(self, self._backoff))
+        self._supervision = self._loop.create_task(self._restart())
         failed, saved = self.executor.lose(cause)
         lost = mention(failed)
         log.error(
@@ -347,78 +328,57 @@ class ModelInstance:
             extra=self.output.labels(lost.ids, lost.traces),
         )
 
-    async def end_leftovers(self) -> None:
-        """End what the process that died has left behind."""
-        assert self._plan is not None
-        await self._plan.load.launch.end_leftovers()
+    async def _restart(self) -> None:
+        """Bring a new process to life, however often it takes.
 
-    async def start_again(self) -> None:
-        """Initialise the model in a new process."""
-        assert self._plan is not None
-        await self.initialize(self._plan)
-        self.restart_count += 1
-        self._loop.call_soon(self._owner.on_available)
-
-    def on_start_failed(self, error: Exception) -> None:
-        """An attempt to start again has failed; there will be another one."""
-        self._enter(InstanceState.FAILED)
-        self._start_failure = str(error)
-        session, self._executions.session = self.session, None
-        if session is not None:
-            session.kill()  # it said why and ends by itself, unless a thread of the model's keeps it alive
-        self._loop.call_soon(self._owner.on_available)
+        Any exception of an attempt counts as its failure: nothing but success, a limit without further attempts, and
+        cancellation ends this.
+        """
+        settings, backoff = self._settings, self._backoff
+        assert settings is not None
+        given_up = False
+        while True:
+            failure = await _failure_of(settings.stub.launch.end_leftovers())
+            if backoff.is_over:
+                if not given_up:
+                    log.error(
+                        "instance '%s' is given up after %d restarts. %s",
+                        self.name,
+                        backoff.restarts,
+                        self.trouble,
+                        extra=self.output.labels(),
+                    )
+                given_up = True
+                self._enter(InstanceState.GIVEN_UP)
+                self._loop.call_soon(self._owner.on_available)
+                self._loop.call_soon(self._services.on_given_up)
+                if not backoff.tries_again:
+                    return
+            await backoff.wait()
+            failure = failure or await _failure_of(self.initialize(settings))
+            if failure is None:
+                self.restart_count += 1
+                self._loop.call_soon(self._owner.on_available)
+                log.info("instance '%s' is restarted", self.name, extra=self.output.labels())
+                return
+            expected = isinstance(failure, (ModelLoadError, OSError))
+            log.error(
+                "instance '%s' cannot be restarted: %s",
+                self.name,
+                failure,
+                exc_info=None if expected else failure,
+                extra=self.output.labels(),
+            )
+            self._enter(InstanceState.FAILED)
+            self._start_failure = str(failure)
+            session, self._executions.session = self.session, None
+            if session is not None:
+                session.kill()  # it said why and ends by itself, unless a thread of the model's keeps it alive
+            self._loop.call_soon(self._owner.on_available)
 
     def hurry(self) -> None:
         """A request needs it: if it was given up, it is tried again soon."""
         self._backoff.hurry()
-
-    def on_given_up(self) -> None:
-        """Too many attempts have failed."""
-        self._enter(InstanceState.GIVEN_UP)
-        self._loop.call_soon(self._owner.on_available)
-        self._loop.call_soon(self._services.on_given_up)
-
-
-async def _restart(instance: ModelInstance, backoff: RestartBackoff) -> None:
-    """Bring a new process to life, however often it takes.
-
-    Whatever an attempt raises counts as its failure: nothing but success, a limit without further attempts, and
-    cancellation ends this.
-
-    Args:
-        instance: whose process has just died; ``backoff`` knows of that death.
-        backoff: counts its restarts, and says when the next one is due.
-    """
-    given_up = False
-    while True:
-        failure = await _failure_of(instance.end_leftovers())
-        if backoff.is_over:
-            if not given_up:
-                log.error(
-                    "instance '%s' is given up after %d restarts. %s",
-                    instance.name,
-                    backoff.restarts,
-                    instance.trouble,
-                    extra=instance.output.labels(),
-                )
-            given_up = True
-            instance.on_given_up()
-            if not backoff.tries_again:
-                return
-        await backoff.wait()
-        failure = failure or await _failure_of(instance.start_again())
-        if failure is None:
-            log.info("instance '%s' is restarted", instance.name, extra=instance.output.labels())
-            return
-        expected = isinstance(failure, (ModelLoadError, OSError))
-        log.error(
-            "instance '%s' cannot be restarted: %s",
-            instance.name,
-            failure,
-            exc_info=None if expected else failure,
-            extra=instance.output.labels(),
-        )
-        instance.on_start_failed(failure)
 
 
 async def _failure_of(part: Awaitable[None]) -> Exception | None:

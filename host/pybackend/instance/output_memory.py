@@ -15,7 +15,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.region import IN_REGION, RegionOutput, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.instance.lent_inputs import is_place_of
-from pybackend.instance.plan import DisconnectSlowClients, OutputListener, no_clients
+from pybackend.instance.settings import DisconnectSlowClients, OutputListener, no_clients
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, MOST_ADDRESSES_BYTES, TensorBudget, growth_bytes, new_segment, whole_pages
 from pybackend.ipc.channel import StubChannel
@@ -50,10 +50,6 @@ class OutputMemory:
 
     Args:
         limit_bytes: most that the segments may hold together; beyond, slow clients leave, or the stub is refused.
-        budget: the memory of all models; None for no limit.
-
-    Attributes:
-        listener: is told of every layout of an output that is new; None if nobody wants to know.
     """
 
     def __init__(
@@ -81,7 +77,6 @@ class OutputMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all segments."""
         return sum([output.memory.size_bytes for output in self._segments.values()])
 
     def begin_frame(self, tail_bytes: int) -> None:
@@ -94,8 +89,6 @@ class OutputMemory:
         """The tensors of a result, and how to give their memory back (None if they lie in the frame).
 
         Args:
-            result: of a request.
-            tail: of the frame that it came with.
             regions: where the stub was told to write some of them.
 
         Raises:
@@ -123,11 +116,7 @@ class OutputMemory:
         return tensors, lambda: self.let_go(held)
 
     def _look_at(self, place: heard.TensorPlace) -> None:
-        """Check an output that differs from the last one of its name.
-
-        Raises:
-            RemoteProtocolError: as for :meth:`tensors_of`.
-        """
+        """Check an output that differs from the last one of its name."""
         _check_size(place)
         if len(place.name) > LONGEST_REMEMBERED_NAME:
             return
@@ -142,11 +131,7 @@ class OutputMemory:
                 self.listener.on_new_output(place.name, place.datatype, place.shape)
 
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
-        """The bytes of one tensor; its block is the host's until :meth:`let_go`.
-
-        Raises:
-            RemoteProtocolError: as for :meth:`tensors_of`.
-        """
+        """The bytes of one tensor; its block is the host's until :meth:`let_go`."""
         _check_size(place)
         return self._copy_of(place, tail) if place.segment == TAIL else self._hold(place)
 
@@ -192,11 +177,7 @@ class OutputMemory:
             self._channel.post(FreeOutput(freed))
 
     def grow(self, nbytes: int) -> None:
-        """Answer a stub that waits for output memory.
-
-        Raises:
-            RemoteProtocolError: it asks without waiting.
-        """
+        """Answer a stub that waits for output memory."""
         if self._growing:
             raise RemoteProtocolError("the stub asks for more memory before it has seen the answer")
         self._growing = True
@@ -257,11 +238,7 @@ class OutputMemory:
                 self._channel.post(Detach(number))
 
     def detached(self, segment: int) -> None:
-        """The stub has unmapped a segment.
-
-        Raises:
-            RemoteProtocolError: the host still reads from it.
-        """
+        """The stub has unmapped a segment."""
         output = self._segments.get(segment)
         if output is not None:
             if output.held:

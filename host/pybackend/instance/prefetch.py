@@ -52,7 +52,6 @@ class Prefetch:
         in_flight: the executions that the stub was sent and has not returned from, by number, oldest first.
         on_available: called when the instance can take work again that it had handed back.
         others_are_idle: whether another instance could begin at once with what this one has not begun.
-        clock_ns: the time.
 
     Attributes:
         rests: nothing is to run beside what runs now.
@@ -87,12 +86,6 @@ class Prefetch:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, concurrency: int, stub: StubSession) -> None:
-        """Another stub executes now.
-
-        Args:
-            concurrency: how many executions it runs at a time.
-            stub: the stub.
-        """
         self._concurrency, self._stub = concurrency, stub
         self._answered = self.handed_back = 0
 
@@ -135,8 +128,6 @@ class Prefetch:
         """``execute`` has returned.
 
         Args:
-            execution: which one.
-            now_ns: by ``time.monotonic_ns()``.
             took_ns: how long the stub was busy with it.
         """
         self._answered += 1
@@ -151,7 +142,6 @@ class Prefetch:
         )
 
     def on_handed_back(self) -> None:
-        """The stub hands work back."""
         self.handed_back += 1
         self._paused_until_ns = self._clock_ns() + (CAUTION_NS << self._caution)
         self._caution = min(MOST_CAUTION, self._caution + 1)

@@ -21,8 +21,6 @@ class ResourceGate:
     """The gate of an instance that executes only while it holds resources.
 
     Args:
-        table: the resources of the server.
-        limit: the resources that an execution needs.
         on_turn: called when an execution may have become possible.
     """
 
@@ -46,16 +44,13 @@ class ResourceGate:
         return (self.executions + 1) * self.limit.priority
 
     def begin(self) -> None:
-        """An execution takes what it needs."""
         self.executions += 1
         self._table.acquire(self)
 
     def end(self) -> None:
-        """It gives that back."""
         self._table.release(self)
 
     def close(self) -> None:
-        """The instance executes nothing any more."""
         self._table.remove(self)
 
 
@@ -139,7 +134,6 @@ class ResourceTable:
         return True
 
     def acquire(self, gate: ResourceGate) -> None:
-        """An execution begins."""
         self._waiting.pop(gate, None)
         if self._head is gate:
             self._head = None
@@ -147,7 +141,6 @@ class ResourceTable:
             self._held[resource] = self._held.get(resource, 0) + count
 
     def release(self, gate: ResourceGate) -> None:
-        """An execution is over."""
         for resource, count in gate.limit.needs.items():
             self._held[resource] -= count
         self._schedule()

@@ -12,7 +12,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.lent_inputs import LentInputs
 from pybackend.instance.output_memory import OutputMemory
-from pybackend.instance.plan import LoadPlan
+from pybackend.instance.settings import StubSettings
 from pybackend.instance.stub_life import StubLife
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
@@ -21,8 +21,7 @@ from pybackend.modelconfig.full_name import full_name
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.host_messages import Answer, Reply, encoded
-from pybackend_wire.messages import TAIL, Failure
-from pybackend_wire.states import StubState
+from pybackend_wire.messages import TAIL, Failure, StubState
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.001, 0.05
 """How soon the host first checks whether a stub that others wait for has read everything, and the longest pause between
@@ -42,21 +41,15 @@ class CallingStub:
     """A running stub, as seen by the services that answer its calls.
 
     Args:
-        plan: what the stub has loaded.
         instance: tells the services which stubs follow each other.
-        inputs: the input memory that it was lent.
-        outputs: the memory in which it leaves its outputs.
-        find_trace: finds the trace with a number, if the stub executes a request of it.
 
     Attributes:
-        instance_name: for messages.
         model_name: the full name of its model.
-        namespace: of its model; ``""`` on a server without namespaces.
     """
 
     def __init__(
         self,
-        plan: LoadPlan,
+        settings: StubSettings,
         instance: object,
         lease_input: Callable[[int], ArenaLease],
         channel: StubChannel,
@@ -66,11 +59,11 @@ class CallingStub:
         find_trace: Callable[[int], RequestTrace | None],
     ) -> None:
         self.find_trace = find_trace
-        self.instance_name = plan.model.instance_name
-        self.namespace = plan.namespace
-        self.model_name = full_name(plan.namespace, plan.model.model_name)
+        self.instance_name = settings.model.instance_name
+        self.namespace = settings.namespace
+        self.model_name = full_name(settings.namespace, settings.model.model_name)
         self.instance = instance
-        self._plan = plan
+        self._settings = settings
         self._lease_input = lease_input
         self._channel = channel
         self._life = life
@@ -78,21 +71,19 @@ class CallingStub:
         self._outputs = outputs
         self._loop = asyncio.get_running_loop()
         self._answer_bytes = 0
-        plan.callers.add(self)
+        settings.callers.add(self)
 
     def close(self) -> None:
-        """The stub is gone."""
-        self._plan.callers.discard(self)
+        self._settings.callers.discard(self)
 
     @property
     def grant(self) -> Grant | None:
         """The limits of the models that it may load; None if it is not confined."""
-        sandbox = self._plan.launch.sandbox
+        sandbox = self._settings.launch.sandbox
         return None if sandbox is None else sandbox.grant
 
     @property
     def is_initializing(self) -> bool:
-        """True while the model's ``initialize`` runs."""
         return self._life.state is StubState.INITIALIZING
 
     @property
@@ -103,11 +94,9 @@ class CallingStub:
     # Answers
 
     def answer(self, call: int, value: bool | float | None) -> None:
-        """Answer a question."""
         self._say(Answer(call, None, value))
 
     def refuse(self, call: int, error: InferenceError) -> None:
-        """Answer a question with an error."""
         self._say(Answer(call, Failure(int(error.code), error.message), None))
 
     def reply(self, call: int, *, final: bool, result: tuple[Any, ...] | None) -> None:
@@ -123,7 +112,7 @@ class CallingStub:
         self._answer_bytes += len(_encode(encoded(message)))
         unread, limit = self.unread_bytes, MOST_UNREAD_BYTES
         if unread <= limit:
-            callers: set[CallingStub] = self._plan.callers
+            callers: set[CallingStub] = self._settings.callers
             unread, limit = sum(caller.unread_bytes for caller in callers), MOST_UNREAD_OF_MODEL_BYTES
         if unread > limit:
             whose = "of its model's processes" if limit == MOST_UNREAD_OF_MODEL_BYTES else "to its calls"
@@ -168,11 +157,7 @@ class CallingStub:
         return self._lease_input(nbytes)
 
     def lend(self, lease: ArenaLease) -> None:
-        """Lend a block of :meth:`lease` to the stub, which gives it back when the model releases it.
-
-        Raises:
-            OSError: this process has no descriptors left.
-        """
+        """Lend a block of :meth:`lease` to the stub, which gives it back when the model releases it."""
         self._inputs.lend(lease)
 
     def take_back(self, lease: ArenaLease) -> bool:
@@ -180,11 +165,7 @@ class CallingStub:
         return self._inputs.take_back(lease)
 
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
-        """The bytes of a tensor that came with a message; valid until :meth:`let_go`, or for ever if they lay in the tail.
-
-        Raises:
-            RemoteProtocolError: they lie where the stub may not write.
-        """
+        """The bytes of a tensor that came with a message; valid until :meth:`let_go`, or for ever if they lay in the tail."""
         return self._outputs.read_tensor(place, tail)
 
     def let_go(self, places: Sequence[heard.TensorPlace]) -> None:
@@ -198,11 +179,7 @@ class StubServices(Protocol):
     """Answers the calls and questions of models."""
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
-        """The model runs another model.
-
-        Raises:
-            RemoteProtocolError: the stub broke the contract.
-        """
+        """The model runs another model."""
 
     def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call; nothing happens if it is finished."""
@@ -211,11 +188,7 @@ class StubServices(Protocol):
         """All requests of an execution are cancelled, and its model wants the calls that it made to be cancelled too."""
 
     def on_question(self, caller: CallingStub, question: heard.Question, tail: bytes) -> None:
-        """The model asks about metrics or models.
-
-        Raises:
-            RemoteProtocolError: the stub broke the contract.
-        """
+        """The model asks about metrics or models."""
 
     def on_gone(self, caller: CallingStub) -> None:
         """The stub has ended: forget it, and cancel the calls that it waits for."""

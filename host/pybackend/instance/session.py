@@ -16,8 +16,8 @@ from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.instance.debugging import TerminalLine
 from pybackend.instance.lent_inputs import LentInputs
 from pybackend.instance.output_memory import OutputMemory
-from pybackend.instance.plan import LoadPlan
 from pybackend.instance.services import CallingStub, StubServices
+from pybackend.instance.settings import StubSettings
 from pybackend.instance.stacks import StubStacks
 from pybackend.instance.stub_life import StubLife, last_words
 from pybackend.ipc import stub_messages as heard
@@ -32,13 +32,14 @@ from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow
 from pybackend_wire.messages import (
     BEGUN_WORD,
     CORE_WORD,
+    LEGAL,
     NUDGE_TO_ANSWER,
     PROTOCOL_VERSION,
     STACKS_BYTES,
     STACKS_OFFSET,
     SegmentRole,
+    StubState,
 )
-from pybackend_wire.states import LEGAL, StubState
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,6 @@ class MessageDispatch:
     """Hands each message of a stub to the part of the host that it concerns, if the stub may send it now.
 
     Args:
-        life: says which messages are legal.
         on_other: takes the messages without a handler.
     """
 
@@ -72,11 +72,6 @@ class MessageDispatch:
         self._on_result = handlers[heard.Result]
 
     def on_messages(self, messages: list[heard.Message], frame_tail: bytearray) -> None:
-        """Handle the messages of a frame.
-
-        Raises:
-            RemoteProtocolError: the stub broke the contract.
-        """
         tail = bytes(frame_tail)  # once: slices of bytes are the small outputs' own data
         self._outputs.begin_frame(len(tail))
         for message in messages:
@@ -109,12 +104,7 @@ class ReadinessProbe:
         self._answer: asyncio.Future[str] | None = None
 
     async def ask(self, send: Callable[[], None], limit_s: float | None) -> str:
-        """Why the model is not ready; empty if it is.
-
-        Args:
-            send: sends the question, if none is open.
-            limit_s: how long to wait; None for as long as it takes.
-        """
+        """Why the model is not ready; empty if it is."""
         joins = self._answer is not None
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
@@ -127,11 +117,7 @@ class ReadinessProbe:
             return f"Timed out waiting for {which}"
 
     def on_readiness(self, readiness: heard.Readiness) -> None:
-        """The model's ``is_ready`` has returned.
-
-        Raises:
-            RemoteProtocolError: the host did not ask.
-        """
+        """The model's ``is_ready`` has returned. Raises RemoteProtocolError if the host did not ask."""
         if not self.answer("" if readiness.ready else readiness.reason or "is_ready() gave no reason"):
             raise RemoteProtocolError("an answer about readiness that nobody asked for")
 
@@ -148,30 +134,17 @@ class StubSession:
     """A running stub.
 
     Args:
-        process: just started.
-        plan: what it loads.
-        instance: tells the services which stubs follow each other.
-        lease_input: allocates input memory of the model.
         on_end: called once the stub is gone, expected or not, with the end of the sentence "The process ...".
-        handlers: take the stub's messages about executions, by their types.
         find_trace: finds the trace with a number, if the stub executes a request of it.
-        services: answer the questions and calls of its model.
 
     Attributes:
-        channel: carries executions to it; see :func:`~pybackend.instance.lent_inputs.encoded_request`.
-        inputs: the input memory that it was lent.
-        outputs: the memory in which it leaves its outputs.
-        caller: the stub, as seen by the services.
-        stacks: reads the stacks of its threads.
-        readiness: asks its model's ``is_ready``.
-        has_is_ready: the model has an ``is_ready``.
         confined: the stub's report of its sandbox: for each layer the reason why it is not in force, ``""`` if it is.
     """
 
     def __init__(
         self,
         process: StubProcess,
-        plan: LoadPlan,
+        settings: StubSettings,
         instance: object,
         lease_input: Callable[[int], ArenaLease],
         on_end: Callable[[StubSession, str], None],
@@ -181,24 +154,24 @@ class StubSession:
     ) -> None:
         self.has_is_ready = False
         self.confined: dict[str, str] = {}
-        self._instance_name = plan.model.instance_name
+        self._instance_name = settings.model.instance_name
         self._services = services
         self._process = process
-        self._plan = plan
+        self._settings = settings
         self._on_end = on_end
         loop = asyncio.get_running_loop()
         process.on_exit(loop, self._on_exit)
         self._progress = Segment(_PROGRESS_BYTES)
         self.stacks = StubStacks(self._progress, process.ask_for_stacks)
         self._terminal_line: TerminalLine | None = None
-        self._life = life = StubLife(plan.model.instance_name)
+        self._life = life = StubLife(settings.model.instance_name)
         dispatch = MessageDispatch(life, self._on_life)
         self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
         self.outputs = outputs = OutputMemory(
-            channel, plan.output_memory_limit_bytes, plan.disconnect_slow_clients, plan.budget
+            channel, settings.output_memory_limit_bytes, settings.disconnect_slow_clients, settings.budget
         )
-        self.caller = caller = CallingStub(plan, instance, lease_input, channel, life, inputs, outputs, find_trace)
+        self.caller = caller = CallingStub(settings, instance, lease_input, channel, life, inputs, outputs, find_trace)
         self.readiness = readiness = ReadinessProbe()
         dispatch.connect(
             outputs,
@@ -216,17 +189,12 @@ class StubSession:
 
     @property
     def pid(self) -> int:
-        """The stub's process id."""
         return self._process.pid
 
     # Life
 
     async def load(self, config_json: str | None) -> dict[str, Any] | None:
-        """Import the model; returns what ``auto_complete_config`` made of ``config_json``, if both are there.
-
-        Raises:
-            ModelLoadError: the model's code failed, or its process died.
-        """
+        """Import the model; returns what ``auto_complete_config`` made of ``config_json``, if both are there."""
         hello: heard.Hello = await self._life.outcome_of(StubState.STARTING)
         if hello.protocol_version != PROTOCOL_VERSION:
             self.kill()
@@ -236,7 +204,7 @@ class StubSession:
             )
         self.confined = hello.confined
         try:
-            self._plan.launch.check_confined(self._process, hello.confined)
+            self._settings.launch.check_confined(self._process, hello.confined)
         except ModelLoadError:
             self.kill()
             raise
@@ -248,15 +216,15 @@ class StubSession:
         except OSError as error:
             self.kill()
             raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
-        self.channel.post(Load(codec, config_json, self._plan.model))
+        self.channel.post(Load(codec, config_json, self._settings.model))
         self.channel.flush()
-        self.channel.use_codec(codec)
+        self.channel.codec = codec
         completed: dict[str, Any] | None = await self._life.outcome_of(StubState.LOADING)
         return completed
 
     def _connect_terminal(self) -> None:
-        if self._plan.terminal is not None:
-            self._terminal_line, theirs = self._plan.terminal.connect(self._instance_name)
+        if self._settings.terminal is not None:
+            self._terminal_line, theirs = self._settings.terminal.connect(self._instance_name)
             with theirs:
                 self.channel.post_attach(Attach(0, 0, SegmentRole.TERMINAL), theirs.fileno())
 
@@ -266,11 +234,7 @@ class StubSession:
         return 0 if self._terminal_line is None else self._terminal_line.left_ns
 
     async def initialize(self, message: Initialize) -> None:
-        """Call ``initialize``; afterwards the stub executes.
-
-        Raises:
-            ModelLoadError: the model's code failed, or its process died.
-        """
+        """Call ``initialize``; afterwards the stub executes."""
         self.channel.post(message)
         initialized: heard.Initialized = await self._life.outcome_of(StubState.INITIALIZING)
         self.has_is_ready = initialized.has_is_ready
@@ -331,7 +295,6 @@ class StubSession:
 
     @property
     def next_frame(self) -> int:
-        """The number of the frame in which a message leaves that is posted now."""
         return self.channel.next_frame
 
     def wait_on(self, core: int | None) -> None:
@@ -389,7 +352,7 @@ class StubSession:
     def _on_drained(self) -> None:
         cause = self._life.end_cause or self._process.exit_cause
         if self._life.state in _BEGINS:  # later, its lines may be about requests of clients
-            cause += last_words(self._process.last_lines, self._plan.model.model_file)
+            cause += last_words(self._process.last_lines, self._settings.model.model_file)
         last = self._life.leave(cause)
         with ExitStack() as end:  # from the last to the first, and all of it, whatever one of them raises
             end.callback(self._life.end, last)

@@ -28,9 +28,6 @@ RENEW_S = 1.0
 class SharedCore:
     """Decides when the server and the stubs share a core; used on the event loop's thread only.
 
-    Args:
-        enabled: False if they never do.
-
     Attributes:
         core: the core that they share now, None if they share none.
     """
@@ -49,7 +46,6 @@ class SharedCore:
         """An execution was sent.
 
         Args:
-            stub: runs it.
             usual_ns: the usual length of its model's executions; 0 if that is not known.
             queued_ns: when its only request was queued; 0 if it has several.
         """
@@ -79,11 +75,9 @@ class SharedCore:
         self._waiting += 1
 
     def go_on(self) -> None:
-        """An execution no longer waits."""
         self._waiting -= 1
 
     def forget(self, stub: StubSession) -> None:
-        """A stub is gone."""
         self._stubs.discard(stub)
 
     def _share(self) -> None:

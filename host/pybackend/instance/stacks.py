@@ -28,9 +28,7 @@ class Frame:
     """A call that has not returned.
 
     Attributes:
-        file: of its code.
         line: the one that runs, 0 if it is unknown.
-        function: its name.
     """
 
     file: str
@@ -43,12 +41,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of a thread or of a coroutine; the innermost call comes first.
-
-    Attributes:
-        title: what it is the stack of.
-        frames: its calls.
-    """
+    """The stack of a thread or of a coroutine; the innermost call comes first."""
 
     title: str
     frames: Sequence[Frame]

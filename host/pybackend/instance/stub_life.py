@@ -10,7 +10,7 @@ from typing import Any
 from pybackend.errors import ModelLoadError
 from pybackend.instance.stacks import parse_stacks, place
 from pybackend.observability.log_lines import one_line
-from pybackend_wire.states import StubState
+from pybackend_wire.messages import StubState
 
 _MOST_CHARACTERS = 300
 
@@ -19,7 +19,6 @@ class StubLife:
     """The states of one stub, from its start to its end.
 
     Attributes:
-        state: the present one.
         end_cause: why it ended or is about to, completing the sentence "The process ..."; empty while it lives.
     """
 
@@ -33,8 +32,7 @@ class StubLife:
     async def outcome_of(self, state: StubState) -> Any:
         """Enter a state and wait for the message that ends it.
 
-        Raises:
-            ModelLoadError: the stub said an error instead, or died.
+        Raises ModelLoadError if the stub said an error instead, or died.
         """
         if self.state is StubState.GONE:
             raise self._death()
@@ -54,7 +52,6 @@ class StubLife:
 
         Args:
             state: the next one; None if what was awaited decides that.
-            outcome: for the one who waits in :meth:`outcome_of`.
         """
         # Here, not where the outcome is awaited: the stub may die before the waiter's turn comes.
         if state is not None:
@@ -72,11 +69,6 @@ class StubLife:
         return state
 
     def end(self, last: StubState) -> None:
-        """Tell the one who waits that the stub is gone.
-
-        Args:
-            last: what :meth:`leave` returned.
-        """
         self._resolve_awaited(None if last is StubState.FINALIZING else self._death())
 
     def _resolve_awaited(self, outcome: object) -> None:
@@ -92,12 +84,7 @@ class StubLife:
 
 
 def last_words(lines: Sequence[str], model_file: str) -> str:
-    """The last words of a process, to be appended to the cause of its death; empty if it has said nothing.
-
-    Args:
-        lines: those that it has printed last.
-        model_file: of its model.
-    """
+    """The last words of a process, to be appended to the cause of its death; empty if it has said nothing."""
     where = place(parse_stacks("\n".join(lines)), model_file)  # a fatal signal has the stacks printed
     if where:
         return f". It was at {where}"

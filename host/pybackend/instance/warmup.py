@@ -31,11 +31,7 @@ class WarmupRun:
         self._over = asyncio.Event()
 
     async def run(self, sample: WarmupSample) -> None:
-        """Run one sample as often as it asks for.
-
-        Raises:
-            ModelLoadError: a request failed, or the stub died.
-        """
+        """Run one sample as often as it asks for. Raises ModelLoadError if a request failed, or the stub died."""
         for _ in range(sample.count):
             try:
                 batch = self._batch(sample)
@@ -73,7 +69,6 @@ class WarmupRun:
     # Reports of the instance
 
     def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
-        """``execute`` has returned."""
         self._returned = True
         for pending, response in zip(execution.pending, responses, strict=True):
             if response is not None:
@@ -81,7 +76,6 @@ class WarmupRun:
         self._end()
 
     def on_response(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
-        """A sender has sent a response."""
         self._count(pending, response)
         self._end()
 
@@ -96,13 +90,11 @@ class WarmupRun:
     def on_lost(
         self, instance: object, error: InferenceError, begun: list[PendingRequest], waiting: list[PendingRequest]
     ) -> None:
-        """The stub died."""
         for pending in (*begun, *waiting):
             pending.request.release()
         self._over.set()
 
     def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
-        """The execution could not be sent."""
         for pending in batch:
             pending.request.release()
         self._errors.append(error.message)

@@ -35,11 +35,7 @@ IDLE_NS = 10_000_000_000
 class TensorBudget:
     """The memory that the tensors of all models may take together: each of them has a limit, and there may be many.
 
-    Args:
-        limit_bytes: most of it.
-
     Attributes:
-        used_bytes: what they take now.
         is_short: the last one to want more did not get it.
     """
 
@@ -105,11 +101,7 @@ class ArenaLease:
         return self.memory.view(self.offset, self.nbytes)
 
     def arrived(self, nbytes: int) -> None:
-        """Count ``nbytes`` bytes as arrived: from now on they take memory.
-
-        Raises:
-            InferenceError: UNAVAILABLE if there is no memory for them.
-        """
+        """Count ``nbytes`` bytes as arrived: from now on they take memory."""
         if self._arena is not None:
             self.arrived_bytes = nbytes  # first, so that bytes already written do not count as unused
             self._arena.fill(self, self._counted_bytes, nbytes)
@@ -139,8 +131,6 @@ class _Chunk:
     """A segment of an arena, and the parts of it that take memory: those that were written to.
 
     Attributes:
-        memory: the segment.
-        blocks: its leased bytes.
         filled_bytes: the memory it takes, in whole parts.
     """
 
@@ -173,7 +163,6 @@ class _Chunk:
         self._budget.used_bytes += nbytes
 
     def close(self) -> None:
-        """Close the segment."""
         self._count(-self.filled_bytes)
         self.memory.close()
 
@@ -200,7 +189,6 @@ class TensorArena:
 
     Args:
         limit_bytes: most memory for all segments together; beyond it :meth:`lease` fails with UNAVAILABLE.
-        budget: the memory of all models; None for no limit.
 
     Attributes:
         leased_bytes: sum of all leases so far, each of which is filled by a copy.
@@ -219,14 +207,12 @@ class TensorArena:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all leased blocks."""
         return sum(chunk.blocks.used_bytes for chunk in self._chunks.values())
 
     def lease(self, nbytes: int, *, arriving: bool = False) -> ArenaLease:
         """Lease a block.
 
         Args:
-            nbytes: minimum size.
             arriving: whether the bytes arrive gradually and take memory as :meth:`ArenaLease.arrived` reports;
                 otherwise they take memory at once.
 
@@ -259,15 +245,10 @@ class TensorArena:
         return ArenaLease(self, chunk.memory, offset, nbytes)
 
     def owns(self, lease: ArenaLease) -> bool:
-        """Whether this arena made a lease."""
         return lease.segment in self._chunks
 
     def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
-        """Count these bytes of a lease as written; called by the lease.
-
-        Raises:
-            InferenceError: UNAVAILABLE if the limit is reached even after unused memory is released.
-        """
+        """Count these bytes of a lease as written; called by the lease."""
         chunk = self._chunks.get(lease.segment)
         if chunk is None:
             return
@@ -289,7 +270,6 @@ class TensorArena:
 
     @property
     def total_bytes(self) -> int:
-        """The memory that all segments take."""
         return sum([chunk.filled_bytes for chunk in self._chunks.values()])
 
     def give_back(self, lease: ArenaLease) -> None:
@@ -389,11 +369,7 @@ class TensorArena:
 
 
 def new_segment(wanted_bytes: int, needed_bytes: int) -> Segment:
-    """Make a segment of the wanted size; if there is no memory for it, one of the size that is needed.
-
-    Raises:
-        InferenceError: UNAVAILABLE, there is no memory for that either.
-    """
+    """Make a segment of the wanted size; if there is no memory for it, one of the size that is needed."""
     least_bytes = whole_pages(needed_bytes)
     try:
         return Segment(wanted_bytes)

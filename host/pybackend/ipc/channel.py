@@ -49,14 +49,93 @@ MOST_BACKLOG_BYTES = 256 * 1024 * 1024
 """Most bytes that may wait for a stub that does not read. Only one that asks without end and never reads gets there."""
 
 
+class _SocketWriter:
+    """Bytes and descriptors on their way to a stub.
+
+    Bytes that the socket does not accept at once are kept and sent when it drains; the scheduler's sending limits bound
+    their number.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self._loop = loop
+        self._socket = sock
+        self._descriptor = sock.fileno()
+        self._backlog = bytearray()
+        self._descriptors: list[int] = []
+
+    @property
+    def backlog_bytes(self) -> int:
+        return len(self._backlog)
+
+    def attach(self, descriptor: int) -> None:
+        """Send a duplicate of a descriptor with the next bytes."""
+        self._descriptors.append(os.dup(descriptor))
+
+    def write(self, data: bytes) -> int:
+        """Send bytes; returns how many the socket has not accepted so far."""
+        if not self._backlog:
+            try:
+                sent = self._send_with_descriptors(data) if self._descriptors else self._socket.send(data)
+            except OSError as error:
+                sent = _sent_despite(error, data)
+            if sent == len(data):
+                return 0
+            self._loop.add_writer(self._descriptor, self._writable)
+            data = data[sent:]
+        self._backlog += data
+        return len(self._backlog)
+
+    def close(self) -> None:
+        if self._backlog:
+            self._loop.remove_writer(self._descriptor)
+        self._close_descriptors()
+
+    def _writable(self) -> None:
+        try:
+            sent = self._send_with_descriptors(self._backlog) if self._descriptors else self._socket.send(self._backlog)
+        except OSError as error:
+            sent = _sent_despite(error, self._backlog)
+        del self._backlog[:sent]
+        if not self._backlog:
+            self._loop.remove_writer(self._descriptor)
+
+    def _send_with_descriptors(self, data: bytes | bytearray) -> int:
+        """Send as much as the socket accepts; each group of descriptors but the last travels with a single byte."""
+        sent = 0
+        with memoryview(data) as view:
+            while self._descriptors:
+                group = self._descriptors[:MOST_DESCRIPTORS]
+                end = len(data) if len(group) == len(self._descriptors) else sent + 1
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", group))
+                try:
+                    sent += self._socket.sendmsg([view[sent:end]], [rights])
+                except OSError as error:
+                    if error.errno in _LATER:
+                        break
+                    raise
+                self._close_descriptors(len(group))
+        return sent
+
+    def _close_descriptors(self, count: int | None = None) -> None:
+        for descriptor in self._descriptors[:count]:
+            os.close(descriptor)
+        del self._descriptors[:count]
+
+
+def _sent_despite(error: OSError, data: bytes | bytearray) -> int:
+    """0 if the socket may accept data later, else all of it: reading reports the end, after the stub's last messages."""
+    return 0 if error.errno in _LATER else len(data)
+
+
 class StubChannel:
     """Frames to and from one stub.
 
     Messages posted in one turn of the loop, or while one frame is handled, leave in one frame. Nothing here ever waits
-    for the stub: bytes that its socket does not accept at once are kept and sent when it drains; the scheduler's
-    sending limits bound their number.
+    for the stub.
 
     Attributes:
+        is_open: False after the end of file, a protocol error, or :meth:`close`.
+        codec: encodes and decodes from the next frame on.
         next_frame: the number of the frame in which a message leaves that is posted now.
     """
 
@@ -70,48 +149,32 @@ class StubChannel:
         self._descriptor = sock.fileno()
         self._on_messages = on_messages
         self._on_end = on_end
-        self._codec = "json"
+        self.codec = "json"
         self._decoder = FrameDecoder()
         self.next_frame = 1
         self._messages: list[Any] = []
         self._tail: list[Any] = []
         self._tail_bytes = 0
-        self._descriptors: list[int] = []
-        self._backlog = bytearray()
+        self._writer = _SocketWriter(loop, sock)
         self._arrived: deque[Frame] = deque()
-        self._open = True
+        self.is_open = True
         self._draining = False
         loop.add_reader(self._descriptor, self._read)
 
     @property
-    def is_open(self) -> bool:
-        """False after the end of file, a protocol error, or :meth:`close`."""
-        return self._open
-
-    @property
     def backlog_bytes(self) -> int:
-        """Bytes that the socket has not accepted yet."""
-        return len(self._backlog)
+        return self._writer.backlog_bytes
 
     @property
     def has_unread(self) -> bool:
         """Whether posted bytes are still unread by the stub; False once the channel is closed."""
-        if not self._open:
+        if not self.is_open:
             return False
-        if self._messages or self._backlog:
+        if self._messages or self._writer.backlog_bytes:
             return True
         unread = array.array("i", [0])
         fcntl.ioctl(self._descriptor, termios.TIOCOUTQ, unread)
         return unread[0] > 0
-
-    @property
-    def codec(self) -> str:
-        """The codec that both sides use now."""
-        return self._codec
-
-    def use_codec(self, name: str) -> None:
-        """Encode and decode with this codec, starting with the next frame."""
-        self._codec = name
 
     def post(self, message: FromHost) -> None:
         """Add a message to this turn's frame; does nothing once the channel is closed."""
@@ -126,7 +189,7 @@ class StubChannel:
             self._post((_EXECUTE, execution, requests))
 
     def _post(self, fields: tuple[Any, ...]) -> None:
-        if not self._open:
+        if not self.is_open:
             return
         if not self._messages:
             self._turn.soon(self.flush)
@@ -138,8 +201,8 @@ class StubChannel:
         Raises:
             OSError: this process has no descriptors left; the message is not posted.
         """
-        if self._open:
-            self._descriptors.append(os.dup(descriptor))
+        if self.is_open:
+            self._writer.attach(descriptor)
             self.post(message)
 
     def append_tail(self, data: Any) -> int:
@@ -154,38 +217,28 @@ class StubChannel:
         return offset
 
     def flush(self) -> None:
-        """Send this turn's frame now."""
-        if not self._messages or not self._open:
+        if not self._messages or not self.is_open:
             return
-        metadata = _encode_msgpack(self._messages) if self._codec == "msgpack" else _encode_json(self._messages)
+        metadata = _encode_msgpack(self._messages) if self.codec == "msgpack" else _encode_json(self._messages)
         header = HEADER.pack(len(metadata), self._tail_bytes)
         data = b"".join((header, metadata, *self._tail)) if self._tail else header + metadata
         self.next_frame += 1
         self._messages.clear()
         self._tail.clear()
         self._tail_bytes = 0
-        if not self._backlog:
-            sent = self._send(data)
-            if sent == len(data):
-                return
-            self._loop.add_writer(self._descriptor, self._writable)
-            self._backlog += memoryview(data)[sent:]
-        else:
-            self._backlog += data
-            if len(self._backlog) > MOST_BACKLOG_BYTES:
-                self._end(RemoteProtocolError(f"{len(self._backlog)} bytes wait for the stub, which does not read"))
+        backlog_bytes = self._writer.write(data)
+        if backlog_bytes > MOST_BACKLOG_BYTES:
+            self._end(RemoteProtocolError(f"{backlog_bytes} bytes wait for the stub, which does not read"))
 
     def close(self) -> None:
         """Stop reading and writing; the stub sees the end of file."""
-        if self._open:
-            self._open = False
+        if self.is_open:
+            self.is_open = False
             self._loop.remove_reader(self._descriptor)
             self._arrived.clear()
             self._messages.clear()
-            if self._backlog:
-                self._loop.remove_writer(self._descriptor)
+            self._writer.close()
             close(self._socket)
-            self._close_descriptors()
             # Its owner refers to it: without a cut, both and the buffer would live until the garbage collector runs.
             del self._on_messages, self._on_end
 
@@ -200,58 +253,22 @@ class StubChannel:
         still hold the socket, and even continue to write: bytes that arrive from now on are not read.
         """
         unread = array.array("i", [0])
-        if self._open:
+        if self.is_open:
             fcntl.ioctl(self._descriptor, termios.FIONREAD, unread)
             self._loop.remove_reader(self._descriptor)
             self._draining = True
         self._drain(unread[0], on_drained)
 
     def _drain(self, unread_bytes: int, on_drained: Callable[[], None]) -> None:
-        if self._open and not self._arrived and unread_bytes > 0:
+        if self.is_open and not self._arrived and unread_bytes > 0:
             unread_bytes -= self._read() or unread_bytes
         else:
             self._handle_arrived()
-        if self._open and (self._arrived or unread_bytes > 0):
+        if self.is_open and (self._arrived or unread_bytes > 0):
             self._loop.call_soon(self._drain, unread_bytes, on_drained)
         else:
             self._end(None)
             on_drained()
-
-    def _send(self, data: bytes | bytearray) -> int:
-        """Send as much as the socket accepts; returns the number of bytes, all of them if the other end is gone."""
-        try:
-            if not self._descriptors:
-                return self._socket.send(data)
-            with memoryview(data) as view:
-                return self._send_with_descriptors(view)
-        except OSError as error:
-            return 0 if error.errno in _LATER else len(data)  # reading reports the end, after the stub's last messages
-
-    def _send_with_descriptors(self, data: memoryview) -> int:
-        """Send as much as the socket accepts; each group of descriptors but the last travels with a single byte."""
-        sent = 0
-        while self._descriptors:
-            group = self._descriptors[:MOST_DESCRIPTORS]
-            end = len(data) if len(group) == len(self._descriptors) else sent + 1
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", group))
-            try:
-                sent += self._socket.sendmsg([data[sent:end]], [rights])
-            except OSError as error:
-                if error.errno in _LATER:
-                    break
-                raise
-            self._close_descriptors(len(group))
-        return sent
-
-    def _close_descriptors(self, count: int | None = None) -> None:
-        for descriptor in self._descriptors[:count]:
-            os.close(descriptor)
-        del self._descriptors[:count]
-
-    def _writable(self) -> None:
-        del self._backlog[: self._send(self._backlog)]
-        if not self._backlog:
-            self._loop.remove_writer(self._descriptor)
 
     def _read(self) -> int:
         """Read once from the socket; returns the number of bytes, 0 if there are none for now."""
@@ -284,7 +301,7 @@ class StubChannel:
         try:
             while self._arrived and handled < MESSAGES_AT_ONCE:
                 frame = self._arrived.popleft()
-                messages = decode(self._codec, frame)
+                messages = decode(self.codec, frame)
                 self._on_messages(messages, frame.tail)
                 handled += len(messages) or 1
         except RemoteProtocolError as error:
@@ -300,7 +317,7 @@ class StubChannel:
         if self._draining:
             return
         self._handle_arrived()
-        if not self._open:
+        if not self.is_open:
             return
         if self._arrived:
             self._loop.call_soon(self._take_turn)
@@ -308,7 +325,7 @@ class StubChannel:
             self._loop.add_reader(self._descriptor, self._read)
 
     def _end(self, error: RemoteProtocolError | None) -> None:
-        if self._open:
+        if self.is_open:
             on_end = self._on_end
             self.close()
             on_end(error)

@@ -1,12 +1,162 @@
-"""The table of the regions that clients have registered."""
+"""Shared memory of clients: each region is opened for the server and for models' processes, and listed in a table."""
 
 from __future__ import annotations
 
+import os
+import stat
+import weakref
 from collections.abc import Callable
+from typing import NamedTuple
+
+import posix_ipc
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.region import RegionPart, unknown_region_error
-from pybackend.ipc.client_region import ClientRegion
+from pybackend.inference.tensor import Buffer
+from pybackend.ipc.segment import RESERVED_PREFIX, new_segment_number
+
+_LONGEST_KEY_BYTES = 255
+"""The longest name of a file."""
+
+
+class Access(NamedTuple):
+    """One way to a region's bytes.
+
+    Attributes:
+        number: under which stubs know it, unique in this process.
+        descriptor: for sending to a stub. It permits no more than this way.
+    """
+
+    number: int
+    descriptor: int
+
+
+class ClientRegion:
+    """A registered region; see :class:`pybackend.inference.region.Region`.
+
+    Its descriptors are closed, and stubs let go of it, when nothing refers to it any more: neither the table of
+    registered regions nor a request. A shared memory object of the same name that is created later is another one.
+
+    Attributes:
+        key: the name of the shared memory object, as the client gave it.
+        offset: start of the region in the object, in bytes.
+        reading: for stubs that read inputs.
+        writing: for stubs that write outputs.
+    """
+
+    def __init__(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Open the object.
+
+        Raises:
+            InferenceError: INVALID_ARG, the key is invalid or the object too small. INTERNAL, it cannot be opened.
+        """
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.nbytes = nbytes
+        writing = _open(name, key)
+        try:
+            _check_size(name, os.fstat(writing).st_size, offset, nbytes)
+            # The same object, whatever its name stands for by now. A stub that only reads cannot write through this one.
+            reading = os.open(f"/proc/self/fd/{writing}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            os.close(writing)
+            raise _unopened(key, str(error.strerror)) from error
+        except InferenceError:
+            os.close(writing)
+            raise
+        self.reading = Access(new_segment_number(), reading)
+        self.writing = Access(new_segment_number(), writing)
+        weakref.finalize(self, _close, reading, writing).atexit = False
+
+    @property
+    def end(self) -> int:
+        """Offset in the object behind the region's last byte."""
+        return self.offset + self.nbytes
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Copy bytes into the object, with system calls: one that has shrunk must not kill this process.
+
+        Raises:
+            InferenceError: INVALID_ARG, the object has become too small. UNAVAILABLE, there is no memory.
+        """
+        descriptor = self.writing.descriptor
+        view = memoryview(data)
+        try:
+            if os.fstat(descriptor).st_size < offset + len(view):
+                raise InferenceError(
+                    f"shared memory region '{self.name}' has been made smaller since it was registered: output does not "
+                    "fit. Unregister it and register it again",
+                    ErrorCode.INVALID_ARG,
+                )
+            while view:
+                written = os.pwrite(descriptor, view, offset)
+                view, offset = view[written:], offset + written
+        except OSError as error:
+            raise InferenceError(
+                f"cannot write to shared memory region '{self.name}': {error.strerror}", ErrorCode.UNAVAILABLE
+            ) from error
+
+
+def _open(name: str, key: str) -> int:
+    """Open a shared memory object for reading and writing; returns its descriptor."""
+    bare = key.lstrip("/")
+    if not bare:
+        raise InferenceError(
+            f"cannot register shared memory region '{name}' - invalid shm key '{key}': write the name of a shared memory "
+            "object, such as /input",
+            ErrorCode.INVALID_ARG,
+        )
+    if bare.startswith(RESERVED_PREFIX):
+        raise InferenceError(
+            f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved prefix "
+            f"'{RESERVED_PREFIX}'",
+            ErrorCode.INVALID_ARG,
+        )
+    if (
+        "/" in key.removeprefix("/")
+        or "\0" in bare
+        or bare in {".", ".."}
+        or len(os.fsencode(bare)) > _LONGEST_KEY_BYTES
+    ):
+        raise _unopened(key, "the name of a shared memory object has no '/' but the first, and at most 255 bytes")
+    try:
+        shared = posix_ipc.SharedMemory("/" + bare)
+    except posix_ipc.ExistentialError:
+        raise _unopened(key, "there is no shared memory object of this name on the server's machine") from None
+    except posix_ipc.PermissionsError:
+        advice = f"the server's user ({os.geteuid()}) may not read and write it. Its owner can permit that"
+        raise _unopened(key, advice) from None
+    except (OSError, ValueError, posix_ipc.Error) as error:
+        raise _unopened(key, str(error)) from error
+    descriptor = int(shared.fd)
+    os.set_inheritable(descriptor, False)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _unopened(key, "it is no shared memory object")
+    return descriptor
+
+
+def _check_size(name: str, object_bytes: int, offset: int, nbytes: int) -> None:
+    if nbytes <= 0 or offset < 0:
+        reason = "the region must have at least one byte"
+    elif offset + nbytes > object_bytes:
+        reason = f"offset and byte_size end at byte {offset + nbytes}, and the shared memory object has {object_bytes}"
+    else:
+        return
+    raise InferenceError(
+        f"failed to register shared memory region '{name}': invalid args: {reason}", ErrorCode.INVALID_ARG
+    )
+
+
+def _unopened(key: str, reason: str) -> InferenceError:
+    return InferenceError(f"Unable to open shared memory region: '{key}': {reason}")
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
 
 MOST_REGIONS = 1024
 """Each takes two descriptors of the server, and one or two of each process that uses it."""
@@ -16,12 +166,7 @@ LONGEST_NAME = 1024
 
 
 class ClientRegions:
-    """Registers, finds and forgets regions; see :class:`pybackend.inference.region.RegionFinder`.
-
-    Args:
-        enabled: False refuses clients that register.
-        is_reserved: True for a descriptor that must be left for other purposes.
-    """
+    """Registers, finds and forgets regions; see :class:`pybackend.inference.region.RegionFinder`."""
 
     def __init__(self, *, enabled: bool, is_reserved: Callable[[int], bool] = lambda _descriptor: False) -> None:
         self._enabled = enabled
@@ -29,11 +174,7 @@ class ClientRegions:
         self._regions: dict[str, ClientRegion] = {}
 
     def check_enabled(self) -> None:
-        """Refuse a client that registers or unregisters regions of a server that does not allow it.
-
-        Raises:
-            InferenceError: UNSUPPORTED.
-        """
+        """Refuse a client that registers or unregisters regions of a server that does not allow it."""
         if not self._enabled:
             raise InferenceError(
                 "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.",
@@ -44,10 +185,7 @@ class ClientRegions:
         """Open a shared memory object and register a part of it.
 
         Args:
-            name: the region's name in requests.
             key: the name of the object, with or without a leading slash.
-            offset: start of the region in the object, in bytes.
-            nbytes: size of the region.
 
         Raises:
             InferenceError: UNSUPPORTED, the server does not allow it. ALREADY_EXISTS, the name is taken. UNAVAILABLE,
@@ -70,11 +208,7 @@ class ClientRegions:
         self._regions[name] = region
 
     def unregister(self, name: str) -> None:
-        """Forget a region, or all regions if the name is empty; requests that use it finish. Unknown names are ignored.
-
-        Raises:
-            InferenceError: UNSUPPORTED, the server does not allow it.
-        """
+        """Forget a region, or all regions if the name is empty; requests that use it finish. Unknown names are ignored."""
         self.check_enabled()
         if name:
             self._regions.pop(name, None)
@@ -82,11 +216,7 @@ class ClientRegions:
             self._regions.clear()
 
     def status(self, name: str) -> list[ClientRegion]:
-        """A region, or all regions if the name is empty, in the order of registration.
-
-        Raises:
-            InferenceError: NOT_FOUND, there is no such region.
-        """
+        """A region, or all regions if the name is empty, in the order of registration."""
         if not name:
             return list(self._regions.values())
         region = self._regions.get(name)
@@ -95,11 +225,7 @@ class ClientRegions:
         return [region]
 
     def check_cuda_status(self, name: str) -> None:
-        """Refuse a question about a region in the memory of a GPU, of which there are none; ``""`` asks for all.
-
-        Raises:
-            InferenceError: NOT_FOUND, there is no such region.
-        """
+        """Refuse a question about a region in the memory of a GPU, of which there are none; ``""`` asks for all."""
         if not name:
             return
         if name in self._regions:
@@ -110,11 +236,7 @@ class ClientRegions:
         raise InferenceError(f"Unable to find cuda shared memory region: '{name}'", ErrorCode.NOT_FOUND)
 
     def refuse_cuda(self, name: str) -> None:
-        """Refuse a client that registers memory of a GPU.
-
-        Raises:
-            InferenceError: always.
-        """
+        """Refuse a client that registers memory of a GPU."""
         self.check_enabled()
         raise InferenceError(
             f"failed to register CUDA shared memory region: '{name}', GPUs not supported. Register system shared memory "

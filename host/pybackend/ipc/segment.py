@@ -49,8 +49,6 @@ class Segment:
 
     Attributes:
         number: unique in this process, never :data:`~pybackend_wire.messages.TAIL`.
-        size_bytes: never changes.
-        descriptor: for sending to a stub.
         sealed: whether :meth:`view` may be used.
     """
 
@@ -68,8 +66,7 @@ class Segment:
     def read(self, offset: int, nbytes: int) -> memoryview:
         """Return bytes for reading: the memory itself if that is safe, otherwise a copy.
 
-        Raises:
-            RemoteProtocolError: a stub has shrunk the segment.
+        Raises RemoteProtocolError if a stub has shrunk the segment.
         """
         if self._view is not None:
             return self._view[offset : offset + nbytes]
@@ -79,7 +76,6 @@ class Segment:
         return memoryview(data)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes into the segment."""
         if self._view is not None:
             self._view[offset : offset + len(data)] = data
         else:

@@ -52,11 +52,7 @@ _BOUNDED: dict[str, Any] = {
 
 
 def _check_options(options: messages.RequestOptions) -> None:
-    """Refuse values that json can express and msgpack cannot: the options are sent on to another stub.
-
-    Raises:
-        ValueError: a number beyond 64 bits.
-    """
+    """Refuse values that json can express and msgpack cannot: the options are sent on to another stub."""
     correlation_id = options.correlation_id
     if options.timeout_us > UNSIGNED_MAX or (isinstance(correlation_id, int) and correlation_id > UNSIGNED_MAX):
         raise ValueError("a number beyond 64 bits")
@@ -114,11 +110,7 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[list[Message]] | msgspec.json.Decod
 
 
 def decode(codec: str, frame: Frame) -> list[Message]:
-    """Decode the messages of a frame.
-
-    Raises:
-        RemoteProtocolError: the frame does not match :mod:`pybackend_wire.stub_messages`.
-    """
+    """Decode the messages of a frame."""
     try:
         return _DECODERS[codec].decode(frame.metadata)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -128,8 +120,7 @@ def decode(codec: str, frame: Frame) -> list[Message]:
 def completed_config(completed: stub_messages.Completed, codec: str) -> dict[str, Any] | None:
     """Decode the result of ``auto_complete_config``.
 
-    Raises:
-        RemoteProtocolError: it is not a configuration, or too long.
+    Raises RemoteProtocolError if it is not a configuration, or too long.
     """
     document = cast("msgspec.Raw", completed.config)
     nbytes = len(document)

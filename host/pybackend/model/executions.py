@@ -10,7 +10,7 @@ from pybackend.inference.pending import CANCELLED, PendingRequest, ResponsePath,
 from pybackend.inference.response import InferenceResponse
 from pybackend.instance.execution import Execution
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.instance.plan import InstanceState
+from pybackend.instance.settings import InstanceState
 from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.model.cached_answers import CachedAnswers
 from pybackend.model.open_requests import OpenRequests, RequestOutcomes

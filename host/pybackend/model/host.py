@@ -11,9 +11,9 @@ from pybackend.environment.provider import EnvironmentProvider
 from pybackend.inference.pending import ResponsePath, to_sender
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts, Terminal
-from pybackend.instance.plan import DisconnectSlowClients, no_clients
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
+from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache

@@ -18,7 +18,7 @@ from pybackend.errors import ModelEnvironmentError, ModelLoadError, PybackendErr
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.instance.plan import InstanceState, LoadPlan
+from pybackend.instance.settings import InstanceState, StubSettings
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.full_name import full_name
@@ -26,7 +26,7 @@ from pybackend.modelconfig.instances import InstanceSpec
 from pybackend.modelconfig.options import start_options_of
 from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.observability.repeated_failures import RepeatedFailures
-from pybackend.process.launch import StubLaunch
+from pybackend.process.stub_process import StubLaunch
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, sandbox_of
 from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
 
@@ -188,7 +188,7 @@ class ModelProcesses:
         if self.sandbox is not None:
             await asyncio.to_thread(self.sandbox.prepare, max(self._places.values()) + 1)
 
-    def load_plan(self, instance: ModelInstance, policy_name: str) -> LoadPlan:
+    def stub_settings(self, instance: ModelInstance, policy_name: str) -> StubSettings:
         """The launch settings and load message for an instance's process.
 
         Args:
@@ -212,7 +212,7 @@ class ModelProcesses:
             backend_settings=host.backends.settings_of(source.config.backend),
             debugger=self._debugger_points[place] if self.is_debugged else None,
         )
-        return LoadPlan(
+        return StubSettings(
             launch,
             model,
             host.settings.memory_limit_bytes,

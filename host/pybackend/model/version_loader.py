@@ -11,7 +11,7 @@ from typing import Any
 
 from pybackend.author_files.apart import apart
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.instance.plan import READINESS_LIMIT_S, InstancePlan
+from pybackend.instance.settings import READINESS_LIMIT_S, InstanceSettings
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.host import ModelHost
 from pybackend.model.output_check import OutputWarnings
@@ -162,7 +162,7 @@ class VersionLoader:
         first = self._processes.add_instance(names[0])
         policy_name = planned[0].policy_name if planned else ""
         config_json = self._config.to_json() if host.settings.auto_complete else None
-        return await first.load(self._processes.load_plan(first, policy_name), config_json)
+        return await first.load(self._processes.stub_settings(first, policy_name), config_json)
 
     async def initialize(self, version: CompletedVersion) -> list[ModelInstance]:
         """Start the other instances and initialise all of them; returns those that accept requests.
@@ -194,7 +194,7 @@ class VersionLoader:
         config_json = config.to_json()
         outcomes = await asyncio.gather(
             *(
-                instance.initialize(self._instance_plan(version, instance, spec, config_json))
+                instance.initialize(self._instance_settings(version, instance, spec, config_json))
                 for instance, spec in zip(started, specs, strict=True)
             ),
             return_exceptions=True,
@@ -248,13 +248,13 @@ class VersionLoader:
     def _descriptions(self, config: ModelConfig) -> list[tuple[InstanceSpec, RateLimit | None]]:
         return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]
 
-    def _instance_plan(
+    def _instance_settings(
         self,
         version: CompletedVersion,
         instance: ModelInstance,
         spec: InstanceSpec,
         config_json: str,
-    ) -> InstancePlan:
+    ) -> InstanceSettings:
         config, options, debugged = version.config, version.options, self._processes.is_debugged
         initialize = Initialize(
             args={
@@ -274,8 +274,8 @@ class VersionLoader:
             drops_unknown_outputs=not options.validate_outputs,
             maps_regions=options.views_regions,
         )
-        return InstancePlan(
-            load=self._processes.load_plan(instance, spec.policy_name),
+        return InstanceSettings(
+            stub=self._processes.stub_settings(instance, spec.policy_name),
             initialize=initialize,
             execution_limit_s=0 if debugged else options.execution_limit_s,
             readiness_limit_s=None if debugged else READINESS_LIMIT_S,

@@ -44,8 +44,7 @@ def stage_bundle(cache_directory: Path | None = None) -> Path:
 
     This process holds it until it ends: :func:`remove_unused_bundles` of other servers leaves it alone.
 
-    Raises:
-        ServerError: no directory is writable.
+    Raises ServerError if no directory is writable.
     """
     sources = _sources()
     digest = hashlib.blake2b(__version__.encode() + _MAIN.encode(), digest_size=12)

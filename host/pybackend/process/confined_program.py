@@ -26,9 +26,6 @@ def run_confined(model: ModelSandbox, bundle: str, program: Sequence[str], varia
 
     Args:
         model: the sandbox; it is closed.
-        bundle: directory of staged stub code.
-        program: its name or path, and its arguments.
-        variables: its environment.
 
     Raises:
         ModelLoadError: the program does not exist, or cannot be confined as the sandbox requires.

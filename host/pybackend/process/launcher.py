@@ -10,12 +10,9 @@ from pathlib import Path
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.process.child_process import Process
-from pybackend.process.launch import StubLaunch
 from pybackend.process.orphans import Orphans
 from pybackend.process.start import Entry, is_entered, start_process, terms_of
-from pybackend.process.stub_ends import HostEnds, connected_ends
-from pybackend.process.stub_process import StubProcess
+from pybackend.process.stub_process import HostEnds, Process, StubLaunch, StubProcess, connected_ends
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
 from pybackend_wire.confinement import CONFINED, NOT_CONFINED
@@ -51,13 +48,8 @@ class StubLauncher:
     reads configurations and imports its own packages, they, or the zygote that will fork them, already import numpy.
 
     Args:
-        bundle: see below.
-        own: the environment of models that name none.
         orphans: handles models' leftovers; None if this process is not a server itself.
         forks: whether stubs may be forked, which requires ``orphans``.
-
-    Attributes:
-        bundle: the directory that stubs are started from.
     """
 
     def __init__(
@@ -76,14 +68,12 @@ class StubLauncher:
 
     @property
     def bundle(self) -> Path:
-        """The directory that stubs are started from."""
         return self._bundle
 
     def start_ahead(self, count: int, *, confined: bool) -> None:
         """Prepare for ``count`` calls of :meth:`start`.
 
         Args:
-            count: number of calls.
             confined: whether stubs will be confined. Their confinement is known only later, so none is started ahead.
         """
         if self._zygotes is not None and count:
@@ -94,11 +84,7 @@ class StubLauncher:
             self._spare.append(self._spawn(_ANYHOW))
 
     async def start(self, launch: StubLaunch = _ANYHOW) -> StubProcess:
-        """Start a stub that has not sent any message yet.
-
-        Raises:
-            ModelLoadError: the process cannot be started.
-        """
+        """Start a stub that has not sent any message yet. Raises ModelLoadError if the process cannot be started."""
         stub = await self._fork(self._zygotes, launch) if self._zygotes is not None else None
         if stub is not None:
             return stub

@@ -2,7 +2,7 @@
 
 A process that leaves its session and outlives its parent becomes a child of the host, which is a subreaper. The mark
 shows its owner: it is a resource limit that the kernel ignores, that processes inherit, and that none can raise without
-privileges.
+privileges. If the server itself is killed, the kernel kills the stubs with it, and the warden kills what they started.
 """
 
 from __future__ import annotations
@@ -12,13 +12,51 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pybackend.process.warden import Warden
+from pybackend.cores import unpin
 from pybackend_wire.zygote import MARK
+
+_PROGRAM = Path(__file__).with_name("warden_program.py")
+
+
+class Warden:
+    """The warden of this process."""
+
+    def __init__(self, lowest: int, highest: int) -> None:
+        reading, self._writing = os.pipe()
+        try:
+            unpin()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", str(_PROGRAM), *map(str, (reading, lowest, highest))],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[reading],
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._writing)
+            raise
+        finally:
+            os.close(reading)
+
+    @property
+    def is_alive(self) -> bool:
+        """False if something has killed it."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._writing)
+
 
 _PR_SET_CHILD_SUBREAPER = 36
 

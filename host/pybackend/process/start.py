@@ -38,11 +38,7 @@ _MOST_SAID_BYTES = 64 * 1024
 
 
 class Entry:
-    """The report of the host's own Python about a process's sandbox, from before it became an environment's Python.
-
-    Args:
-        pipe: the pipe with the report; closed after reading.
-    """
+    """The report of the host's own Python about a process's sandbox, from before it became an environment's Python."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -88,7 +84,6 @@ class Terms:
     """The conditions under which a process runs.
 
     Attributes:
-        confinement: its permissions; None if it is not confined.
         written: a descriptor to read the confinement from, -1 for none.
         mark: the mark that identifies it, 0 for none.
     """
@@ -119,19 +114,7 @@ def start_process(
     output: int,
     terms: Terms,
 ) -> Started:
-    """Start the bundle's program, which becomes a stub or a zygote.
-
-    Args:
-        bundle: directory of staged stub code.
-        environment: its Python runs the bundle.
-        arguments: for the bundle.
-        inherited: descriptors for the process.
-        output: descriptor for its standard output and standard error.
-        terms: the conditions under which it runs.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Start the bundle's program, which becomes a stub or a zygote."""
     command = [str(environment.python), "-I", "-B", str(bundle), *map(str, arguments)]
     variables = process_variables(environment)
     confinement = terms.confinement
@@ -178,11 +161,6 @@ def entered_command(
     """Wrap a command, and its variables, so that the process is confined before it becomes the command.
 
     Args:
-        bundle: directory of staged stub code.
-        command: it begins with the path of a program.
-        variables: the command's environment.
-        inherited: descriptors that the command keeps.
-        terms: the conditions under which it runs.
         pipe: for the report; see :class:`Entry`.
     """
     enter = bundle / "pybackend_stub" / "sandbox" / "enter.py"

@@ -1,21 +1,134 @@
-"""One operating-system process that runs a stub: its end, its exit cause, and how to kill it."""
+"""One operating-system process that runs a stub: its connections with the host, its exit cause, and how to kill it."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+import socket
+import subprocess
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pybackend.ipc.unwanted_descriptors import close
+from pybackend.environment.environment import Environment
+from pybackend.ipc.unwanted_descriptors import close, refuse_descriptors
+from pybackend.modelconfig.options import StartOptions
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
-from pybackend.process.child_process import Process
 from pybackend.process.start import Entry
-from pybackend.process.stub_ends import HostEnds
+from pybackend.sandbox.model_sandbox import InstanceSandbox
+from pybackend.sandbox.trust_domain import TrustDomain
+from pybackend_wire.confinement import Confinement
 from pybackend_wire.messages import NUDGE
+
+_PARENT = 1
+"""Position of the parent in /proc/<pid>/stat, counted from the end of the name."""
+
+
+class AdoptedProcess:
+    """A process made by a zygote and adopted by this process.
+
+    Raises:
+        ProcessLookupError: this process has no such child.
+    """
+
+    def __init__(self, pid: int) -> None:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError as error:
+            raise ProcessLookupError(pid) from error
+        if int(fields[_PARENT]) != os.getpid():
+            raise ProcessLookupError(pid)
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal; None while it runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        status = self._wait(0)
+        assert status is not None
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, options: int) -> int | None:
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # other code in this process has waited for all children
+                self._status = 0
+            else:
+                if pid:
+                    self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
+Process = subprocess.Popen[bytes] | AdoptedProcess
+
+_SOCKET_BUFFER_BYTES = 1024 * 1024
+"""Room for a turn's frame, so that the host rarely has to keep a remainder."""
+
+_OUTPUT_BUFFER_BYTES = 256 * 1024
+"""Room for a model's output while the host is busy. With more, a user's pipes would soon reach their common limit, 64
+MB, and all of them would shrink."""
+
+
+@dataclass(frozen=True)
+class HostEnds:
+    """The host's ends; their owner closes them."""
+
+    socket: socket.socket
+    nudges: int
+    output: int
+
+
+@dataclass(frozen=True)
+class StubEnds:
+    """The stub's ends: descriptors, which the host closes once they are handed over."""
+
+    socket: int
+    nudges: int
+    output: int
+
+
+@contextmanager
+def connected_ends() -> Iterator[tuple[HostEnds, StubEnds]]:
+    """Make both ends, for the length of a ``with`` block that starts a stub; the host's stay open if it succeeds."""
+    with ExitStack() as theirs, ExitStack() as ours:
+        our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours.enter_context(our_end)
+        theirs.enter_context(their_end)
+        # No shared counter such as an eventfd: the stub could fill it and so block the host's write.
+        their_nudges, our_nudges = os.pipe()
+        ours.callback(os.close, our_nudges)
+        theirs.callback(os.close, their_nudges)
+        os.set_blocking(our_nudges, False)
+        our_output, their_output = output_pipe()
+        ours.callback(os.close, our_output)
+        theirs.callback(os.close, their_output)
+        refuse_descriptors(our_end)
+        for end in (our_end, their_end):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        our_end.setblocking(False)
+        yield HostEnds(our_end, our_nudges, our_output), StubEnds(their_end.fileno(), their_nudges, their_output)
+        ours.pop_all()
+
+
+def output_pipe() -> tuple[int, int]:
+    """Make a pipe for a process's output; returns the end to read from, and the other one."""
+    ours, theirs = os.pipe()
+    with suppress(OSError):  # this user has many pipes; then a model waits for the host a little sooner
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _OUTPUT_BUFFER_BYTES)
+    return ours, theirs
+
 
 _STAT_FLAGS, _PF_EXITING = 6, 0x4
 """Position of the kernel's flags in /proc/<pid>/stat, counted from the name's end, and the flag of a dying process."""
@@ -116,7 +229,6 @@ class StubProcess:
 
     @property
     def last_lines(self) -> list[str]:
-        """The lines that it has printed last."""
         return self._output.output.tail
 
     def ask_for_stacks(self) -> None:
@@ -151,3 +263,39 @@ class StubProcess:
         self._process.wait()
         self._on_end()
         self._output.finish()
+
+
+@dataclass(frozen=True)
+class StubLaunch:
+    """How to start a stub.
+
+    Attributes:
+        environment: the Python to run it with; the host's own if None.
+        cores: the cores that it may use; empty for all.
+        sandbox: confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined.
+    """
+
+    environment: Environment | None = None
+    cores: Collection[int] = ()
+    start: StartOptions = field(default_factory=StartOptions)
+    sandbox: InstanceSandbox | None = None
+
+    @property
+    def confinement(self) -> Confinement | None:
+        return None if self.sandbox is None else self.sandbox.confinement
+
+    @property
+    def domain(self) -> TrustDomain | None:
+        """The models that share a zygote with this one; None if it shares none."""
+        return None if self.sandbox is None else self.sandbox.domain
+
+    def check_confined(self, process: StubProcess, said: Mapping[str, str]) -> None:
+        """Check a process's report about its sandbox; a report by the program that confined it counts more."""
+        if self.sandbox is not None:
+            entry = process.entry
+            self.sandbox.check(process.pid, said if entry is None else entry.report, is_entered=entry is not None)
+
+    async def end_leftovers(self) -> None:
+        """Kill the leftovers of the process, which has ended."""
+        if self.sandbox is not None:
+            await self.sandbox.end_leftovers()

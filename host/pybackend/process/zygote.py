@@ -9,11 +9,9 @@ import socket
 from pybackend.ipc.unwanted_descriptors import close, receiver_of
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
-from pybackend.process.child_process import AdoptedProcess
-from pybackend.process.launch import StubLaunch
 from pybackend.process.orphans import mark_of
 from pybackend.process.start import Started
-from pybackend.process.stub_ends import StubEnds
+from pybackend.process.stub_process import AdoptedProcess, StubEnds, StubLaunch
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import Confinement
 from pybackend_wire.errors import RemoteProtocolError
@@ -37,10 +35,6 @@ class Zygote:
         started: its process, which is ended and reaped here.
         output: the end of the pipe that it and its imports print to.
         mark: its mark, and that of its forks until they bear their own.
-        confinement: applied before it runs any code of its environment; None if it is not confined.
-
-    Attributes:
-        is_gone: whether it accepts no more requests.
     """
 
     def __init__(
@@ -68,7 +62,6 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     async def fork(self, launch: StubLaunch, ends: StubEnds, mark: int) -> AdoptedProcess:
@@ -120,7 +113,6 @@ class Zygote:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its imports are finished."""
         return self._loop is not None and self._asked[0].done()
 
     def attend(self) -> None:

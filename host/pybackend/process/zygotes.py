@@ -21,11 +21,9 @@ from pathlib import Path
 
 from pybackend.environment.environment import Environment
 from pybackend.ipc.unwanted_descriptors import refuse_descriptors
-from pybackend.process.child_process import AdoptedProcess
-from pybackend.process.launch import StubLaunch
 from pybackend.process.orphans import Orphans
 from pybackend.process.start import start_process, terms_of
-from pybackend.process.stub_ends import StubEnds, output_pipe
+from pybackend.process.stub_process import AdoptedProcess, StubEnds, StubLaunch, output_pipe
 from pybackend.process.zygote import FORK_LIMIT_S, Zygote, ZygoteError
 from pybackend.sandbox.trust_domain import Reach, TrustDomain
 from pybackend_wire.confinement import STRICT, Confinement
@@ -51,8 +49,6 @@ class ZygoteKind:
     """The properties shared by stubs that one zygote forks.
 
     Attributes:
-        environment: its Python.
-        preload: modules that it has imported.
         domain: the trust domain that it is confined for, None if it is not confined.
     """
 
@@ -62,7 +58,6 @@ class ZygoteKind:
 
     @property
     def name(self) -> str:
-        """Its name in the log."""
         return "_".join(["zygote", self.environment.identity[:12], *self.preload])
 
 
@@ -71,11 +66,7 @@ class _Running:
     """A zygote that was started.
 
     Attributes:
-        kind: the stubs that it forks.
-        zygote: the zygote itself.
-        mark: of its process.
         reach: the permissions that it can pass on, None if it is not confined.
-        started_s: time of its start, by the monotonic clock.
     """
 
     kind: ZygoteKind
@@ -86,12 +77,7 @@ class _Running:
 
 
 class Zygotes:
-    """Starts zygotes when they are needed, and replaces those that die.
-
-    Args:
-        bundle: the directory that stubs are started from.
-        own: the environment of models that name none.
-    """
+    """Starts zygotes when they are needed, and replaces those that die."""
 
     def __init__(self, bundle: Path, own: Environment, orphans: Orphans) -> None:
         self._bundle = bundle
@@ -125,11 +111,7 @@ class Zygotes:
                 self._zygote(kind)
 
     async def fork(self, kind: ZygoteKind, launch: StubLaunch, ends: StubEnds, mark: int) -> AdoptedProcess:
-        """Fork a process that becomes a stub.
-
-        Raises:
-            ZygoteError: it must start without a zygote, for now.
-        """
+        """Fork a process that becomes a stub."""
         if launch.confinement is None or kind.domain is None:
             zygote = self._zygote(kind)
         else:
@@ -145,7 +127,6 @@ class Zygotes:
         return process
 
     def on_stub_end(self, kind: ZygoteKind) -> None:
-        """Note the end of a forked stub."""
         if kind not in self._stubs:
             return  # its domain has ended too
         self._stubs[kind] -= 1
@@ -211,11 +192,7 @@ class Zygotes:
             )
 
     async def _reaching(self, kind: ZygoteKind, domain: TrustDomain, wanted: Confinement) -> Zygote:
-        """Return a zygote of a domain that can fork a process with this confinement; starts one if necessary.
-
-        Raises:
-            ZygoteError: there is none, for now.
-        """
+        """Return a zygote of a domain that can fork a process with this confinement; starts one if necessary."""
         if kind not in self._wanted:
             domain.at_end(partial(self._end_domain, kind))
         self._wanted[kind] += 1
@@ -254,11 +231,7 @@ class Zygotes:
         task.add_done_callback(self._tasks.discard)
 
     def _zygote(self, kind: ZygoteKind, confinement: Confinement | None = None, reach: Reach | None = None) -> Zygote:
-        """Return the zygote of a kind; starts it if necessary.
-
-        Raises:
-            ZygoteError: it cannot be started, or one failed a short while ago.
-        """
+        """Return the zygote of a kind; starts it if necessary."""
         if time.monotonic() < self._paused_until_s.get(kind, 0.0):
             raise ZygoteError("failed a short while ago")
         running = self._zygotes.get(kind)

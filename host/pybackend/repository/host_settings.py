@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
-from pybackend.environment.pack_process import pack_in_process
 from pybackend.environment.provider import EnvironmentProvider
+from pybackend.environment.specification import pack_in_process
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.devices import count_gpus
-from pybackend.instance.plan import DisconnectSlowClients, no_clients
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
+from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache

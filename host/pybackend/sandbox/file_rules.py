@@ -101,9 +101,7 @@ class ServerPlaces:
     """The server's places on disk.
 
     Attributes:
-        repositories: directories of models.
         private: the server's own directories, which no model may reach.
-        bundle: the code of stubs.
         home: home directory of the server's user, "" for none.
         working_directory: the server's, which models inherit.
         environments: directories for unpacked environments of models, hidden like the others.
@@ -119,19 +117,7 @@ class ServerPlaces:
 
 @dataclass(frozen=True)
 class ModelPlaces:
-    """The places that one process of a model needs.
-
-    Attributes:
-        directory: the model's directory.
-        python: directories of its interpreter and packages.
-        backend: directory of its Python-based backend, "" for none.
-        scratch: a private directory, "" for none.
-        read: more paths to read.
-        write: more paths to write.
-        gpu: whether it uses a GPU.
-        subprocesses: whether it may start processes.
-        network: whether it may use the internet protocols.
-    """
+    """The places that one process of a model needs."""
 
     directory: str
     python: tuple[str, ...]

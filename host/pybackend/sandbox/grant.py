@@ -12,8 +12,7 @@ from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelConfigError
 from pybackend.sandbox.file_rules import contains
-from pybackend.sandbox.limits import MIB, resource_limits
-from pybackend.sandbox.options import SandboxOptions, permissions, rank
+from pybackend.sandbox.options import MIB, SandboxOptions, permissions, rank, resource_limits
 from pybackend.sandbox.reach import Account, obstacle
 from pybackend_wire.confinement import EXECUTE, READ, STRICT, WRITE
 
@@ -26,18 +25,12 @@ class Grant:
     """The permissions of one process of a confined model, as far as they bound models that it loads.
 
     Attributes:
-        model: its full name.
-        level: ``standard`` or ``strict``.
-        network: whether it may use the internet protocols.
-        unix_sockets: whether it may use socket files.
-        subprocesses: whether it may start processes.
         limits: its limits, by the names of the kernel's resource limits.
         uid: the user in its configuration, None for none.
         control: full names of the models that it may load and unload, None for all.
         overrides: whether it may send configurations and files for models of other authors, too.
         user: its user id and group id, -1 for those of the server.
         rules: for files, as pairs of a path and access letters.
-        in_force: the layers that confine it.
     """
 
     model: str
@@ -56,11 +49,7 @@ class Grant:
     # Which models
 
     def check_control(self, name: str) -> None:
-        """Check that it may load and unload a model.
-
-        Raises:
-            InferenceError: UNAVAILABLE if it may not.
-        """
+        """Check that it may load and unload a model."""
         if self.control is None or name in self.control:
             return
         here = f"{_CONTROL} in the parameters of its config.pbtxt"
@@ -76,10 +65,6 @@ class Grant:
 
         Args:
             own: the directory of the grant's model in the repositories, None if there is none.
-            other: that of the model that it loads.
-
-        Raises:
-            InferenceError: UNAVAILABLE if it may not.
         """
         if self.level == STRICT:
             why = "at level 'strict' a model loads others only as the repository has them"
@@ -110,7 +95,6 @@ class Grant:
         The result is no wider than this grant, and just as narrow where the options say nothing.
 
         Args:
-            usual_level: level of models that name none.
             own: the model's directory if all files in it were sent along, else None.
 
         Raises:
@@ -197,7 +181,6 @@ class Grant:
         )
 
     def may_change(self, path: Path) -> bool:
-        """Whether it can change or replace a file. Blocking."""
         return any(self._changes(text) for text in (os.path.abspath(path), os.path.realpath(path)))
 
     def _changes(self, path: str, *, itself: bool = True) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.sandbox.file_rules import contains
-from pybackend.sandbox.process_user import ProcessUser, name_of, server_user, user_of
 from pybackend.sandbox.reach import (
     Account,
     Obstacle,
@@ -27,6 +27,57 @@ from pybackend.sandbox.reach import (
     obstacle_on_way,
 )
 from pybackend_wire.confinement import STRICT
+
+
+@dataclass(frozen=True)
+class ProcessUser:
+    """A user that a model's process could have.
+
+    Attributes:
+        account: for checks; None for the user of this process with its rights.
+        listed_as: its name in an access control list; "" if the number differs at every start, or if it is root.
+    """
+
+    account: Account | None
+    subject: str
+    listed_as: str = ""
+
+
+def separate_user(uid: int, gid: int) -> ProcessUser:
+    """A user that the server assigns. No list of permissions can name it, because the number differs at every start."""
+    return ProcessUser(Account(uid, frozenset({gid})), "other users")
+
+
+def given_user(uid: int, gid: int) -> ProcessUser:
+    """A user that the model's configuration names."""
+    return ProcessUser(Account(uid, frozenset({gid})), f"user {uid}, which SANDBOX_UID names,", str(uid))
+
+
+def user_of(uid: int) -> ProcessUser:
+    """A user of the machine, with the groups that a login gives."""
+    try:
+        entry = pwd.getpwuid(uid)
+        groups = frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    except (KeyError, OSError):
+        groups = frozenset()
+    return ProcessUser(Account(uid, groups), f"user {name_of(uid)}")
+
+
+def server_user() -> ProcessUser:
+    """The server's own user. A process of a model loses root's privileges, and with them access to closed places."""
+    if os.geteuid() == 0:
+        groups = frozenset({os.getegid(), *os.getgroups()})
+        return ProcessUser(Account(0, groups), "root without privileges")
+    name = name_of(os.geteuid())
+    return ProcessUser(None, f"the server's user {name}", name)
+
+
+def name_of(uid: int) -> str:
+    """The name of a user; the number for one without a name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 class Part(Enum):
@@ -44,17 +95,11 @@ class Needs:
     """The files of a model, by the reason why it needs them.
 
     Attributes:
-        directory: the model's.
-        version_directory: the version's.
-        model_file: the file to import.
         installations: directories without which the interpreter cannot run a model.
         packages: further directories that it searches for modules.
         prefix: of the environment, None for the server's own Python.
-        bundle: the code of model processes.
         promised: paths that options of the sandbox name.
-        repositories: directories of models.
         server: files without which a user cannot run a server like this one.
-        command: that starts one.
         is_unpacked: whether the server has unpacked the environment into its cache.
     """
 
@@ -201,11 +246,7 @@ log = logging.getLogger(__name__)
 
 
 def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:
-    """Check that a user reaches what a model needs to run. Blocking.
-
-    Raises:
-        ModelLoadError: the user does not; the text says what to do.
-    """
+    """Check that a user reaches what a model needs to run. Blocking."""
     blocked = reach.essential(user.account)
     if blocked is not None and is_enforced(blocked.place, user.account):
         why = f"{user.subject} cannot {blocked.place.verb} {blocked.place.path}{blocked.behind}"
@@ -215,8 +256,7 @@ def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:
 def objection_to(separate: ProcessUser, name: str, reach: ModelReach, level: str) -> str:
     """Return the reason why a model must not have its own user but stay root; ``""`` if it may have it. Blocking.
 
-    Raises:
-        ModelLoadError: it can have neither, or may not stay root because its author closed the files.
+    Raises ModelLoadError if it can have neither, or may not stay root because its author closed the files.
     """
     of_operator, of_author = reach.of_operator(separate.account), reach.of_author(separate.account)
     blocked = of_operator or of_author

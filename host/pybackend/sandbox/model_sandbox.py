@@ -15,15 +15,22 @@ from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
 from pybackend.sandbox.file_rules import ModelPlaces, contains, resolved, standard_rules, strict_rules
 from pybackend.sandbox.grant import Grant
-from pybackend.sandbox.leftovers import end_processes_of
-from pybackend.sandbox.limits import resource_limits
-from pybackend.sandbox.model_reach import ModelReach, Needs, check_reach, objection_to, warn_of_closed_files
-from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions
-from pybackend.sandbox.process_user import ProcessUser, given_user, separate_user, server_user
+from pybackend.sandbox.model_reach import (
+    ModelReach,
+    Needs,
+    ProcessUser,
+    check_reach,
+    given_user,
+    objection_to,
+    separate_user,
+    server_user,
+    warn_of_closed_files,
+)
+from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions, resource_limits
 from pybackend.sandbox.python_places import PythonPlaces, python_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.trust_domain import TrustDomain
-from pybackend.sandbox.users import NoUsersError, UserRange, UsersNotMappedError
+from pybackend.sandbox.users import NoUsersError, UserRange, UsersNotMappedError, end_processes_of
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, Confinement
 
@@ -52,9 +59,7 @@ class ModelFiles:
     """The files of a version.
 
     Attributes:
-        model_file: the file to import.
         of_backend: whether the file belongs to a Python-based backend.
-        gpu: whether an instance uses a GPU.
         sharing: returns the directories of all models that name this environment in the same way; None if its processes
             must not be forked from a zygote that others use.
     """
@@ -79,7 +84,6 @@ def sandbox_of(
 
     Raises:
         ModelConfigError: the configuration asks for something that it must not have.
-        ModelLoadError: its processes could not reach its files.
     """
     level = sandbox.level_of(name, options, source)
     if level == OFF:
@@ -123,7 +127,6 @@ class ModelSandbox:
     """The sandbox that all instances of a version share.
 
     Attributes:
-        level: ``standard`` or ``strict``.
         missing: layers that are not in force, with reasons, as far as processes have reported.
         objection: the reason why its environment is unsuitable for an untrusted model; ``""`` if it is suitable.
     """
@@ -167,19 +170,14 @@ class ModelSandbox:
     def of_instance(self, index: int) -> InstanceSandbox:
         """Return the sandbox of an instance; all its processes share it.
 
-        Raises:
-            ModelLoadError: a required layer cannot be applied.
+        Raises ModelLoadError if a required layer cannot be applied.
         """
         if index not in self._instances:
             self._instances[index] = self._make()
         return self._instances[index]
 
     def prepare(self, count: int) -> None:
-        """Make the sandboxes of the first ``count`` instances. Blocking.
-
-        Raises:
-            ModelLoadError: see :meth:`of_instance`.
-        """
+        """Make the sandboxes of the first ``count`` instances. Blocking."""
         for index in range(count):
             self.of_instance(index)
 
@@ -217,8 +215,7 @@ class ModelSandbox:
     def _user(self, left_out: dict[str, str]) -> tuple[ProcessUser, int, int]:
         """Return its user with the numbers to change to; it stays the server's if the level allows no other.
 
-        Raises:
-            ModelLoadError: no user that it could have reaches its files, or there is none for it.
+        Raises ModelLoadError if no user that it could have reaches its files, or there is none for it.
         """
         unchanged = server_user(), _NOT_CHANGED, _NOT_CHANGED
         if not self.has_own_user:
@@ -330,7 +327,6 @@ class ModelSandbox:
         """Check a report about a process against the kernel's view of it, and log the layers that are not in force.
 
         Args:
-            report: by layer the reason why it is not in force.
             is_entered: True if the host's own Python confined the process before starting another program; False if the
                 process confined itself.
 
@@ -415,7 +411,6 @@ class InstanceSandbox:
     """The sandbox of one instance.
 
     Attributes:
-        confinement: of each of its processes.
         domain: the trust domain whose zygote may fork its processes, None if they must not be forked.
         exclusive: whether no other instance has its user.
     """
@@ -435,7 +430,6 @@ class InstanceSandbox:
 
     @property
     def grant(self) -> Grant:
-        """The bound for models that its processes load."""
         return self._model.grant(self.confinement)
 
     def check(self, pid: int, report: Mapping[str, str], *, is_entered: bool) -> None:
@@ -443,6 +437,5 @@ class InstanceSandbox:
         self._model.note(pid, self.confinement, report, is_entered=is_entered)
 
     async def end_leftovers(self) -> None:
-        """Kill the leftovers of the process that has just ended."""
         if self.exclusive:
             await asyncio.to_thread(self._model.end_leftovers, self.confinement)

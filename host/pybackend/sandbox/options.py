@@ -1,8 +1,10 @@
-"""The sandbox parameters of models."""
+"""The sandbox parameters of models, and what follows from them: permissions and resource limits."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from pybackend_wire.confinement import LEVELS, STRICT
 
@@ -12,20 +14,7 @@ HOST_UID = -1
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """One model's sandbox parameters; None if not set.
-
-    Attributes:
-        level: SANDBOX.
-        network: SANDBOX_NETWORK.
-        unix_sockets: SANDBOX_UNIX_SOCKETS.
-        subprocesses: SANDBOX_SUBPROCESSES.
-        read: SANDBOX_READ, more paths to read.
-        write: SANDBOX_WRITE, more paths to write.
-        memory_mb: SANDBOX_MEMORY_MB, memory limit of each of its processes.
-        processes: SANDBOX_PROCESSES, limit for processes and threads of its user.
-        uid: SANDBOX_UID, the user to run as.
-        model_control: SANDBOX_MODEL_CONTROL, the models that it may load and unload.
-    """
+    """One model's sandbox parameters; None if not set."""
 
     level: str | None = None
     network: bool | None = None
@@ -54,13 +43,7 @@ class SandboxOptions:
 
 @dataclass(frozen=True)
 class Permissions:
-    """The result of a level and options.
-
-    Attributes:
-        network: whether the internet protocols may be used.
-        unix_sockets: whether socket files may be used.
-        subprocesses: whether processes may be started.
-    """
+    """The result of a level and options."""
 
     network: bool
     unix_sockets: bool
@@ -81,3 +64,52 @@ def permissions(level: str, options: SandboxOptions) -> Permissions:
 def rank(level: str) -> int:
     """Return a level's strength for comparisons."""
     return LEVELS.index(level)
+
+
+MIB = 1024 * 1024
+
+PROCESSES, SHARED_PROCESSES, STRICT_PROCESSES = 4096, 32_768, 1024
+"""Processes and threads per user. The kernel counts all of a user's, and the server's user already has others."""
+
+DESCRIPTORS, STRICT_DESCRIPTORS = 65_536, 4096
+
+STRICT_FILE_BYTES = 4096 * MIB
+
+_ASKED_BY = {"DATA": "SANDBOX_MEMORY_MB", "NPROC": "SANDBOX_PROCESSES"}
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def resource_limits(level: str, options: SandboxOptions, *, own_user: bool) -> dict[str, int]:
+    """Return the limits of each process. Descriptors, file sizes and memory count per process, processes per user."""
+    strict = level == STRICT
+    memory_bytes = machine_memory_bytes() // (2 if strict else 1)
+    processes = STRICT_PROCESSES if strict else PROCESSES
+    limits = {
+        "CORE": 0,
+        "MSGQUEUE": 0,
+        "NOFILE": STRICT_DESCRIPTORS if strict else DESCRIPTORS,
+        "NPROC": options.processes or (processes if own_user else SHARED_PROCESSES),
+        "DATA": memory_bytes if options.memory_mb is None else options.memory_mb * MIB,
+    }
+    if strict:
+        limits["FSIZE"] = STRICT_FILE_BYTES
+    return limits
+
+
+def raised_limit(level: str, options: SandboxOptions, *, own_user: bool) -> str:
+    """Return the parameter that asks for a higher limit than the level's, ``""`` for none."""
+    usual = resource_limits(level, SandboxOptions(), own_user=own_user)
+    asked = resource_limits(level, options, own_user=own_user)
+    return next((name for limit, name in _ASKED_BY.items() if asked[limit] > usual[limit]), "")
+
+
+def machine_memory_bytes() -> int:
+    """Return the machine's memory, or the container's limit if that is lower."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        try:
+            return min(physical, int(path.read_text()))
+        except (OSError, ValueError):
+            continue  # there is no such file, or it says "max"
+    return physical

@@ -36,7 +36,6 @@ class Obstacle:
     """A place that a user cannot use.
 
     Attributes:
-        owner: number of the user whom it belongs to.
         on_way: whether it is a directory that must be entered on the way; else it is one that must be read.
     """
 

@@ -20,11 +20,7 @@ _MOST_PASSES = 100_000
 
 
 def open_directory(name: str, parent: int | None = None) -> int:
-    """Open a directory and return a descriptor; a link to a directory is refused.
-
-    Raises:
-        OSError: it is not a directory, or cannot be opened.
-    """
+    """Open a directory and return a descriptor; a link to a directory is refused."""
     return os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
 
 
@@ -33,10 +29,8 @@ def remove_tree(name: str, parent: int) -> None:
 
     Args:
         name: without slashes; a link is removed itself.
-        parent: descriptor of the directory.
 
     Raises:
-        FileNotFoundError: there is no such entry.
         OSError: something could not be removed, the first of several; everything else is gone.
     """
     if not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):

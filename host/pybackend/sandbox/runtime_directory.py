@@ -38,11 +38,7 @@ def runtime_places(server_directory: Path) -> list[Path]:
 
 
 class RuntimeDirectory:
-    """A server's runtime directory. It exists on disk only from the first directory in it on. Used from several threads.
-
-    Args:
-        places: candidates, the best first.
-    """
+    """A server's runtime directory. It exists on disk only from the first directory in it on. Used from several threads."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.places = tuple(places)
@@ -51,15 +47,7 @@ class RuntimeDirectory:
         self._opening = threading.Lock()
 
     def make(self, mode: int = _OWN, *, owner: tuple[int, int] | None = None, within: Path | None = None) -> Path:
-        """Create a directory with an unguessable name.
-
-        Args:
-            owner: its user and group, None for those of this process.
-            within: a directory of this one to create it in, None for this one itself.
-
-        Raises:
-            OSError: no place is usable.
-        """
+        """Create a directory with an unguessable name."""
         with self._opening:
             if self._path is None:
                 self._open()
@@ -95,11 +83,9 @@ class RuntimeDirectory:
             os.close(parent)
 
     def contains(self, path: Path) -> bool:
-        """Whether a path lies in this directory."""
         return self._path is not None and self._path in path.parents
 
     def close(self) -> None:
-        """Remove everything."""
         path, self._path = self._path, None
         if path is not None:
             with suppress(OSError):
@@ -163,8 +149,7 @@ class RuntimeDirectory:
 def _checked_place(place: Path) -> int:
     """Open a directory that only this user can change; returns a descriptor.
 
-    Raises:
-        OSError: other users can change it, or it does not exist.
+    Raises OSError if other users can change it, or it does not exist.
     """
     descriptor = open_directory(str(place))
     status = os.fstat(descriptor)
@@ -227,19 +212,12 @@ class ScratchDirectories:
 
         Args:
             within: directory from :meth:`make_common` to create it in, "" for anywhere.
-
-        Raises:
-            OSError: no place is usable.
         """
         owner = (uid, gid) if uid >= 0 else None
         return str(self._directory.make(_OWN, owner=owner, within=Path(within) if within else None))
 
     def make_common(self) -> str:
-        """Create a directory for directories of several users; only this process can create them there.
-
-        Raises:
-            OSError: no place is usable.
-        """
+        """Create a directory for directories of several users; only this process can create them there."""
         return str(self._directory.make(_PASSED_BY_OTHERS))
 
     def remove(self, path: str) -> None:
@@ -247,12 +225,10 @@ class ScratchDirectories:
         self._directory.remove(Path(path))
 
     def close(self) -> None:
-        """Remove everything."""
         self._directory.close()
 
     @property
     def places(self) -> list[str]:
-        """The places of servers' runtime directories."""
         return [str(place) for place in self._directory.places]
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from pybackend.environment.environment import Environment
 from pybackend.errors import ModelConfigError
 from pybackend.sandbox.file_rules import ServerPlaces, exposed, usual_caches
-from pybackend.sandbox.limits import raised_limit
-from pybackend.sandbox.options import SandboxOptions, rank
+from pybackend.sandbox.options import SandboxOptions, raised_limit, rank
 from pybackend.sandbox.runtime_directory import ScratchDirectories, scratch_places
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.users import UserRange
@@ -33,7 +32,6 @@ class Sandbox:
     """Makes the sandboxes of models.
 
     Attributes:
-        users: user ids for processes.
         exposed: reason why some places cannot be hidden at ``standard``; "" if all can be.
     """
 
@@ -64,11 +62,7 @@ class Sandbox:
         self._domains: dict[Environment, TrustDomain] = {}
 
     def level_of(self, model: str, options: SandboxOptions, source: str) -> str:
-        """Return the level of a model.
-
-        Raises:
-            ModelConfigError: it asks for less than the floor.
-        """
+        """Return the level of a model. Raises ModelConfigError if it asks for less than the floor."""
         level, floor = options.level or self.settings.level, self.settings.floor
         if rank(level) < rank(floor):
             if options.level is None:
@@ -136,7 +130,6 @@ class Sandbox:
             )
 
     def close(self) -> None:
-        """Release all resources; the models are gone."""
         for path in self._made_caches:
             with suppress(OSError):  # it is in use now
                 os.rmdir(path)

@@ -17,12 +17,10 @@ from pybackend.cores import unpin
 from pybackend.environment.environment import Environment
 from pybackend.environment.hooks import MOST_OUTPUT_BYTES, ShellRun
 from pybackend.environment.unpacking import Cancelled
-from pybackend.sandbox.limits import MIB
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox
-from pybackend.sandbox.options import SandboxOptions
+from pybackend.sandbox.options import MIB, SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox
-from pybackend_wire.confinement import STRICT, WRITE, Confinement
-from pybackend_wire.ending import Ending
+from pybackend_wire.confinement import STRICT, WRITE, Confinement, Ending
 
 _OPTIONS = SandboxOptions(network=False, unix_sockets=False, subprocesses=True)
 
@@ -56,11 +54,6 @@ class ShellRunner:
 
         Returns:
             The outcome, and the private directory that the shell had.
-
-        Raises:
-            ModelLoadError: no private directory or user is available.
-            OSError: it cannot be started.
-            Cancelled: it was cancelled before its end.
         """
         files = ModelFiles(directory, directory, Path(command[0]), environment)
         confined = ModelSandbox(self._sandbox, f"hooks in {directory}", STRICT, _OPTIONS, files)

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from pybackend.sandbox.file_rules import OWN, resolved
-from pybackend.sandbox.leftovers import end_processes_of, users_with_processes
 from pybackend.sandbox.runtime_directory import ScratchDirectories
-from pybackend.sandbox.users import NoUsersError, UserRange
+from pybackend.sandbox.users import NoUsersError, UserRange, end_processes_of, users_with_processes
 from pybackend_wire.confinement import Confinement
 
 _ALWAYS = ("uid", "capabilities", "no_new_privileges", "system_calls")
@@ -58,7 +57,6 @@ class TrustDomain:
             self._members[member] = _Member(directories)
 
     def add(self, member: object, confinement: Confinement) -> None:
-        """Add the confinement of a member's process."""
         with self._changing:
             self._members[member].confinements.append(confinement)
 
@@ -90,11 +88,7 @@ class TrustDomain:
     # Resources for its members' processes
 
     def take(self) -> int:
-        """Return a user or group id: one that :attr:`Confinement.users` allows if one is left.
-
-        Raises:
-            NoUsersError: there is none at all.
-        """
+        """Return a user or group id: one that :attr:`Confinement.users` allows if one is left."""
         assert self._users is not None
         with self._changing:
             if self._block is None:
@@ -113,11 +107,7 @@ class TrustDomain:
         self._users.give_back(number)
 
     def make_scratch(self, uid: int, gid: int) -> str:
-        """Create a private directory that forks can reach.
-
-        Raises:
-            OSError: no place is usable.
-        """
+        """Create a private directory that forks can reach."""
         with self._changing:
             if not self._common_scratch:
                 self._common_scratch = self._scratch.make_common()
@@ -147,9 +137,7 @@ class TrustDomain:
     def confinement(self) -> Confinement:
         """Return the confinement of the members' zygote: it may do whatever any of them may. Blocking.
 
-        Raises:
-            OSError: there is no place for its own files.
-            LookupError: it has no members any more.
+        Raises LookupError if it has no members any more.
         """
         with self._changing:
             members = list(self._members.values())

@@ -1,4 +1,4 @@
-"""User ids for models' processes, from a range that nothing else on this machine uses."""
+"""User ids for models' processes, from a range that nothing else on this machine uses, and the end of their processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,82 @@ import logging
 import os
 import secrets
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pybackend.sandbox.leftovers import users_with_processes
-
 log = logging.getLogger(__name__)
+
+_KILL_ALL = "import os, signal; os.kill(-1, signal.SIGKILL)"
+_TIMEOUT_S = 20.0
+_MOST_ROUNDS = 5
+
+
+def end_processes_of(uid: int, gid: int) -> bool:
+    """Kill every process of a user; True if none remains.
+
+    A process of that user sends the signal: the kernel then delivers it to all of the user's processes at once, so that
+    none can escape by forking, and to no others.
+    """
+    for _ in range(_MOST_ROUNDS):
+        if not any(_processes_of(uid)):
+            return True
+        try:
+            _kill_all_as(uid, gid)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.warning("cannot kill the processes of user %d: %s", uid, error)
+            return False
+    return not any(_processes_of(uid))
+
+
+def users_with_processes(numbers: Collection[int]) -> set[int]:
+    """Return those of these ids that running processes have as a user or group."""
+    return {uid for users, _ in _running((b"Uid", b"Gid", b"Groups")) for uid in users if uid in numbers}
+
+
+def _kill_all_as(uid: int, gid: int) -> None:
+    shell = ["/bin/sh", "-c", "kill -9 -1"]
+    python = [sys.executable, "-I", "-S", "-c", _KILL_ALL]
+    for command in (shell, python):
+        try:
+            # The sender does not signal itself, so it exits with a status, which does not matter.
+            subprocess.run(
+                command,
+                user=uid,
+                group=gid,
+                extra_groups=[],
+                env={},
+                cwd="/",
+                capture_output=True,
+                check=False,
+                timeout=_TIMEOUT_S,
+            )
+        except (FileNotFoundError, PermissionError):
+            continue  # there is no such program, or that user cannot run it
+        return
+    raise FileNotFoundError("there is neither a shell nor a Python that other users can run")
+
+
+def _processes_of(uid: int) -> Iterator[int]:
+    return (pid for users, pid in _running() if uid in users)
+
+
+def _running(kinds: Iterable[bytes] = (b"Uid",)) -> Iterator[tuple[set[int], int]]:
+    """Yield ids (of users, or other ``kinds``) and process id of running processes; zombies are left out."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"{entry.path}/status", "rb") as file:
+                    lines = dict(line.split(b":", 1) for line in file)
+            except OSError:
+                continue  # it is gone already
+            if lines[b"State"].split()[0] not in {b"Z", b"X"}:
+                yield {int(number) for name in kinds for number in lines[name].split()}, int(entry.name)
+
 
 PER_SERVER = 4096
 """User ids per running server. Each server on a machine has a separate range."""
@@ -46,9 +113,6 @@ class UserRange:
     A lock on a file reserves the range, in a directory that only the superuser can enter: the range is free again when
     this process is gone, however it ends. The file stores the next id, for the next server too: files that one user has
     left in ``/tmp`` belong to no other until all ids have had their turn.
-
-    Args:
-        directories: places for the locks, the best first.
     """
 
     def __init__(self, directories: Iterable[Path] | None = None) -> None:
@@ -62,11 +126,7 @@ class UserRange:
         self._changing = threading.Lock()  # models load concurrently, in threads
 
     def take(self) -> int:
-        """Return an id that no process has.
-
-        Raises:
-            NoUsersError: there is none.
-        """
+        """Return an id that no process has."""
         with self._changing:
             if self._claim < 0:
                 self._open()
@@ -80,11 +140,7 @@ class UserRange:
         raise NoUsersError(f"all {self._count} users for models are taken")
 
     def take_block(self) -> range:
-        """Return consecutive ids that no process has.
-
-        Raises:
-            NoUsersError: there are none.
-        """
+        """Return consecutive ids that no process has."""
         with self._changing:
             if self._claim < 0:
                 self._open()
@@ -104,7 +160,6 @@ class UserRange:
             self._taken.difference_update(numbers)
 
     def close(self) -> None:
-        """Give up the range."""
         if self._claim >= 0:
             os.close(self._claim)
             self._claim = -1

@@ -37,9 +37,7 @@ def confine(
     """Confine this process for the rest of its life.
 
     Args:
-        confinement: its permissions.
         keep: descriptors to keep open, besides the standard ones.
-        load_filter: loads the system call filter.
 
     Returns:
         For every layer the reason why it is not in force, or an empty text.

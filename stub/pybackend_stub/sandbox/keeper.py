@@ -6,7 +6,7 @@ become its children, and it ends when it has none.
 
 The confinement arrives on standard input; its variables are the program's whole environment, and the program's standard
 input is empty. After the program's output this process writes a NUL and the program's end, see
-:class:`pybackend_wire.ending.Ending`.
+:class:`pybackend_wire.confinement.Ending`.
 """
 
 import os
@@ -18,8 +18,7 @@ from typing import Dict, List, Optional, Set
 from pybackend_stub.process import die_with_host
 from pybackend_stub.sandbox.confine import ConfinementError, confine
 from pybackend_stub.sandbox.kernel import prctl
-from pybackend_wire.confinement import Confinement
-from pybackend_wire.ending import Ending
+from pybackend_wire.confinement import Confinement, Ending
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 

@@ -11,11 +11,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def syscall(number: int, *arguments: "Any") -> int:
-    """Call the kernel; integers are passed in full register width, other arguments as ctypes passes them.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Call the kernel; integers are passed in full register width, other arguments as ctypes passes them."""
     return bound(number, *arguments)()
 
 
@@ -34,11 +30,7 @@ def bound(number: int, *arguments: "Any") -> "Callable[[], int]":
 
 
 def prctl(option: int, value: int = 0, second: int = 0) -> int:
-    """Read or change an attribute of this process.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Read or change an attribute of this process."""
     words = [ctypes.c_ulong(word) for word in (value, second, 0, 0)]
     result = int(_libc.prctl(option, *words))
     if result < 0:

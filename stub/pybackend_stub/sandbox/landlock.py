@@ -62,12 +62,7 @@ def restrict(known: int, paths: "Iterable[Sequence[str]]", network: bool) -> Non
     """Allow access only to these paths from now on, and signals and inspection only within this domain.
 
     Args:
-        known: the kernel's :func:`version`.
         paths: with access letters of :mod:`pybackend_wire.confinement`; missing paths and paths with links are skipped.
-        network: whether TCP may be used.
-
-    Raises:
-        OSError: the kernel refuses.
     """
     handled = _handled(known)
     words = [handled]
@@ -118,8 +113,7 @@ def _allow(ruleset: int, paths: "Iterable[Sequence[str]]", handled: int) -> None
 def _opened(path: str) -> int:
     """Open a path that contained no links when the host checked it; a link added since would lead elsewhere.
 
-    Raises:
-        OSError: the path does not exist, or contains a link.
+    Raises OSError if the path does not exist, or contains a link.
     """
     if path.startswith("/proc/"):
         return os.open(path, os.O_PATH | os.O_CLOEXEC)  # the kernel's own links, such as /proc/self

@@ -45,10 +45,9 @@ def install(confinement: Confinement, signals_are_scoped: bool, *, for_one_progr
     """Load the filter for the rest of this process's life and for everything it starts.
 
     Args:
-        confinement: its permissions.
         signals_are_scoped: whether Landlock keeps it from signalling other processes.
         for_one_program: whether it will still become another program although it may start none: see
-            :mod:`pybackend_stub.sandbox.one_program`.
+            :mod:`pybackend_stub.sandbox.enter`.
 
     Returns:
         The descriptor of the listener that is asked before it becomes one, 0 if there is none.

@@ -69,8 +69,6 @@ class Machine(NamedTuple):
         attributes: read the extended attributes of the file at a path, which Landlock does not control either. Those of
             an open file are not listed: Landlock controls the opening.
         starting: create a process or run a program; except ``clone``, which also makes threads.
-        checked: calls whose arguments are checked.
-        capset: sets capabilities.
     """
 
     audit: int

@@ -17,7 +17,7 @@ import pytest
 from pybackend.ipc.channel import MESSAGES_AT_ONCE, StubChannel
 from pybackend.ipc.stub_messages import FreeInput, NeedOutput, Readiness
 from pybackend.ipc.unwanted_descriptors import refuses_descriptors
-from pybackend.process.stub_ends import connected_ends
+from pybackend.process.stub_process import connected_ends
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_wire.codec import available, encode_frame
 from pybackend_wire.errors import RemoteProtocolError
@@ -38,7 +38,7 @@ class HostEnd:
         self.messages, self.tails, self.ends = [], [], []
         self.changed = asyncio.Event()
         self.channel = StubChannel(self.loop, ours, self.on_messages, self.on_end)
-        self.channel.use_codec(codec)
+        self.channel.codec = codec
 
     def on_messages(self, messages, tail):
         self.messages += messages
@@ -97,7 +97,7 @@ def test_messages_of_one_turn_are_one_frame(codec):
     async def scenario(end):
         stub = HostChannel(end.theirs.detach())
         stub.use_codec(codec)
-        end.channel.use_codec(codec)
+        end.channel.codec = codec
         offsets = [end.channel.append_tail(data) for data in (b"abc", b"", b"defgh")]
         for number in range(3):
             end.channel.post(Detach(number))

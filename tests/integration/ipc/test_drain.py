@@ -90,7 +90,7 @@ def test_a_channel_that_is_closed_keeps_nothing():
         channel.close()
         channel.post_attach(Attach(1, 1, SegmentRole.INPUT), theirs.fileno())
         channel.post(NoOutput())
-        assert not channel._descriptors
+        assert not channel._writer._descriptors
         assert not channel._messages
 
     with theirs:

@@ -10,13 +10,13 @@ import pytest
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import ModelLoadError
 from pybackend.frontend.calls.services import ModelServices
-from pybackend.instance.plan import LoadPlan
 from pybackend.instance.session import StubSession
+from pybackend.instance.settings import StubSettings
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
-from pybackend.process.launch import StubLaunch
 from pybackend.process.launcher import StubLauncher
+from pybackend.process.stub_process import StubLaunch
 from pybackend.sandbox.model_sandbox import InstanceSandbox, ModelFiles, ModelSandbox
 from pybackend.sandbox.options import SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox
@@ -61,9 +61,9 @@ def loaded(tmp_path, confinement):
         launcher = StubLauncher(stage_bundle())
         launch = StubLaunch(sandbox=None if confinement is None else sandbox(tmp_path, confinement))
         process = await launcher.start(launch)
-        plan = LoadPlan(launch, ModelToLoad(str(model), "m", "m_0", str(tmp_path)), 1 << 20)
+        settings = StubSettings(launch, ModelToLoad(str(model), "m", "m_0", str(tmp_path)), 1 << 20)
         services = ModelServices(SharedCore())
-        session = StubSession(process, plan, None, unexpected, lambda *_: None, HANDLERS, unexpected, services)
+        session = StubSession(process, settings, None, unexpected, lambda *_: None, HANDLERS, unexpected, services)
         try:
             async with asyncio.timeout(60):
                 await session.load(None)

@@ -14,11 +14,10 @@ from pybackend_sdk.response import InferenceResponse
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.client_memory import ClientMemory
 from pybackend_stub.memory import StubMemory
-from pybackend_stub.receiver import Receiver
+from pybackend_stub.receiver import Receiver, WaitingCore
 from pybackend_stub.responder import Responder
 from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.tensor_io import OutputWriter
-from pybackend_stub.waiting_core import WaitingCore
 from pybackend_wire.codec import JSON, encode_frame
 from pybackend_wire.framing import FrameDecoder
 from pybackend_wire.host_messages import Flow, encoded

@@ -17,8 +17,7 @@ from pybackend_wire import host_messages, messages
 from pybackend_wire import stub_messages as said
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
 from pybackend_wire.framing import Frame
-from pybackend_wire.messages import TAIL, HostMessage, SegmentRole, StubMessage
-from pybackend_wire.states import LEGAL, StubState
+from pybackend_wire.messages import LEGAL, TAIL, HostMessage, SegmentRole, StubMessage, StubState
 from pybackend_wire.stub_messages import encoded
 
 PLACE = messages.TensorPlace("OUT", "FP32", (2, 2), TAIL, 0, 16)

@@ -15,7 +15,7 @@ from pybackend.inference.request import ParameterValue
 from pybackend.model.cache.entry import CachedOutput, CachedResponse, weight_bytes_of
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.observability.log_lines import one_line
-from pybackend_wire.bytes_check import element_problem
+from pybackend_wire.bytes_tensor import element_problem
 from pybackend_wire.dtypes import ITEMSIZE
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pybackend.environment.survey import survey
+from pybackend.environment.inspection import survey
 from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource

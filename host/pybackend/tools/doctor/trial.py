@@ -11,11 +11,9 @@ from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import PybackendError
 from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
-from pybackend.process.launch import StubLaunch
 from pybackend.process.launcher import StubLauncher
 from pybackend.process.orphans import Orphans
-from pybackend.process.stub_ends import connected_ends
-from pybackend.process.stub_process import StubProcess
+from pybackend.process.stub_process import StubLaunch, StubProcess, connected_ends
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.environment import archive_key
+from pybackend.environment import cache as cache_module
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.unpacking import Cancelled
@@ -57,11 +57,11 @@ def test_an_archive_is_unpacked_once_however_it_is_named(cache, archive, never, 
 @pytest.mark.spec("pb-V02")
 def test_a_touched_archive_is_hashed_again_a_changed_one_is_unpacked_again(cache, archive, never, monkeypatch):
     hashed = []
-    original = archive_key.key_of
+    original = cache_module.key_of
     monkeypatch.setattr("pybackend.environment.cache.key_of", lambda *given: hashed.append(1) or original(*given))
     path = archive(CONTENT)
     os.utime(path, (1_600_000_000, 1_600_000_000))
-    monkeypatch.setattr(archive_key, "_YOUNG_NS", -1)
+    monkeypatch.setattr(cache_module, "_YOUNG_NS", -1)
 
     def was_unpacked():
         before = len(hashed)
@@ -374,13 +374,14 @@ def test_the_usual_place(monkeypatch, tmp_path):
 
 
 def test_what_hooks_set_is_remembered_until_the_environment_is_removed(cache, archive, never):
-    effect = HookEffect({"A": "1"}, path=("/env/x",))
+    effect = HookEffect({"A": "\udcff"}, path=("/env/x",))  # a value need not be text
     with holding(cache, archive(CONTENT), never) as held:
         assert cache.hook_effect(held.key) is None
         cache.keep_hook_effect(held.key, effect)
         assert cache.hook_effect(held.key) == effect
-        (cache.directory / f"{held.key}.hooks").write_text("damaged")
-        assert cache.hook_effect(held.key) is None
+        for damaged in ("damaged", "[]", '{"variables": 3}'):
+            (cache.directory / f"{held.key}.hooks").write_text(damaged)
+            assert cache.hook_effect(held.key) is None
     assert cache.remove(held.key)
     assert os.listdir(cache.directory) == []
 

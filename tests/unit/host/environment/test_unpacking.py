@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from pybackend.environment import archive as archive_module
-from pybackend.environment.unpacking import Cancelled, Inventory, unpack
+from pybackend.environment.unpacking import Cancelled, unpack
 from pybackend.errors import ModelEnvironmentError
 from tests.unit.host.environment.conftest import files, header, tar_of
 
@@ -62,7 +62,6 @@ def test_an_archive_is_unpacked_as_it_was_packed(compress, form, archive, tmp_pa
     assert modes == {"bin": 0o755, "bin/python3.12": 0o755, "share/terminfo/x": 0o755, "empty": 0o644}
     assert inventory.differences(directory, contents=True) == []
     assert inventory.total_bytes == 2 * 7000 + 4 + 6
-    assert Inventory.from_json(inventory.to_json()) == inventory
 
 
 def test_compiled_files_stay_valid(archive, tmp_path):
@@ -300,12 +299,6 @@ def test_what_was_altered_is_found(archive, tmp_path):
         "share/terminfo/x: altered",
     ]
     assert len(inventory.differences(directory, contents=False)) == 3
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": {"a": 1}, "links": {}}', '{"files": 1, "links": 2}'])
-def test_an_inventory_that_is_none_is_refused(text):
-    with pytest.raises(ValueError):
-        Inventory.from_json(text)
 
 
 def test_reading_needs_no_second_pass(archive):

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.ipc.client_region import ClientRegion
-from pybackend.ipc.client_regions import LONGEST_NAME, MOST_REGIONS, ClientRegions
+from pybackend.ipc.client_regions import LONGEST_NAME, MOST_REGIONS, ClientRegion, ClientRegions
 from pybackend.ipc.segment import RESERVED_PREFIX
 from tests.support.client_memory import client_region
 

@@ -8,8 +8,7 @@ import pytest
 
 from pybackend.errors import InferenceError, ModelConfigError
 from pybackend.sandbox.grant import Grant
-from pybackend.sandbox.limits import resource_limits
-from pybackend.sandbox.options import SandboxOptions
+from pybackend.sandbox.options import SandboxOptions, resource_limits
 
 LIMITS = resource_limits("standard", SandboxOptions(), own_user=False)
 

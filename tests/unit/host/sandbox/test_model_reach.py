@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.sandbox.model_reach import Blocked, ModelReach, Needs, Part
-from pybackend.sandbox.process_user import given_user, separate_user
+from pybackend.sandbox.model_reach import Blocked, ModelReach, Needs, Part, given_user, separate_user
 from pybackend.sandbox.reach import Obstacle
 
 NUMBER = 1_879_000_000

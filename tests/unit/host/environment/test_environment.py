@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pybackend.environment.activation import activation_variables
+from pybackend.environment.environment import activation_variables
 from pybackend.environment.manifest import EnvironmentManifest
 
 HOST = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/opt/host/lib"}

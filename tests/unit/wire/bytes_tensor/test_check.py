@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from pybackend_wire.bytes_check import element_problem
-from pybackend_wire.bytes_tensor import encode_elements
+from pybackend_wire.bytes_tensor import element_problem, encode_elements
 
 LENGTHS = {
     "short": (0, 60),

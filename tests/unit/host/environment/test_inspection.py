@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from pybackend.environment.survey import survey
+from pybackend.environment.inspection import survey
 from pybackend.errors import ModelEnvironmentError
 from tests.unit.host.environment.conftest import files, header, tar_of
 

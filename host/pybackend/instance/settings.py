@@ -1,4 +1,4 @@
-"""The plan of an instance, and the states of its life."""
+"""The settings of an instance and of its stubs, and the states of its life."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pybackend.inference.tensor import Buffer
 from pybackend.instance.debugging import Terminal
 from pybackend.ipc.arena import TensorBudget
 from pybackend.modelconfig.warmup import WarmupSample
-from pybackend.process.launch import StubLaunch
+from pybackend.process.stub_process import StubLaunch
 from pybackend_wire.host_messages import Initialize, ModelToLoad
 
 READINESS_LIMIT_S = 5.0
@@ -43,18 +43,13 @@ def no_clients(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable
 
 
 @dataclass(frozen=True)
-class LoadPlan:
+class StubSettings:
     """What a stub of an instance loads: all that is known before the model has completed its configuration.
 
     Attributes:
-        launch: how to start the process.
-        model: what it imports, and under which name.
         output_memory_limit_bytes: most that the instance's output segments may hold together.
         namespace: of the model; ``""`` on a server without namespaces.
-        disconnect_slow_clients: called when output memory is short.
-        budget: the memory for the tensors of all models; None for no limit.
         callers: the model's processes, as those who answer their calls see them.
-        terminal: lent to the model's debugger; None if there is none.
     """
 
     launch: StubLaunch
@@ -78,22 +73,18 @@ class OutputListener(Protocol):
 
 
 @dataclass(frozen=True)
-class InstancePlan:
+class InstanceSettings:
     """How an instance serves once its model is loaded, and how it is brought back when its stub dies.
 
     Attributes:
-        load: what its next stub loads.
-        initialize: what a stub that has loaded the model is told.
         execution_limit_s: how long ``execute`` may run before the stub is killed; 0 for as long as it likes.
         readiness_limit_s: how long ``is_ready`` may take to answer one who asks; None for as long as it likes.
         restart_limit: restarts in a row, none of which lived for a minute, before the instance is given up; 0 for none.
         restart_retry_s: how often an instance that was given up is tried again; 0 for never.
         cancels_calls: a cancelled request cancels the calls that the model makes for it.
-        warmup: samples to run before requests are taken.
-        outputs: is told of the model's outputs; None if nobody wants to know.
     """
 
-    load: LoadPlan
+    stub: StubSettings
     initialize: Initialize
     execution_limit_s: float = 0
     readiness_limit_s: float | None = READINESS_LIMIT_S
