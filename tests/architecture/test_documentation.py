@@ -14,7 +14,7 @@ from pybackend.frontend.calls import model_calls, open_bytes
 from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
 from pybackend.inference import tensor
 from pybackend.instance import model_instance as backoff
-from pybackend.instance import plan, prefetch, services, session
+from pybackend.instance import prefetch, services, session, settings
 from pybackend.ipc import channel, stub_messages
 from pybackend.model.ensemble import run as ensemble_run
 from pybackend.modelconfig import options
@@ -71,7 +71,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
     ("page", "sentence"),
     [
         ("architecture/calls", f"more than {model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait"),
-        ("architecture/calls", f"nobody waits for more than {plan.READINESS_LIMIT_S:.0f} seconds"),
+        ("architecture/calls", f"nobody waits for more than {settings.READINESS_LIMIT_S:.0f} seconds"),
         ("architecture/memory", f"Copies of {tensor.LARGE_COPY_BYTES >> 20} MB and more"),
         ("architecture/failure", {10: "after [ten restarts]"}[options.DEFAULT_RESTART_LIMIT]),
         ("authors/bls", f"Tensors of {tensor.LARGE_COPY_BYTES >> 20} MB and more"),
@@ -81,7 +81,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
             "authors/ensembles",
             f"while a step behind it has {ensemble_run.MOST_INFLIGHT} requests of this one request",
         ),
-        ("authors/life-cycle", f"takes longer than {plan.READINESS_LIMIT_S:.0f} seconds"),
+        ("authors/life-cycle", f"takes longer than {settings.READINESS_LIMIT_S:.0f} seconds"),
         ("authors/life-cycle", f"After {options.DEFAULT_RESTART_LIMIT} restarts in a row"),
         ("operators/limits", f"| {model_calls.MOST_OPEN_CALLS:,} |"),
         ("operators/limits", f"| {open_bytes.MOST_OPEN_BYTES >> 20} MB | the call raises |"),
