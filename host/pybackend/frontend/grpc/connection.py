@@ -11,14 +11,12 @@ from typing import Any
 
 from pybackend.engine.admission import Admission
 from pybackend.frontend.flow import STALLED_SECONDS, UNCOUNTED_BYTES, Flow, Transfer, unsent_bytes
-from pybackend.frontend.grpc.call import Call
-from pybackend.frontend.grpc.dispatch import MakeCall
+from pybackend.frontend.grpc.call import Call, InboundMessages
 from pybackend.frontend.grpc.errors import CallError
-from pybackend.frontend.grpc.fast_path import FastPath
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.grpc.keepalive import Advice, Age, Keepalive, Stage
-from pybackend.frontend.grpc.refused_call import RefusedCall
+from pybackend.frontend.grpc.method_table import MethodTable
 from pybackend.frontend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.slices import Slices, TurnShare
@@ -51,8 +49,7 @@ class GrpcConnection(asyncio.Protocol):
 
     Args:
         frontend: state shared by all connections.
-        make_call: makes the object that answers a call.
-        fast: remembers recurring calls; None if nothing is remembered.
+        methods: begins calls.
         loop: the event loop.
 
     Attributes:
@@ -65,12 +62,9 @@ class GrpcConnection(asyncio.Protocol):
         arriving_count: calls of which a large message is arriving.
     """
 
-    def __init__(
-        self, frontend: GrpcFrontend, make_call: MakeCall, fast: FastPath | None, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, frontend: GrpcFrontend, methods: MethodTable, loop: asyncio.AbstractEventLoop) -> None:
         self.frontend = frontend
-        self._make_call = make_call
-        self._fast = fast
+        self._methods = methods
         self.loop = loop
         self.address = ""
         self.is_secure = False
@@ -169,7 +163,7 @@ class GrpcConnection(asyncio.Protocol):
         if expected is None or expected[1] < least_bytes:
             return None
         call = expected[0].receiver
-        room = call.room if isinstance(call, Call) else None
+        room = call.messages.room if isinstance(call, Call) and call.messages is not None else None
         return None if room is None or len(room) < least_bytes else room[: expected[1]]
 
     def _received_directly(self, count: int) -> None:
@@ -178,9 +172,10 @@ class GrpcConnection(asyncio.Protocol):
         assert expected is not None
         call = expected[0].receiver
         assert isinstance(call, Call)
+        assert call.messages is not None
         self.flow.received_bytes += count
         self._active_at = self.frontend.seconds
-        call.stored(count)
+        call.messages.stored(count)
         try:
             self.http2.payload_stored(count)
         except RemoteProtocolError as error:
@@ -270,14 +265,14 @@ class GrpcConnection(asyncio.Protocol):
             call_head = head.user_data = CallHead(head, self.frontend.policy)
         elif call_head.takes_shortcut:  # type: ignore[attr-defined]
             head.takes_whole = head.content_length is None
-        call = (self._make_call if call_head.refusal is None else RefusedCall)(self, stream, call_head)  # type: ignore[arg-type,attr-defined]
+        call = self._methods.begin(self, stream, call_head)  # type: ignore[arg-type]
         if ended:
             call.on_trailers(())
         return call
 
     def on_whole_request(self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int) -> Call | None:
         """A whole call with a known head has arrived."""
-        return None if self._fast is None else self._fast.take(self, stream, head, data, start, stop)
+        return self._methods.begin_known(self, stream, head, data, start, stop)
 
     def on_ping_acknowledged(self, payload: bytes) -> None:
         """The client is alive."""
@@ -305,17 +300,17 @@ class GrpcConnection(asyncio.Protocol):
     @property
     def unread(self) -> Iterable[InferenceResponse]:
         """Responses that must stay in memory until the client has read them."""
-        return chain(self._when_written, *(call.unreleased for call in self.calls()))
+        return chain(self._when_written, *(call.answer.unreleased for call in self.calls() if call.answer is not None))
 
     @property
     def arriving(self) -> Iterable[Admission]:
         """The admissions of requests whose tensors are arriving in models' memory."""
-        return () if self.transport.is_closing() else chain(*(call.arriving for call in self.calls()))
+        return () if self.transport.is_closing() else chain(*(messages.arriving for messages in self._inbound()))
 
     def drop(self) -> None:
         """Disconnect a client that is too slow."""
-        for call in self.calls():
-            call.give_up_arriving()
+        for messages in self._inbound():
+            messages.give_up_arriving()
         self.transport.abort()
 
     # Once a second
@@ -345,13 +340,19 @@ class GrpcConnection(asyncio.Protocol):
         unread = http2.waiting_bytes
         if unread > max(held, UNCOUNTED_BYTES) and not self.arriving_count:
             return Transfer.OPEN_WINDOW
-        if http2.is_amid_frame or ((held or self.arriving_count) and any(call.is_incomplete for call in self.calls())):
+        if http2.is_amid_frame or (
+            (held or self.arriving_count) and any(messages.is_incomplete for messages in self._inbound())
+        ):
             return Transfer.SEND
         return Transfer.OPEN_WINDOW if unread else None
 
     def calls(self) -> list[Call]:
         """The calls that have not ended."""
         return [stream.receiver for stream in self.http2.streams.values() if isinstance(stream.receiver, Call)]
+
+    def _inbound(self) -> list[InboundMessages]:
+        """The messages that are arriving."""
+        return [call.messages for call in self.calls() if call.messages is not None]
 
     def _end_stalled_calls(self) -> None:
         for stream in self.http2.stalled_streams():
