@@ -14,7 +14,7 @@ from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import INTERNAL, OK_TRAILERS, SHUTTING_DOWN, CallError, answer_head, trailers_only
 from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.head import CallHead, Refusal
-from pybackend.frontend.http2 import Fields, RemoteProtocolError, Stream
+from pybackend.frontend.http2 import Fields, RemoteProtocolError, Stream, StreamReceiver
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.frontend.traced import begin_trace, is_chosen
 from pybackend.inference.request import InferenceRequest
@@ -79,7 +79,7 @@ class Handler:
 _NOBODY = Handler()
 
 
-class Call:
+class Call(StreamReceiver):
     """A call, from its head to its end.
 
     Attributes:
@@ -116,7 +116,7 @@ class Call:
         if head.timeout_s is not None:
             self._timer = connection.loop.call_later(head.timeout_s, self._deadline_passed)
 
-    # What the stream says
+    # Events of the stream
 
     def on_data(self, payload: bytes | memoryview, ended: bool) -> None:
         """A piece of the client's messages."""
@@ -312,7 +312,7 @@ class Call:
 
 
 class InboundMessages:
-    """What has arrived of a call's messages and was not answered yet.
+    """The bytes of a call's messages that have arrived and are not answered yet.
 
     Attributes:
         is_busy: it is read in slices, because it is large, compressed or many: further messages wait.

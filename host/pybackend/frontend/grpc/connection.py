@@ -274,12 +274,6 @@ class GrpcConnection(asyncio.Protocol):
         """A whole call with a known head has arrived."""
         return self._methods.begin_known(self, stream, head, data, start, stop)
 
-    def on_ping_acknowledged(self, payload: bytes) -> None:
-        """The client is alive."""
-
-    def on_goaway(self, code: int, debug: bytes) -> None:
-        """The client is about to leave."""
-
     # Memory for slow clients
 
     def count_held(self, difference: int) -> None:
