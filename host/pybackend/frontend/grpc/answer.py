@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding, deflated
-from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import OK_TRAILERS, CallError, answer_head, trailers, trailers_only
 from pybackend.frontend.grpc.framing import PREFIX
+from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http2 import ErrorCode, Stream
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.response import InferenceResponse
@@ -61,10 +61,8 @@ class Answer:
         unreleased: responses whose memory is not sent yet.
     """
 
-    def __init__(
-        self, connection: CallConnection, stream: Stream, record: RequestRecord | None, coding: str = ""
-    ) -> None:
-        self.connection = connection
+    def __init__(self, peer: Peer, stream: Stream, record: RequestRecord | None, coding: str = "") -> None:
+        self.peer = peer
         self.stream = stream
         self.record = record
         self._coding = coding
@@ -90,7 +88,7 @@ class Answer:
         pieces = message.pieces
         self.stream.send_data(b"".join((PREFIX.pack(0, message.nbytes), pieces[0])))
         for piece in pieces[1:]:
-            self.stream.send_data(bytes(piece) if self.connection.is_secure else memoryview(piece))
+            self.stream.send_data(bytes(piece) if self.peer.is_secure else memoryview(piece))
         if message.borrows_memory:
             self.unreleased = [*self.unreleased, response]
             if not self.stream.waiting_bytes:
@@ -122,7 +120,7 @@ class Answer:
         """Release responses whose memory was sent, as soon as the transport has let it go."""
         unreleased, self.unreleased = self.unreleased, ()
         for response in unreleased:
-            self.connection.release_when_written(response)
+            self.peer.release_when_written(response)
 
     def drop(self) -> None:
         """Send nothing more: the stream has gone."""
@@ -145,10 +143,8 @@ class _Job(NamedTuple):
 class CompressedAnswer:
     """An answer whose large messages are compressed in slices, before they go out by a plain answer."""
 
-    def __init__(
-        self, connection: CallConnection, stream: Stream, record: RequestRecord | None, compression: Compression
-    ) -> None:
-        self._plain = Answer(connection, stream, record, compression.coding.value)
+    def __init__(self, peer: Peer, stream: Stream, record: RequestRecord | None, compression: Compression) -> None:
+        self._plain = Answer(peer, stream, record, compression.coding.value)
         self._compression = compression
         self._jobs: deque[_Job] = deque()
         self._queued_bytes = 0
@@ -222,7 +218,7 @@ class CompressedAnswer:
             self._jobs.append(job)
         elif not self._step(job):
             self._jobs.append(job)
-            self._plain.connection.slices.add(self._go_on)
+            self._plain.peer.slices.add(self._go_on)
 
     def _step(self, job: _Job) -> bool:
         """Do a slice of a job; True if it is done."""
@@ -247,7 +243,7 @@ class CompressedAnswer:
             stream.reset(ErrorCode.INTERNAL_ERROR)
             call.on_reset(ErrorCode.INTERNAL_ERROR, None)
             return False
-        self._plain.connection.flush_soon()
+        self._plain.peer.flush_soon()
         if jobs:
             return True
         if not stream.waiting_bytes:

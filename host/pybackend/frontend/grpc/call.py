@@ -10,11 +10,11 @@ from pybackend.engine.admission import Admission
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.answer import Answer, CompressedAnswer, Compression, stop_receiving
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
-from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import INTERNAL, OK_TRAILERS, SHUTTING_DOWN, CallError, answer_head, trailers_only
 from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.head import CallHead, Refusal
-from pybackend.frontend.http2 import Fields, RemoteProtocolError, Stream, StreamReceiver
+from pybackend.frontend.grpc.peer import Peer
+from pybackend.frontend.http2 import Fields, RemoteProtocolError, ServerConnection, Stream, StreamReceiver
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.frontend.traced import begin_trace, is_chosen
 from pybackend.inference.request import InferenceRequest
@@ -83,7 +83,7 @@ class Call(StreamReceiver):
     """A call, from its head to its end.
 
     Attributes:
-        connection: the client's connection.
+        peer: the client.
         stream: the answer goes there. While it is receiving, the client may send further messages.
         head: the call's head.
         handler: answers its messages; one without work once the call is over.
@@ -106,15 +106,15 @@ class Call(StreamReceiver):
     _received_then = -1
     _timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
-        self.connection = connection
+    def __init__(self, peer: Peer, stream: Stream, head: CallHead) -> None:
+        self.peer = peer
         self.stream = stream
         self.head = head
-        request_log = connection.frontend.request_log
+        request_log = peer.frontend.request_log
         if request_log.on:
-            self.record = request_log.begin("grpc", connection.address, b"POST", head.path.encode("latin-1"))
+            self.record = request_log.begin("grpc", peer.address, b"POST", head.path.encode("latin-1"))
         if head.timeout_s is not None:
-            self._timer = connection.loop.call_later(head.timeout_s, self._deadline_passed)
+            self._timer = peer.loop.call_later(head.timeout_s, self._deadline_passed)
 
     # Events of the stream
 
@@ -142,7 +142,7 @@ class Call(StreamReceiver):
     def on_reset(self, _code: int, error: RemoteProtocolError | None) -> None:
         """The client has cancelled the call, or its connection has ended."""
         if error is not None:
-            self.connection.frontend.malformed(str(error), self.connection.address)
+            self.peer.frontend.malformed(str(error), self.peer.address)
         if not self.is_over:
             self._cancel(GrpcStatus.CANCELLED)
         if self.answer is not None:
@@ -196,7 +196,7 @@ class Call(StreamReceiver):
             self._received_then = -1
         elif self._received_then == self.received_bytes:
             message = "the client has sent no part of its message for a minute"
-            self.connection.frontend.malformed(message, self.connection.address)
+            self.peer.frontend.malformed(message, self.peer.address)
             self.fail(CallError(GrpcStatus.DEADLINE_EXCEEDED, message))
         else:
             self._received_then = self.received_bytes
@@ -207,9 +207,9 @@ class Call(StreamReceiver):
         """The messages of the answer."""
         if self.answer is None:
             if self.compression is None:
-                self.answer = Answer(self.connection, self.stream, self.record)
+                self.answer = Answer(self.peer, self.stream, self.record)
             else:
-                self.answer = CompressedAnswer(self.connection, self.stream, self.record, self.compression)
+                self.answer = CompressedAnswer(self.peer, self.stream, self.record, self.compression)
         return self.answer
 
     def reply(self, pieces: Sequence[Buffer], nbytes: int) -> None:
@@ -231,10 +231,10 @@ class Call(StreamReceiver):
         """The only message of a successful call was sent with its trailers. The client had sent one message in one piece."""
         self.is_over = True
         self.handler = _NOBODY
-        self.connection.frontend.answers.ok += 1
+        self.peer.frontend.answers.ok += 1
         if self._timer is not None:
             self.forget_deadline()
-        self.connection.flush_soon()
+        self.peer.flush_soon()
 
     def fail(self, error: CallError) -> None:
         """End the call with a status, and everything that it has begun."""
@@ -249,7 +249,7 @@ class Call(StreamReceiver):
 
     def failed(self, error: Exception) -> None:
         """End the call, because its messages could not be handled."""
-        frontend, address = self.connection.frontend, self.connection.address
+        frontend, address = self.peer.frontend, self.peer.address
         if isinstance(error, InferenceError):
             frontend.refused(error, address)
             self.fail(CallError.of(error))
@@ -262,7 +262,7 @@ class Call(StreamReceiver):
 
     def refuse(self, refusal: Refusal) -> None:
         """End the call by its head."""
-        self.connection.frontend.malformed(refusal.message, self.connection.address, refusal.reason)
+        self.peer.frontend.malformed(refusal.message, self.peer.address, refusal.reason)
         self._end(refusal.status)
         self.stream.send_headers(refusal.answer, end=True)
         stop_receiving(self.stream)
@@ -276,7 +276,7 @@ class Call(StreamReceiver):
         self._timer = None
         if not self.is_over:
             self.fail(CallError(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded"))
-            self.connection.flush_soon()
+            self.peer.flush_soon()
 
     def forget_deadline(self) -> None:
         """The deadline does not matter any more."""
@@ -293,7 +293,7 @@ class Call(StreamReceiver):
         """Count the end, and let go what the call has. A name as status is that of a refusal."""
         self.is_over = True
         self.handler = _NOBODY
-        answers, record = self.connection.frontend.answers, self.record
+        answers, record = self.peer.frontend.answers, self.record
         if status is GrpcStatus.OK:
             answers.ok += 1
         else:
@@ -320,7 +320,7 @@ class InboundMessages:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        handler, limits = call.handler, call.connection.frontend.limits
+        handler, limits = call.handler, call.peer.frontend.limits
         self._reader = MessageReader(call.head.encoding, limits, handler.most_bytes, handler.refusal)
         self._arriving: ArrivingRequest | None = None
         self._unreturned_bytes = self._counted_bytes = 0
@@ -355,7 +355,7 @@ class InboundMessages:
         call, reader = self._call, self._reader
         try:
             while not (self.is_busy or call.is_over) and call.handler.accepts_messages() and self._read_next():
-                if reader.held_bytes and call.handler.accepts_messages() and call.connection.turn_share.is_used_up():
+                if reader.held_bytes and call.handler.accepts_messages() and call.peer.turn_share.is_used_up():
                     self._read_later()
             if not call.is_over:
                 self._settle()
@@ -373,7 +373,7 @@ class InboundMessages:
                 self._read_later()
                 return False
             self._arriving = None
-            self._call.connection.arriving_count -= 1
+            self._call.peer.arriving_count -= 1
             handler.on_arrived(arriving)
             return True
         large = reader.take_large(LARGE_MESSAGE_BYTES) if handler.takes_large else None
@@ -393,26 +393,26 @@ class InboundMessages:
         return True
 
     def _begin_large(self, nbytes: int, pieces: Sequence[bytes | memoryview | bytearray]) -> None:
-        connection = self._call.connection
+        peer = self._call.peer
         self._arriving = self._call.handler.begin_large(nbytes)
-        connection.arriving_count += 1
-        connection.flow.begin_sending()
+        peer.arriving_count += 1
+        peer.flow.begin_sending()
         for piece in pieces:
             self._arriving.feed(piece)
 
     def _read_later(self) -> None:
         """Go on in another turn of the loop."""
         self.is_busy = True
-        self._call.connection.slices.add(self._read_on)
+        self._call.peer.slices.add(self._read_on)
 
     def _read_on(self) -> bool:
         call = self._call
         self.is_busy = False
         if not call.is_over:
             self.read()
-            if call.connection.frontend.closing:
+            if call.peer.frontend.closing:
                 call.shut_down()
-            call.connection.flush_soon()
+            call.peer.flush_soon()
         return False
 
     def _check_end(self) -> None:
@@ -435,7 +435,7 @@ class InboundMessages:
         if arriving is not None:
             counted += arriving.private_bytes
         if counted != self._counted_bytes:
-            call.connection.count_held(counted - self._counted_bytes)
+            call.peer.flow.hold(call.peer.flow.held_bytes + counted - self._counted_bytes)
             self._counted_bytes = counted
         waits = held > 0 and (self.is_busy or not call.handler.accepts_messages())
         unreturned = self._unreturned_bytes
@@ -475,19 +475,29 @@ class InboundMessages:
         """The call is over: let go all that has arrived."""
         call = self._call
         if self._counted_bytes:
-            call.connection.count_held(-self._counted_bytes)
+            call.peer.flow.hold(call.peer.flow.held_bytes - self._counted_bytes)
         if self._unreturned_bytes:
             call.stream.give_back(self._unreturned_bytes)
         self._reader.clear()
         if self._arriving is not None:
             self._arriving.release()
             self._arriving = None
-            call.connection.arriving_count -= 1
+            call.peer.arriving_count -= 1
+
+
+def open_calls(http2: ServerConnection) -> list[Call]:
+    """The calls of a connection that have not ended."""
+    return [stream.receiver for stream in http2.streams.values() if isinstance(stream.receiver, Call)]
+
+
+def open_messages(http2: ServerConnection) -> list[InboundMessages]:
+    """The messages of a connection that have arrived in part, or wait."""
+    return [call.messages for call in open_calls(http2) if call.messages is not None]
 
 
 def note_request(call: Call, admission: Admission, request: InferenceRequest, began_ns: int = 0) -> RequestTrace | None:
     """Note a request in the call's record, and begin its trace if it is chosen. For calls of which anything may be noted."""
-    head, record, tracer = call.head, call.record, call.connection.frontend.engine.tracer
+    head, record, tracer = call.head, call.record, call.peer.frontend.engine.tracer
     if record is not None:
         record.asks(admission.model_name, admission.model_version, request.id)
         record.continues(head.metadata.get(b"traceparent"))

@@ -50,7 +50,7 @@ class InferHandler(Handler):
         """Submit the request."""
         self._check_first()
         call, fast = self._call, self._fast
-        frontend = call.connection.frontend
+        frontend = call.peer.frontend
         if frontend.closing:
             call.fail(SHUTTING_DOWN)
             return
@@ -76,14 +76,14 @@ class InferHandler(Handler):
     def begin_large(self, nbytes: int) -> ArrivingRequest:
         """Receive the request's tensors directly."""
         self._check_first()
-        connection = self._call.connection
-        if connection.frontend.engine.tracer.active:
+        peer = self._call.peer
+        if peer.frontend.engine.tracer.active:
             self._began_ns = time.monotonic_ns()
-        return ArrivingRequest(nbytes, connection, _SENDER, drops_rest=False)
+        return ArrivingRequest(nbytes, peer, _SENDER, drops_rest=False)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
         """Submit the request."""
-        if self._call.connection.frontend.closing:
+        if self._call.peer.frontend.closing:
             arrived.release()
             self._call.fail(SHUTTING_DOWN)
             return
@@ -124,7 +124,7 @@ class InferHandler(Handler):
         if call.head.forwarded is not None:
             add_parameters(request, call.head.forwarded)
         self._format = plan.output_format
-        frontend = call.connection.frontend
+        frontend = call.peer.frontend
         if call.record is not None or frontend.engine.tracer.active:
             trace = note_request(call, admission, request, self._began_ns)
             if trace is not None:
@@ -135,7 +135,7 @@ class InferHandler(Handler):
         call = self._call
         if call.record is not None and model_name and not call.record.about:
             call.record.asks(model_name)
-        call.connection.frontend.refused(error, call.connection.address, model_name)
+        call.peer.frontend.refused(error, call.peer.address, model_name)
         call.fail(CallError.of(error))
 
     def on_half_close(self) -> None:
@@ -168,13 +168,13 @@ class InferHandler(Handler):
                 response.release()
                 call.replied()
                 return
-        call.connection.flush_soon()
+        call.peer.flush_soon()
         if response.error is not None:
             call.fail(CallError.of(response.error))
             return
         assert self._format is not None
         try:
-            encoded = encode_message(response, self._format, call.connection.frontend.headers)
+            encoded = encode_message(response, self._format, call.peer.frontend.headers)
         except InferenceError as error:
             response.release()
             call.fail(CallError.of(error))

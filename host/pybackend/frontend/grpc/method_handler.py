@@ -103,12 +103,12 @@ class MethodHandler(Handler):
             self.kept_bytes = len(message)
         # A read may have calls of a thousand streams: each of them begins in another turn of the loop.
         self._waiting = message
-        self._call.connection.slices.add(self._begin)
+        self._call.peer.slices.add(self._begin)
 
     def _begin(self) -> bool:
         message, self._waiting = self._waiting, None
         if message is not None:
-            self._task = self._call.connection.loop.create_task(self._answer(message))
+            self._task = self._call.peer.loop.create_task(self._answer(message))
         return False
 
     def on_half_close(self) -> None:
@@ -157,6 +157,6 @@ class MethodHandler(Handler):
         else:
             call.reply((answer,), len(answer))
         call.go_on()
-        if call.connection.frontend.closing:
+        if call.peer.frontend.closing:
             call.shut_down()
-        call.connection.flush_soon()
+        call.peer.flush_soon()

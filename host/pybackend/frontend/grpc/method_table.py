@@ -5,7 +5,6 @@ from __future__ import annotations
 from pybackend.engine.refusals import RefusalReason
 from pybackend.frontend.grpc.answer import chosen_compression
 from pybackend.frontend.grpc.call import Call, Handler
-from pybackend.frontend.grpc.call_connection import CallConnection
 from pybackend.frontend.grpc.errors import trailers_only
 from pybackend.frontend.grpc.fast_path import FastPath
 from pybackend.frontend.grpc.framing import PREFIX, PREFIX_BYTES
@@ -14,6 +13,7 @@ from pybackend.frontend.grpc.head import CallHead, Refusal
 from pybackend.frontend.grpc.infer_handler import InferHandler
 from pybackend.frontend.grpc.method_handler import MethodHandler
 from pybackend.frontend.grpc.methods import INFERENCE, methods
+from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.stream_handler import StreamInferHandler
 from pybackend.frontend.http2 import RequestHead, Stream
 from pybackend.protocol.grpc.status import GrpcStatus
@@ -31,9 +31,9 @@ class MethodTable:
         self._level = frontend.settings.compression_level
         self._fast = None if frontend.memory is None else FastPath(frontend, frontend.memory)
 
-    def begin(self, connection: CallConnection, stream: Stream, head: CallHead) -> Call:
+    def begin(self, peer: Peer, stream: Stream, head: CallHead) -> Call:
         """A call whose head has arrived; it may be over already."""
-        call = Call(connection, stream, head)
+        call = Call(peer, stream, head)
         path = head.path
         if head.refusal is not None:
             call.refuse(head.refusal)
@@ -58,7 +58,7 @@ class MethodTable:
             call.compression = chosen_compression(self._level, accepted)
 
     def begin_known(
-        self, connection: CallConnection, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
+        self, peer: Peer, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
     ) -> Call | None:
         """A whole call with a known head. None if its body, between two offsets, must take the ordinary way."""
         call_head: CallHead = head.user_data  # type: ignore[assignment]
@@ -67,7 +67,7 @@ class MethodTable:
             start += PREFIX_BYTES
             known = None if flag or size != stop - start else self._fast.known(data, start, stop)
             if known is not None:
-                call = Call(connection, stream, call_head)
+                call = Call(peer, stream, call_head)
                 call.handler = handler = InferHandler(call, self._fast)
                 if handler.submit_known(known):
                     return call

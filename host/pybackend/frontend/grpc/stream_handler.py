@@ -80,7 +80,7 @@ class StreamInferHandler(Handler):
 
     def on_message(self, message: bytes) -> None:
         """Submit a request."""
-        frontend = self._call.connection.frontend
+        frontend = self._call.peer.frontend
         name = request_id = ""
         try:
             parts, _ = frontend.split(message)
@@ -91,7 +91,7 @@ class StreamInferHandler(Handler):
 
     def begin_large(self, nbytes: int) -> ArrivingRequest:
         """Receive a request's tensors directly."""
-        return ArrivingRequest(nbytes, self._call.connection, _SENDER, drops_rest=True)
+        return ArrivingRequest(nbytes, self._call.peer, _SENDER, drops_rest=True)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
         """Submit a request."""
@@ -101,7 +101,7 @@ class StreamInferHandler(Handler):
             self._refuse(error, arrived.model_name, arrived.request_id)
 
     def _submit(self, admission: Admission, plan: InferPlan) -> None:
-        if self._call.connection.frontend.closing:
+        if self._call.peer.frontend.closing:
             admission.release()
             raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)
         call = self._call
@@ -109,13 +109,13 @@ class StreamInferHandler(Handler):
             add_parameters(plan.request, call.head.forwarded)
         request = _Request(ordered=not admission.is_decoupled)
         request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
-        if call.record is not None or call.connection.frontend.engine.tracer.active:
+        if call.record is not None or call.peer.frontend.engine.tracer.active:
             request.trace = note_request(call, admission, plan.request)
         request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
         self._add(request)
 
     def _refuse(self, error: InferenceError, model_name: str, request_id: str) -> None:
-        self._call.connection.frontend.refused(error, self._call.connection.address, model_name)
+        self._call.peer.frontend.refused(error, self._call.peer.address, model_name)
         request = _Request(ordered=True)
         request.response = encode_stream_error(error, request_id)
         self._add(request)
@@ -145,7 +145,7 @@ class StreamInferHandler(Handler):
                 request.response.release()
         self._dropped = list(requests)
         if self._drop_some():
-            self._call.connection.slices.add(self._drop_some)
+            self._call.peer.slices.add(self._drop_some)
 
     def _drop_some(self) -> bool:
         """Cancel some requests of many; True if there are more. Streams with thousands of them may end together."""
@@ -165,7 +165,7 @@ class StreamInferHandler(Handler):
         if self._call.is_over:
             response.release()
             return
-        self._call.connection.flush_soon()
+        self._call.peer.flush_soon()
         if not request.ordered:
             self._send_response(request, response)
             if response.final and not self._call.is_over:
@@ -196,7 +196,7 @@ class StreamInferHandler(Handler):
             response.release()
             return
         try:
-            encoded = encode_stream_message(response, request.format, self._call.connection.frontend.headers)
+            encoded = encode_stream_message(response, request.format, self._call.peer.frontend.headers)
         except InferenceError as error:
             self._send_error(error, response)
             return
@@ -232,11 +232,11 @@ class StreamInferHandler(Handler):
         if request.trace is not None:
             request.trace.sent()
         if was_full:
-            self._call.connection.loop.call_soon(self._go_on_soon)
+            self._call.peer.loop.call_soon(self._go_on_soon)
         self.on_half_close()
-        if self._call.connection.frontend.closing:
+        if self._call.peer.frontend.closing:
             self._call.shut_down()
 
     def _go_on_soon(self) -> None:
         self._call.go_on()
-        self._call.connection.flush_soon()
+        self._call.peer.flush_soon()
