@@ -14,7 +14,15 @@ import h2.config
 import h2.connection
 import h2.events
 
-from pybackend.frontend.http2 import AnswerForm, Config, HeaderBlock, RequestHead, ServerConnection, Stream
+from pybackend.frontend.http2 import (
+    AnswerForm,
+    Config,
+    HeaderBlock,
+    RequestHead,
+    ServerConnection,
+    Stream,
+    StreamReceiver,
+)
 from tests.bench import progress
 from tests.bench.plan import Plan
 
@@ -94,14 +102,8 @@ class _Ours:
         stream.respond_in(_FORM, _ANSWER_BYTES, (_ANSWER,))
         return _OurCall(self, stream)
 
-    def on_ping_acknowledged(self, payload: bytes, /) -> None:
-        pass
 
-    def on_goaway(self, code: int, debug: bytes, /) -> None:
-        pass
-
-
-class _OurCall:
+class _OurCall(StreamReceiver):
     __slots__ = ("_server", "_stream")
 
     def __init__(self, server: _Ours, stream: Stream) -> None:
@@ -113,15 +115,6 @@ class _OurCall:
         if ended:
             self._server.answered += 1
             self._stream.respond(_HEAD, _ANSWER, _TRAILERS)
-
-    def on_trailers(self, trailers: object, /) -> None:
-        pass
-
-    def on_reset(self, code: int, error: Exception | None, /) -> None:
-        pass
-
-    def on_drained(self) -> None:
-        pass
 
 
 class _H2:

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 import hpack
 
-from pybackend.frontend.http2 import Config, HeaderBlock, RemoteProtocolError, RequestHead, ServerConnection, Stream
+from pybackend.frontend.http2 import (
+    Config,
+    HeaderBlock,
+    RemoteProtocolError,
+    RequestHead,
+    ServerConnection,
+    Stream,
+    StreamReceiver,
+)
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -71,7 +79,7 @@ def headers(stream_id: int, *fields: tuple[Any, Any], flags: int = END_HEADERS |
     return frame(HEADERS, flags, stream_id, block(*(fields or POST)))
 
 
-class Call:
+class Call(StreamReceiver):
     """Notes what it hears of one stream."""
 
     def __init__(self, server: Server, stream: Stream, head: RequestHead) -> None:
@@ -122,12 +130,6 @@ class Server:
         call = self.calls[stream.id] = Call(self, stream, head)
         call.ended = ended
         return call
-
-    def on_ping_acknowledged(self, payload: bytes, /) -> None:
-        self.events.append(("ping", payload))
-
-    def on_goaway(self, code: int, debug: bytes, /) -> None:
-        self.events.append(("goaway", code, debug))
 
     def receive(self, data: bytes, *, bytewise: bool = False) -> None:
         """Let bytes arrive, in one piece or one by one."""

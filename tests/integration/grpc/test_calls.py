@@ -149,10 +149,10 @@ def test_waiting_messages_count_as_well(port):
             client.send(stream, infer_message(100_000) * 3)
             (connection,) = port.frontend.connections
             while (
-                port.frontend.client_memory.used_bytes <= connection.flow.held_bytes + 256 * 1024
+                port.frontend.client_memory.used_bytes <= connection.peer.flow.held_bytes + 256 * 1024
             ):  # the answers count too
                 await client.settled()
-            assert connection.flow.held_bytes > 300_000
+            assert connection.peer.flow.held_bytes > 300_000
 
     port(scenario)
 
@@ -194,7 +194,7 @@ def test_who_alternates_between_two_tasks_is_slow_at_both(port):
                 client.write(frame[10:])
                 await client.settled()
                 port.advance(1)
-            assert connection.flow.pace.is_slow
+            assert connection.peer.flow.pace.is_slow
 
     port(scenario)
 

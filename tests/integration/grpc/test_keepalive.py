@@ -114,12 +114,12 @@ def test_a_silent_client_is_asked_and_closed(port):
             (connection,) = port.frontend.connections
             port.advance(9)
             assert not connection.http2.has_output
-            connection.transport.pause_reading()  # the answer does not arrive
+            connection.peer.transport.pause_reading()  # the answer does not arrive
             port.advance(1)
             port.advance(4)
-            assert not connection.transport.is_closing()
+            assert not connection.peer.transport.is_closing()
             port.advance(1)
-            assert connection.transport.is_closing()
+            assert connection.peer.transport.is_closing()
             await client.closed()
 
     port(scenario, time_s=10, timeout_s=5)

@@ -12,6 +12,7 @@ import uvloop
 from tritonclient.grpc import service_pb2
 
 from pybackend.frontend.flow import SLOW_AFTER_SECONDS
+from pybackend.frontend.grpc.call import open_calls, open_messages
 from pybackend_wire.bytes_tensor import encode_elements
 from tests.integration.models.conftest import running_engine
 from tests.support import http2
@@ -183,13 +184,13 @@ def test_a_client_that_leaves_in_the_middle_of_a_tensor(port, leave):
         client.send(stream, whole[:1_000_000])
         await client.settled()
         (connection,) = opened.frontend.connections
-        assert connection.arriving_count == 1
+        assert connection.peer.arriving_count == 1
         if leave == "disconnect":
             client.write(http2.frame(http2.DATA, 0, stream, whole[1_000_000:])[:200_000])
             return
         client.write(http2.frame(http2.RST_STREAM, 0, stream, http2.u32(8)))
         await client.settled()
-        assert connection.arriving_count == 0
+        assert connection.peer.arriving_count == 0
         assert connection.http2.unreturned_bytes == 0
         assert (await client.status(call(client, whole)))[0] == "0"
 
@@ -244,7 +245,7 @@ long_work = pytest.mark.parametrize(("make", "wanted"), LONG_WORK.values(), ids=
 
 async def reading(port):
     """Returns while a large message is being read in slices."""
-    while not any(call.is_reading for connection in port.frontend.connections for call in connection.calls()):  # noqa: ASYNC110
+    while not any(each.is_busy for connection in port.frontend.connections for each in open_messages(connection.http2)):  # noqa: ASYNC110
         await asyncio.sleep(0)  # the server shares this loop
 
 
@@ -281,8 +282,8 @@ def test_a_call_that_is_cancelled_while_its_message_is_read(port, make, wanted, 
         client.write(http2.frame(http2.RST_STREAM, 0, stream, http2.u32(8)))
         await client.settled()
         (connection,) = opened.frontend.connections
-        assert not connection.calls()
-        assert (connection.flow.held_bytes, connection.arriving_count) == (0, 0)
+        assert not open_calls(connection.http2)
+        assert (connection.peer.flow.held_bytes, connection.peer.arriving_count) == (0, 0)
         stream = call(client, request(np.zeros(1, np.float32)))
         assert (await client.status(stream))[0] == "0"
 

@@ -94,14 +94,16 @@ def test_a_large_tensor_that_is_not_used_any_more(tmp_path, end):
         if end == "deadline":
             assert (await client.status(stream))[0] == "4"
         else:
-            assert connection.arriving_count == 1
+            assert connection.peer.arriving_count == 1
             unload = framed(service_pb2.RepositoryModelUnloadRequest(model_name="numbers").SerializeToString())
             assert (await client.status(client.call(UNLOAD, unload)))[0] == "0"
             client.send(stream, whole[500_000:], ended=True)
             status, message = await client.status(stream)
             assert status in {"5", "14"}, message
             assert "'numbers'" in message
-        assert connection.arriving_count == connection.http2.unreturned_bytes == connection.flow.held_bytes == 0
+        assert (
+            connection.peer.arriving_count == connection.http2.unreturned_bytes == connection.peer.flow.held_bytes == 0
+        )
         assert port.frontend.client_memory.used_bytes == 0
 
     run(scenario, tmp_path, ("numbers",))

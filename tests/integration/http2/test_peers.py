@@ -116,12 +116,6 @@ class ServerProtocol(asyncio.Protocol):
     def on_request(self, stream, head, ended, /):
         return Exchange(stream, head, ended)
 
-    def on_ping_acknowledged(self, payload, /):
-        pass
-
-    def on_goaway(self, code, debug, /):
-        pass
-
 
 def _serve(config, *command):
     """Run a program against a server; returns its exit status and output. ``{}`` in its arguments stands for the address."""

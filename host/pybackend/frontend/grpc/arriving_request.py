@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.grpc.call_connection import CallConnection
+from pybackend.frontend.grpc.peer import Peer
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_in_steps
 from pybackend.protocol.grpc.arriving import ArrivingMessage
@@ -23,7 +23,7 @@ class ArrivingRequest:
 
     Args:
         nbytes: size of the message.
-        connection: where it arrives.
+        peer: the client.
         sender: the client's properties.
         drops_rest: after an error, the rest of the message must be received and dropped, because others follow it.
 
@@ -33,18 +33,18 @@ class ArrivingRequest:
         left_bytes: bytes of the message that have not arrived.
     """
 
-    def __init__(self, nbytes: int, connection: CallConnection, sender: Sender, *, drops_rest: bool) -> None:
+    def __init__(self, nbytes: int, peer: Peer, sender: Sender, *, drops_rest: bool) -> None:
         self.model_name = self.request_id = ""
         self.left_bytes = nbytes
-        self._connection = connection
-        self._frontend = connection.frontend
+        self._peer = peer
+        self._frontend = peer.frontend
         self._sender = sender
         self._drops_rest = drops_rest
         self._admission: Admission | None = None
         self._error: InferenceError | None = None
         self._plan: InferPlan | None = None
         self._work: Steps[InferPlan] | None = None
-        limits = connection.frontend.limits
+        limits = peer.frontend.limits
         # It refers to this object: it is let go with the last byte, or the two would outlast the call.
         self._message: ArrivingMessage | None = ArrivingMessage(
             nbytes, limits, self._plan_of, self._make_room, self._drop_slowest_sender
@@ -75,7 +75,7 @@ class ArrivingRequest:
                 self._refuse(error)
 
     def stored(self, count: int) -> None:
-        """Record that the next bytes were written to :attr:`room`."""
+        """RequestRecord that the next bytes were written to :attr:`room`."""
         self.left_bytes -= count
         assert self._message is not None
         try:
@@ -141,7 +141,7 @@ class ArrivingRequest:
         self._refuse(InferenceError("the client was too slow, and others needed the memory", ErrorCode.UNAVAILABLE))
 
     def _drop_slowest_sender(self) -> bool:
-        return self._connection.flow.drop_other_sender(self._admission)
+        return self._peer.flow.drop_other_sender(self._admission)
 
     def _refuse(self, error: InferenceError) -> None:
         self._error = error.again()  # the frames of the first one refer to this object

@@ -1,90 +1,51 @@
-"""One call: the messages of a stream in both directions, its deadline and its end."""
+"""A call: it reads its client's messages, its handler answers them, and it ends with a status."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pybackend.engine.admission import Admission
 from pybackend.errors import InferenceError
+from pybackend.frontend.grpc.answer import Answer, CompressedAnswer, Compression, stop_receiving
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
-from pybackend.frontend.grpc.call_connection import CallConnection
-from pybackend.frontend.grpc.call_record import answer_head, end_record, status_name
-from pybackend.frontend.grpc.errors import (
-    HEAD,
-    INTERNAL,
-    OK_TRAILERS,
-    SHUTTING_DOWN,
-    CallError,
-    trailers,
-    trailers_only,
-)
+from pybackend.frontend.grpc.errors import INTERNAL, OK_TRAILERS, SHUTTING_DOWN, CallError, answer_head, trailers_only
 from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
-from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.http2 import ErrorCode, Fields, RemoteProtocolError, Stream
+from pybackend.frontend.grpc.head import CallHead, Refusal
+from pybackend.frontend.grpc.peer import Peer
+from pybackend.frontend.http2 import Fields, RemoteProtocolError, ServerConnection, Stream, StreamReceiver
 from pybackend.frontend.request_log import RequestRecord
-from pybackend.inference.response import InferenceResponse
-from pybackend.protocol.grpc.response import EncodedMessage
+from pybackend.frontend.traced import begin_trace, is_chosen
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.tensor import Buffer
+from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.protocol.grpc.status import GrpcStatus
 
 log = logging.getLogger(__name__)
 
 
-class Call:
-    """A call; subclasses answer its messages.
+class Handler:
+    """Answers the messages of one call. The methods are those of a handler without work; subclasses replace those that they need.
 
     Attributes:
-        connection: the client's connection.
-        stream: the answer goes there.
-        head: the call's head.
-        half_closed: the client sends no more messages.
-        is_over: the end was sent, or the call was cancelled.
-        is_reading: messages that have arrived are read in slices: a large one, or many; further ones must wait.
+        most_bytes: the limit of a message, which is refused before it has arrived.
+        refusal: the error for larger messages; None for the usual one.
+        takes_large: large messages are infer requests, which :meth:`begin_large` receives; others are collected.
+        kept_bytes: size of the message that is being answered, if the handler keeps it meanwhile and it is large.
     """
 
-    # Defaults of the class, which most calls never change: making a call is a good part of a small one.
-    half_closed = False
-    is_over = False
-    is_reading = False
-    _reader: MessageReader | None = None
-    _arriving: ArrivingRequest | None = None
-    _inflates = False
-    _received_bytes = _returned_bytes = _counted_bytes = 0
-    _answered_bytes = 0
-    """Size of the message that is being answered, if a subclass keeps it meanwhile and it is large."""
-    _received_then = -1
-    unreleased: Sequence[InferenceResponse] = ()
-    _timer: asyncio.TimerHandle | None = None
-    _record: RequestRecord | None = None
-
-    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
-        self.connection = connection
-        self.stream = stream
-        self.head = head
-        request_log = connection.frontend.request_log
-        if request_log.on:
-            self._record = request_log.begin("grpc", connection.address, b"POST", head.path.encode("latin-1"))
-        if head.timeout_s is not None:
-            self._timer = connection.loop.call_later(head.timeout_s, self._deadline_passed)
-
-    # For subclasses
+    most_bytes = LARGEST_MESSAGE_BYTES
+    refusal: CallError | None = None
+    takes_large = False
+    kept_bytes = 0
 
     def on_message(self, message: bytes) -> None:
-        """Called with each message; errors end the call.
+        """Called with each message.
 
         Raises:
             CallError, InferenceError: the call ends with this status.
         """
-        raise NotImplementedError
-
-    refusal: CallError | None = None
-    """The error for larger messages than :attr:`most_bytes`; None for the usual one."""
-
-    most_bytes = LARGEST_MESSAGE_BYTES
-    """The limit of a message, which is refused before it has arrived."""
-    receives_large = False
-    """Large messages are infer requests, which :meth:`begin_large` receives; others are collected."""
 
     def begin_large(self, nbytes: int) -> ArrivingRequest:
         """Called with the size of a large message when its first bytes have arrived; raises as :meth:`on_message` does."""
@@ -92,13 +53,15 @@ class Call:
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
         """Called when the whole of a large message has arrived; raises as :meth:`on_message` does."""
-        raise NotImplementedError
 
     def on_half_close(self) -> None:
-        """Called after the last message."""
+        """Called after the last message; raises as :meth:`on_message` does."""
 
     def on_cancelled(self) -> None:
         """Called when nobody waits for the answer any more: the client has gone, or the call has failed."""
+
+    def on_writable(self) -> None:
+        """Called when the client has taken everything that was sent."""
 
     def is_working(self) -> bool:
         """True while a message that has arrived is being answered."""
@@ -109,43 +72,270 @@ class Call:
         return False
 
     def accepts_messages(self) -> bool:
-        """False while further messages must wait; :meth:`go_on` then continues."""
+        """False while further messages must wait; :meth:`Call.go_on` then continues."""
         return True
 
-    def on_writable(self) -> None:
-        """Called when the client has taken everything that was sent."""
 
-    # The client's side
+_NOBODY = Handler()
+
+
+class Call(StreamReceiver):
+    """A call, from its head to its end.
+
+    Attributes:
+        peer: the client.
+        stream: the answer goes there. While it is receiving, the client may send further messages.
+        head: the call's head.
+        handler: answers its messages; one without work once the call is over.
+        messages: what has arrived and was not answered yet; None if that is nothing.
+        answer: the messages of the answer; None before there are any, and for a whole small answer.
+        compression: of the answer; None if it is not compressed.
+        record: of the call, for the log and its trace; None if nobody wants it.
+        received_bytes: size of the client's messages.
+        is_over: the end was sent, or the call was cancelled.
+    """
+
+    # Defaults of the class, which most calls never change: making a call is a good part of a small one.
+    handler = _NOBODY
+    messages: InboundMessages | None = None
+    answer: Answer | CompressedAnswer | None = None
+    compression: Compression | None = None
+    record: RequestRecord | None = None
+    received_bytes = 0
+    is_over = False
+    _received_then = -1
+    _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, peer: Peer, stream: Stream, head: CallHead) -> None:
+        self.peer = peer
+        self.stream = stream
+        self.head = head
+        request_log = peer.frontend.request_log
+        if request_log.on:
+            self.record = request_log.begin("grpc", peer.address, b"POST", head.path.encode("latin-1"))
+        if head.timeout_s is not None:
+            self._timer = peer.loop.call_later(head.timeout_s, self._deadline_passed)
+
+    # Events of the stream
 
     def on_data(self, payload: bytes | memoryview, ended: bool) -> None:
         """A piece of the client's messages."""
-        if self.is_over:
-            self.stream.give_back(len(payload))
-            return
-        self.half_closed = ended
         size = len(payload)
-        self._received_bytes += size
-        message = None
-        if self._arriving is not None:
-            payload = self._feed(self._arriving, payload)
-        elif self._reader is None:
-            message = whole_message(payload) if self.accepts_messages() else None
+        if self.is_over:
+            self.stream.give_back(size)
+            return
+        self.received_bytes += size
+        if self.messages is None:
+            message = whole_message(payload) if self.handler.accepts_messages() else None
             if message is not None:
-                self._returned_bytes += size
                 self.stream.give_back(size)
-        if message is None and payload:
-            if self._reader is None:
-                limits = self.connection.frontend.limits
-                self._reader = MessageReader(self.head.encoding, limits, self.most_bytes, self.refusal)
-            self._reader.feed(payload)
-        self.go_on(message)
+                self._handle(message)
+                return
+            self.messages = InboundMessages(self)
+        self.messages.feed(payload)
+        self.messages.read()
 
-    @staticmethod
-    def _feed(arriving: ArrivingRequest, payload: bytes | memoryview) -> bytes | memoryview:
-        """Give a large message its next bytes; returns those that follow it."""
-        rest = payload[arriving.left_bytes :]
-        arriving.feed(payload[: arriving.left_bytes] if rest else payload)
-        return rest
+    def on_trailers(self, _trailers: Fields) -> None:
+        """The client's messages have ended."""
+        self.go_on()
+
+    def on_reset(self, _code: int, error: RemoteProtocolError | None) -> None:
+        """The client has cancelled the call, or its connection has ended."""
+        if error is not None:
+            self.peer.frontend.malformed(str(error), self.peer.address)
+        if not self.is_over:
+            self._cancel(GrpcStatus.CANCELLED)
+        if self.answer is not None:
+            self.answer.drop()
+
+    def on_drained(self) -> None:
+        """Everything that was sent has been handed to the transport."""
+        if self.answer is not None:
+            self.answer.release_sent()
+        if not self.is_over:
+            self.handler.on_writable()
+        elif self.answer is not None:
+            self.answer.stop_receiving()
+        else:
+            stop_receiving(self.stream)
+
+    # Reading
+
+    def go_on(self) -> None:
+        """Answer what has arrived: the handler accepts messages again, or the client has sent the last one."""
+        if self.messages is not None:
+            self.messages.read()
+        elif not self.is_over:
+            self._handle(None)
+
+    def _handle(self, message: bytes | None) -> None:
+        """Answer a message, if there is one, and the end of messages."""
+        try:
+            if message is not None:
+                self.handler.on_message(message)
+            if not self.stream.receiving and not self.is_over and self.handler.accepts_messages():
+                self.handler.on_half_close()
+        except Exception as error:  # noqa: BLE001  whatever the client sent, it gets an answer
+            self.failed(error)
+
+    @property
+    def is_reading(self) -> bool:
+        """Messages are being read, or wait for that."""
+        messages = self.messages
+        return messages is not None and (messages.is_busy or messages.is_begun)
+
+    def check_progress(self) -> None:
+        """Called now and then: end a call of whose message nothing has come since the previous time."""
+        messages = self.messages
+        waits = self.handler.needs_message() if messages is None or not messages.is_busy else False
+        if (
+            self.is_over
+            or not self.stream.receiving
+            or not (waits or (messages is not None and messages.is_incomplete))
+        ):
+            self._received_then = -1
+        elif self._received_then == self.received_bytes:
+            message = "the client has sent no part of its message for a minute"
+            self.peer.frontend.malformed(message, self.peer.address)
+            self.fail(CallError(GrpcStatus.DEADLINE_EXCEEDED, message))
+        else:
+            self._received_then = self.received_bytes
+
+    # Answering
+
+    def open_answer(self) -> Answer | CompressedAnswer:
+        """The messages of the answer."""
+        if self.answer is None:
+            if self.compression is None:
+                self.answer = Answer(self.peer, self.stream, self.record)
+            else:
+                self.answer = CompressedAnswer(self.peer, self.stream, self.record, self.compression)
+        return self.answer
+
+    def reply(self, pieces: Sequence[Buffer], nbytes: int) -> None:
+        """Send the only message of a successful call, and end it. It is copied, and not compressed."""
+        head = answer_head(self.record)
+        self._end(sent_bytes=nbytes)
+        self.stream.respond(head, b"".join((PREFIX.pack(0, nbytes), *pieces)), OK_TRAILERS)
+        stop_receiving(self.stream)
+
+    # Ending
+
+    def finish(self) -> None:
+        """End a successful call."""
+        answer = self.open_answer()
+        self._end()
+        answer.end(None)
+
+    def replied(self) -> None:
+        """The only message of a successful call was sent with its trailers. The client had sent one message in one piece."""
+        self.is_over = True
+        self.handler = _NOBODY
+        self.peer.frontend.answers.ok += 1
+        if self._timer is not None:
+            self.forget_deadline()
+        self.peer.flush_soon()
+
+    def fail(self, error: CallError) -> None:
+        """End the call with a status, and everything that it has begun."""
+        if self.is_over:
+            return
+        self._cancel(error.status)
+        if self.answer is not None:
+            self.answer.end(error)
+        else:
+            self.stream.send_headers(trailers_only(error.status, error.message), end=True)
+            stop_receiving(self.stream)
+
+    def failed(self, error: Exception) -> None:
+        """End the call, because its messages could not be handled."""
+        frontend, address = self.peer.frontend, self.peer.address
+        if isinstance(error, InferenceError):
+            frontend.refused(error, address)
+            self.fail(CallError.of(error))
+        elif isinstance(error, CallError):
+            frontend.malformed(error.message, address)
+            self.fail(error)
+        else:
+            log.error("A gRPC call to %s failed", self.head.path, exc_info=error)
+            self.fail(INTERNAL)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End the call by its head."""
+        self.peer.frontend.malformed(refusal.message, self.peer.address, refusal.reason)
+        self._end(refusal.status)
+        self.stream.send_headers(refusal.answer, end=True)
+        stop_receiving(self.stream)
+
+    def shut_down(self) -> None:
+        """The server stops: the call ends once everything that has arrived is answered."""
+        if not (self.is_over or self.handler.is_working() or (self.messages is not None and self.messages.is_busy)):
+            self.fail(SHUTTING_DOWN)
+
+    def _deadline_passed(self) -> None:
+        self._timer = None
+        if not self.is_over:
+            self.fail(CallError(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+            self.peer.flush_soon()
+
+    def forget_deadline(self) -> None:
+        """The deadline does not matter any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancel(self, status: GrpcStatus) -> None:
+        handler = self.handler
+        self._end(status)
+        handler.on_cancelled()
+
+    def _end(self, status: GrpcStatus | str = GrpcStatus.OK, sent_bytes: int = 0) -> None:
+        """Count the end, and let go what the call has. A name as status is that of a refusal."""
+        self.is_over = True
+        self.handler = _NOBODY
+        answers, record = self.peer.frontend.answers, self.record
+        if status is GrpcStatus.OK:
+            answers.ok += 1
+        else:
+            status = status.name if isinstance(status, GrpcStatus) else status
+            answers.add(status)
+        if record is not None:
+            self.record = None
+            record.status = status.name if isinstance(status, GrpcStatus) else status
+            record.received_bytes = self.received_bytes
+            record.sent_bytes += sent_bytes
+            record.end()
+        self.forget_deadline()
+        if self.messages is not None:
+            self.messages.drop()
+            self.messages = None
+
+
+class InboundMessages:
+    """The bytes of a call's messages that have arrived and are not answered yet.
+
+    Attributes:
+        is_busy: it is read in slices, because it is large, compressed or many: further messages wait.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        handler, limits = call.handler, call.peer.frontend.limits
+        self._reader = MessageReader(call.head.encoding, limits, handler.most_bytes, handler.refusal)
+        self._arriving: ArrivingRequest | None = None
+        self._unreturned_bytes = self._counted_bytes = 0
+        self.is_busy = False
+
+    def feed(self, payload: bytes | memoryview) -> None:
+        """Take the next bytes of the client."""
+        self._unreturned_bytes += len(payload)
+        arriving = self._arriving
+        if arriving is not None:
+            rest = payload[arriving.left_bytes :]
+            arriving.feed(payload[: arriving.left_bytes] if rest else payload)
+            payload = rest
+        if payload:
+            self._reader.feed(payload)
 
     @property
     def room(self) -> memoryview | None:
@@ -155,168 +345,124 @@ class Call:
     def stored(self, count: int) -> None:
         """The next bytes of the client were written to :attr:`room`."""
         assert self._arriving is not None
-        self._received_bytes += count
+        self._call.received_bytes += count
+        self._unreturned_bytes += count
         self._arriving.stored(count)
-        self.go_on()
+        self.read()
 
-    def on_trailers(self, _trailers: Fields) -> None:
-        """The client's messages have ended."""
-        self.half_closed = True
-        self.go_on()
-
-    def go_on(self, message: bytes | None = None) -> None:
-        """Answer a message that has arrived whole, and those that the reader has."""
-        if self.is_over:
-            return
+    def read(self) -> None:
+        """Answer the messages that have arrived, as far as the handler accepts them."""
+        call, reader = self._call, self._reader
         try:
-            if message is not None:
-                self.on_message(message)
-            self._read()
-        except InferenceError as error:
-            self.connection.frontend.refused(error, self.connection.address)
-            self.fail(CallError.of(error))
-        except CallError as error:
-            self.connection.frontend.malformed(error.message, self.connection.address)
-            self.fail(error)
-        except Exception:  # the client gets an answer, whatever it sent
-            log.exception("A gRPC call to %s failed", self.head.path)
-            self.fail(INTERNAL)
+            while not (self.is_busy or call.is_over) and call.handler.accepts_messages() and self._read_next():
+                if reader.held_bytes and call.handler.accepts_messages() and call.peer.turn_share.is_used_up():
+                    self._read_later()
+            if not call.is_over:
+                self._settle()
+        except Exception as error:  # noqa: BLE001  whatever the client sent, it gets an answer
+            call.failed(error)
 
-    def _read(self) -> None:
-        while not self.is_over and self.accepts_messages() and self._read_message():
-            if self.held_bytes and self.accepts_messages() and self.connection.turn_share.is_used_up():
-                self.is_reading = True
-                self.connection.slices.add(self._read_on)
-                break
-        if not self.is_over:
-            self._settle()
-
-    def _read_on(self) -> bool:
-        """Answer the next messages of many."""
-        self.is_reading = False
-        self.go_on()
-        if self.connection.frontend.closing:
-            self.shut_down()
-        self.connection.flush_soon()
-        return False
-
-    def _read_message(self) -> bool:
-        """Answer the next message; False if more of it must come first."""
-        arriving, reader = self._arriving, self._reader
+    def _read_next(self) -> bool:
+        """Answer the next message; False if more of it must come or be done first."""
+        arriving, reader, handler = self._arriving, self._reader, self._call.handler
         if arriving is not None:
             if not arriving.is_complete:
                 self._check_end()
                 return False
             if arriving.read_on():
-                self.is_reading = True
-                self.connection.slices.add(self._read_slice)
-                return True
+                self._read_later()
+                return False
             self._arriving = None
-            self.connection.arriving_count -= 1
-            self.on_arrived(arriving)
+            self._call.peer.arriving_count -= 1
+            handler.on_arrived(arriving)
             return True
-        if reader is None:
-            self._check_end()
-            return False
-        large = reader.take_large(LARGE_MESSAGE_BYTES) if self.receives_large else None
-        if large is not None:
-            self._begin_arriving(*large)
-            return True
-        message = reader.next()
-        if message is None:
-            if reader.is_inflating:
-                self._inflate_soon()
-            else:
-                self._check_end()
-            return False
-        if self.receives_large and len(message) > LARGE_MESSAGE_BYTES:  # it was compressed
-            self._begin_arriving(len(message), [message])
-            return True
-        self.on_message(message)
+        large = reader.take_large(LARGE_MESSAGE_BYTES) if handler.takes_large else None
+        if large is None:
+            message = reader.next()
+            if message is None:
+                if reader.is_inflating:
+                    self._read_later()
+                else:
+                    self._check_end()
+                return False
+            if not handler.takes_large or len(message) <= LARGE_MESSAGE_BYTES:
+                handler.on_message(message)
+                return True
+            large = len(message), [message]  # it was compressed
+        self._begin_large(*large)
         return True
 
-    def _inflate_soon(self) -> None:
-        if not self._inflates:
-            self._inflates = True
-            self.connection.slices.add(self._inflate)
+    def _begin_large(self, nbytes: int, pieces: Sequence[bytes | memoryview | bytearray]) -> None:
+        peer = self._call.peer
+        self._arriving = self._call.handler.begin_large(nbytes)
+        peer.arriving_count += 1
+        peer.flow.begin_sending()
+        for piece in pieces:
+            self._arriving.feed(piece)
 
-    def _inflate(self) -> bool:
-        """Decompress the next slice of a message."""
-        self._inflates = False
-        self.go_on()
-        self.connection.flush_soon()
+    def _read_later(self) -> None:
+        """Go on in another turn of the loop."""
+        self.is_busy = True
+        self._call.peer.slices.add(self._read_on)
+
+    def _read_on(self) -> bool:
+        call = self._call
+        self.is_busy = False
+        if not call.is_over:
+            self.read()
+            if call.peer.frontend.closing:
+                call.shut_down()
+            call.peer.flush_soon()
         return False
 
-    def _begin_arriving(self, nbytes: int, pieces: Sequence[bytes | memoryview | bytearray]) -> None:
-        arriving = self._arriving = self.begin_large(nbytes)
-        self.connection.arriving_count += 1
-        self.connection.flow.begin_sending()
-        for piece in pieces:
-            arriving.feed(piece)
-
-    def _read_slice(self) -> bool:
-        """Do a slice of the work on a large message that has arrived; True if there is more."""
-        arriving = self._arriving
-        if self.is_over or arriving is None:
-            return False
-        try:
-            self.is_reading = arriving.read_on()
-        except Exception:  # the client gets an answer, whatever it sent
-            log.exception("A gRPC call to %s failed", self.head.path)
-            self.fail(INTERNAL)
-        self.go_on()
-        self.connection.flush_soon()
-        return self.is_reading and not self.is_over
-
     def _check_end(self) -> None:
-        if not self.half_closed:
+        """See what it means that no whole message is there."""
+        if self._call.stream.receiving:
             return
         if self._arriving is not None:
             missing = f"{self._arriving.left_bytes} bytes of it are missing"
             raise CallError(GrpcStatus.INTERNAL, f"the call ended in the middle of a message: {missing}")
-        if self.held_bytes:
-            rest = f"{self.held_bytes} bytes of it have arrived"
+        if self._reader.held_bytes:
+            rest = f"{self._reader.held_bytes} bytes of it have arrived"
             raise CallError(GrpcStatus.INTERNAL, f"the call ended in the middle of a message: {rest}")
-        self.on_half_close()
+        self._call.handler.on_half_close()
 
     def _settle(self) -> None:
         """Count the bytes that are held, and give the client back those of which more must follow, or which are used."""
-        unreturned = self._received_bytes - self._returned_bytes
-        reader = self._reader
-        held = 0
-        if reader is not None:
-            held = reader.held_bytes
-            if not held:
-                self._reader = None
-        counted = held + self._answered_bytes
-        if self._arriving is not None:
-            counted += self._arriving.private_bytes
-        is_inflating = reader is not None and reader.is_inflating
-        if reader is not None and is_inflating:
-            counted += reader.inflated_bytes
+        call, reader, arriving = self._call, self._reader, self._arriving
+        held = reader.held_bytes
+        counted = held + reader.inflated_bytes + call.handler.kept_bytes
+        if arriving is not None:
+            counted += arriving.private_bytes
         if counted != self._counted_bytes:
-            self.connection.count_held(counted - self._counted_bytes)
+            call.peer.flow.hold(call.peer.flow.held_bytes + counted - self._counted_bytes)
             self._counted_bytes = counted
-        waits = held > 0 and (is_inflating or not self.accepts_messages())
+        waits = held > 0 and (self.is_busy or not call.handler.accepts_messages())
+        unreturned = self._unreturned_bytes
         if waits:
             unreturned -= held
-        elif held and reader is not None:
+        elif held:
             reader.compact()  # the rest of this message may exceed the window
         if unreturned > 0:
-            self._returned_bytes += unreturned
-            self.stream.give_back(unreturned)
+            self._unreturned_bytes -= unreturned
+            call.stream.give_back(unreturned)
         if waits:
-            self.stream.lend(held - self.stream.lent_bytes)  # other streams must not wait for this one
+            call.stream.lend(held - call.stream.lent_bytes)  # other streams must not wait for this one
+        elif not (counted or self.is_busy or arriving):
+            call.messages = None
+
+    @property
+    def is_begun(self) -> bool:
+        """A part of a message has arrived."""
+        return self._arriving is not None or self._reader.held_bytes > 0
 
     @property
     def is_incomplete(self) -> bool:
         """The client has sent a part of a message, and must send the rest."""
-        reader = self._reader
-        begun = self._arriving is not None or (reader is not None and reader.held_bytes > 0 and not reader.is_inflating)
-        return begun and not self.is_over and self.accepts_messages()
+        return self.is_begun and not self.is_busy and self._call.handler.accepts_messages()
 
     @property
-    def arriving(self) -> Iterable[Admission]:
+    def arriving(self) -> Sequence[Admission]:
         """The admission of a request whose tensors are arriving in a model's memory."""
         return () if self._arriving is None else self._arriving.arriving
 
@@ -325,174 +471,36 @@ class Call:
         if self._arriving is not None:
             self._arriving.give_up()
 
-    def check_progress(self) -> None:
-        """Called now and then: end a call of whose message nothing has come since the previous time."""
-        if self.is_over or self.half_closed or not (self.needs_message() or self.is_incomplete):
-            self._received_then = -1
-        elif self._received_then == self._received_bytes:
-            message = "the client has sent no part of its message for a minute"
-            self.connection.frontend.malformed(message, self.connection.address)
-            self.fail(CallError(GrpcStatus.DEADLINE_EXCEEDED, message))
-        else:
-            self._received_then = self._received_bytes
-
-    def shut_down(self) -> None:
-        """The server stops: the call ends once everything that has arrived is answered."""
-        if not self.is_over and not self.is_working():
-            self.fail(SHUTTING_DOWN)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of messages that have arrived and were not answered yet."""
-        return 0 if self._reader is None else self._reader.held_bytes
-
-    def on_reset(self, _code: int, error: RemoteProtocolError | None) -> None:
-        """The client has cancelled the call, or its connection has ended."""
-        if error is not None:
-            self.connection.frontend.malformed(str(error), self.connection.address)
-        self._end(GrpcStatus.CANCELLED)
-        self.release_sent()
-        self.on_cancelled()
-
-    def _deadline_passed(self) -> None:
-        self._timer = None
-        if not self.is_over:
-            self.fail(CallError(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded"))
-            self.connection.flush_soon()
-
-    # The server's side
-
-    def send(self, message: bytes) -> None:
-        """Send a small message."""
-        if self._record is not None:
-            self._record.sent_bytes += len(message)
-        self._send_head()
-        self.stream.send_data(PREFIX.pack(0, len(message)) + message)
-
-    def send_encoded(self, message: EncodedMessage, response: InferenceResponse) -> None:
-        """Send a message, and release the response once its memory is no longer needed."""
-        if self._record is not None:
-            self._record.sent_bytes += message.nbytes
-        self._send_head()
-        pieces = message.pieces
-        self.stream.send_data(b"".join((PREFIX.pack(0, message.nbytes), pieces[0])))
-        for piece in pieces[1:]:
-            self.stream.send_data(bytes(piece) if self.connection.is_secure else memoryview(piece))
-        if message.borrows_memory:
-            self.unreleased = [*self.unreleased, response]
-            if not self.stream.waiting_bytes:
-                self.release_sent()
-        else:
-            response.release()
-
-    def answer(self, message: EncodedMessage, response: InferenceResponse) -> None:
-        """Send the only message of a successful call, and end it."""
-        if message.borrows_memory:
-            self.send_encoded(message, response)
-            self.finish()
-            return
-        head = answer_head(self._record)
-        self._end(sent_bytes=message.nbytes)
-        body = b"".join((PREFIX.pack(0, message.nbytes), *message.pieces))
-        response.release()
-        self.stream.respond(head, body, OK_TRAILERS)
-        self._stop_receiving()
-
-    def reply(self, message: bytes) -> None:
-        """Send the only message of a successful call, and end it."""
-        self._end(sent_bytes=len(message))
-        self.stream.respond(HEAD, PREFIX.pack(0, len(message)) + message, OK_TRAILERS)
-        self._stop_receiving()
-
-    def finish(self) -> None:
-        """End a successful call."""
-        self._end()
-        self._send_end()
-
-    def _send_end(self) -> None:
-        self._send_head()
-        self.stream.send_trailers(OK_TRAILERS)
-        self._stop_receiving()
-
-    def fail(self, error: CallError) -> None:
-        """End the call with a status, and everything that it has begun."""
-        if self.is_over:
-            return
-        self._end(error.status)
-        self.on_cancelled()
-        self._send_failure(error)
-
-    def _send_failure(self, error: CallError) -> None:
-        if self.stream.head_sent:
-            self.stream.send_trailers(trailers(error.status, error.message))
-        else:
-            self.stream.send_headers(trailers_only(error.status, error.message), end=True)
-        self._stop_receiving()
-
-    def on_drained(self) -> None:
-        """Everything that was sent has been handed to the transport."""
-        self.release_sent()
-        if self.is_over:
-            self._stop_receiving()
-        else:
-            self.on_writable()
-
-    def release_sent(self) -> None:
-        """Release responses whose memory was sent, as soon as the transport has let it go."""
-        unreleased, self.unreleased = self.unreleased, ()
-        for response in unreleased:
-            self.connection.release_when_written(response)
-
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes of responses that the client has not taken."""
-        return self.stream.waiting_bytes
-
-    def _send_head(self) -> None:
-        if not self.stream.head_sent:
-            self.stream.send_headers(answer_head(self._record))
-
-    def _stop_receiving(self) -> None:
-        """Ask a client that still sends to stop (RFC 9113 section 8.1)."""
-        if not self.half_closed and not self.stream.waiting_bytes:
-            self.stream.reset(ErrorCode.NO_ERROR)
-
-    def end_answered(self) -> None:
-        """The only message of a successful call was sent with its trailers. The client had sent one message in one piece."""
-        self.is_over = True
-        self.connection.frontend.answers.ok += 1
-        if self._timer is not None:
-            self.forget_deadline()
-        self.connection.flush_soon()
-
-    def forget_deadline(self) -> None:
-        """The deadline does not matter any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _end(self, status: GrpcStatus | str = GrpcStatus.OK, sent_bytes: int = 0) -> None:
-        if not self.is_over:
-            answers = self.connection.frontend.answers
-            if status is GrpcStatus.OK:
-                answers.ok += 1
-            else:
-                answers.add(status_name(status))
-            if self._record is not None:
-                record, self._record = self._record, None
-                end_record(record, status, self._received_bytes, sent_bytes)
-        self.is_over = True
-        self.forget_deadline()
+    def drop(self) -> None:
+        """The call is over: let go all that has arrived."""
+        call = self._call
         if self._counted_bytes:
-            self.connection.count_held(-self._counted_bytes)
-            self._counted_bytes = 0
-        unreturned = self._received_bytes - self._returned_bytes
-        if unreturned:
-            self._returned_bytes = self._received_bytes
-            self.stream.give_back(unreturned)
-        if self._reader is not None:
-            self._reader.clear()
+            call.peer.flow.hold(call.peer.flow.held_bytes - self._counted_bytes)
+        if self._unreturned_bytes:
+            call.stream.give_back(self._unreturned_bytes)
+        self._reader.clear()
         if self._arriving is not None:
             self._arriving.release()
             self._arriving = None
-            self.connection.arriving_count -= 1
+            call.peer.arriving_count -= 1
+
+
+def open_calls(http2: ServerConnection) -> list[Call]:
+    """The calls of a connection that have not ended."""
+    return [stream.receiver for stream in http2.streams.values() if isinstance(stream.receiver, Call)]
+
+
+def open_messages(http2: ServerConnection) -> list[InboundMessages]:
+    """The messages of a connection that have arrived in part, or wait."""
+    return [call.messages for call in open_calls(http2) if call.messages is not None]
+
+
+def note_request(call: Call, admission: Admission, request: InferenceRequest, began_ns: int = 0) -> RequestTrace | None:
+    """Note a request in the call's record, and begin its trace if it is chosen. For calls of which anything may be noted."""
+    head, record, tracer = call.head, call.record, call.peer.frontend.engine.tracer
+    if record is not None:
+        record.asks(admission.model_name, admission.model_version, request.id)
+        record.continues(head.metadata.get(b"traceparent"))
+    if not is_chosen(tracer, admission.full_name, head.context):
+        return None
+    return begin_trace(tracer, request, admission.full_name, "GRPC", began_ns=began_ns, fields=head.context)

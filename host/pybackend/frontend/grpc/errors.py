@@ -6,24 +6,33 @@ from functools import cache, lru_cache
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.http2 import HeaderBlock
+from pybackend.frontend.request_log import RequestRecord
 from pybackend.protocol.grpc.status import STATUS, GrpcStatus
 
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _OK = (b":status", b"200")
 
 HEAD = HeaderBlock([_OK, _CONTENT_TYPE])
-"""The head of every answer with messages."""
+"""The head of nearly every answer with messages."""
 
 
 @cache
-def head_with_encoding(name: str) -> HeaderBlock:
-    """The head of an answer whose messages may be compressed."""
-    return head_with((b"grpc-encoding", name.encode()))
+def _compressed_head(coding: str) -> HeaderBlock:
+    return HeaderBlock([_OK, _CONTENT_TYPE, (b"grpc-encoding", coding.encode())])
 
 
-def head_with(*fields: tuple[bytes, bytes]) -> HeaderBlock:
-    """The same head with further fields."""
-    return HeaderBlock([_OK, _CONTENT_TYPE, *fields])
+def answer_head(record: RequestRecord | None, coding: str = "") -> HeaderBlock:
+    """The head of an answer with messages.
+
+    Args:
+        record: of the call, which may have a trace.
+        coding: how its messages may be compressed; empty if they are not.
+    """
+    traceparent = b"" if record is None else record.traceparent
+    if not traceparent:
+        return _compressed_head(coding) if coding else HEAD
+    encoding = [(b"grpc-encoding", coding.encode())] if coding else []
+    return HeaderBlock([_OK, _CONTENT_TYPE, *encoding, (b"traceparent", traceparent)])
 
 
 LONGEST_MESSAGE_BYTES = 2048

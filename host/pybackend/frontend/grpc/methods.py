@@ -10,8 +10,8 @@ from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection, settings_methods
 from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES
+from pybackend.frontend.grpc.method_handler import Method
 from pybackend.frontend.grpc.shared_memory import shared_memory_methods
-from pybackend.frontend.grpc.unary_call import Method
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.protocol.documents.metadata import tensor_documents
 from pybackend.protocol.documents.repository import (

@@ -7,10 +7,8 @@ import socket
 from contextlib import suppress
 
 from pybackend.frontend.grpc.connection import GrpcConnection
-from pybackend.frontend.grpc.dispatch import CompressingDispatch, Dispatch
-from pybackend.frontend.grpc.fast_path import FastPath
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.grpc.infer_call import InferCall
+from pybackend.frontend.grpc.method_table import MethodTable
 from pybackend.frontend.listener import Listener, listen
 from pybackend.frontend.tls import PortCertificates
 from pybackend.observability.unexpected import repeat
@@ -31,13 +29,9 @@ class GrpcServer:
     async def start(self, sock: socket.socket, tls: PortCertificates | None = None) -> None:
         """Accept connections on a bound socket; with ``tls``, secure ones only."""
         loop = asyncio.get_running_loop()
-        engine, level = self._frontend.engine, self._frontend.settings.compression_level
-        memory = self._frontend.memory
-        fast = None if memory is None else FastPath(self._frontend, memory)
-        infer = InferCall if fast is None else fast.call
-        make_call = Dispatch(engine, infer) if level == "none" else CompressingDispatch(engine, infer, level)
+        methods = MethodTable(self._frontend)
         self._ticking = loop.create_task(repeat(1, self.tick))
-        self._listener = await listen(sock, lambda: GrpcConnection(self._frontend, make_call, fast, loop), b"", tls)
+        self._listener = await listen(sock, lambda: GrpcConnection(self._frontend, methods, loop), b"", tls)
 
     @property
     def connection_count(self) -> int:

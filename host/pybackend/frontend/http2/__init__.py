@@ -32,9 +32,8 @@ from pybackend.frontend.http2.connection import ServerConnection
 from pybackend.frontend.http2.core import ConnectionReceiver
 from pybackend.frontend.http2.errors import ErrorCode, Http2Error, LocalProtocolError, RemoteProtocolError, StreamError
 from pybackend.frontend.http2.header_block import AnswerForm, HeaderBlock
-from pybackend.frontend.http2.pings import PingRules
 from pybackend.frontend.http2.request_head import Fields, RequestHead
-from pybackend.frontend.http2.settings import Config, PeerSettings
+from pybackend.frontend.http2.settings import Config, PingRules
 from pybackend.frontend.http2.stream import Stream, StreamReceiver, StreamState
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "HeaderBlock",
     "Http2Error",
     "LocalProtocolError",
-    "PeerSettings",
     "PingRules",
     "RemoteProtocolError",
     "RequestHead",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pybackend.frontend.http2 import frames, settings
+from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.core import SHUTDOWN_PING, ConnectionCore, ConnectionReceiver
 from pybackend.frontend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from pybackend.frontend.http2.incoming import Incoming
-from pybackend.frontend.http2.settings import Config, PeerSettings
+from pybackend.frontend.http2.settings import Config
 from pybackend.frontend.http2.stream import Stream
 
 _DEFAULT_CONFIG: Final = Config()
@@ -20,7 +20,6 @@ class ServerConnection:
 
     Attributes:
         streams: streams that have not ended, by number.
-        peer: the client's settings.
     """
 
     def __init__(self, receiver: ConnectionReceiver, config: Config = _DEFAULT_CONFIG) -> None:
@@ -28,7 +27,6 @@ class ServerConnection:
         self._sender = self._core.sender
         self._incoming = Incoming(self._core)
         self.streams: Mapping[int, Stream] = self._core.streams
-        self.peer: PeerSettings = self._core.peer
 
     # --- bytes in ---
 
@@ -141,30 +139,8 @@ class ServerConnection:
 
     # --- the connection itself ---
 
-    @property
-    def settings_acknowledged(self) -> bool:
-        """The client has acknowledged all our settings."""
-        return self._core.settings_acknowledged
-
-    def change_settings(
-        self, *, stream_window_bytes: int | None = None, max_concurrent_streams: int | None = None
-    ) -> None:
-        """Offer other values from now on. Larger ones hold at once, smaller ones when the client acknowledges them.
-
-        Raises:
-            LocalProtocolError: a window is larger than 2,147,483,647 bytes.
-        """
-        changed: dict[int, int] = {}
-        if stream_window_bytes is not None:
-            if not 0 <= stream_window_bytes <= frames.LARGEST_WINDOW_BYTES:
-                raise LocalProtocolError(f"a window of {stream_window_bytes} bytes is not between 0 and 2147483647")
-            changed[settings.INITIAL_WINDOW_SIZE] = stream_window_bytes
-        if max_concurrent_streams is not None:
-            changed[settings.MAX_CONCURRENT_STREAMS] = max_concurrent_streams
-        self._core.offer(changed)
-
     def ping(self, payload: bytes) -> None:
-        """Send a PING with 8 bytes; ``on_ping_acknowledged`` follows.
+        """Send a PING with 8 bytes, to hear something of a silent client.
 
         Raises:
             LocalProtocolError: the payload does not have 8 bytes, or is the package's own.

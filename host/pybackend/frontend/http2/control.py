@@ -6,7 +6,14 @@ from typing import Final
 
 from pybackend.frontend.http2 import frames, settings
 from pybackend.frontend.http2.core import ConnectionCore
-from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
+from pybackend.frontend.http2.errors import (
+    ErrorCode,
+    RemoteProtocolError,
+    StreamError,
+    frame_size_error,
+    protocol_error,
+)
+from pybackend.frontend.http2.fields import DEFAULT_TABLE_BYTES
 
 _SETTINGS_ACKNOWLEDGED: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 
@@ -26,6 +33,7 @@ class ControlFrames:
 
     def __init__(self, core: ConnectionCore) -> None:
         self._core = core
+        self._peer_table_bytes = DEFAULT_TABLE_BYTES
 
     def check_length(self, kind: int, length: int) -> None:
         """Check the length of a control frame before its payload is collected.
@@ -35,7 +43,7 @@ class ControlFrames:
         """
         expected = _LENGTHS.get(kind)
         if expected is not None and length != expected[0]:
-            raise _frame_size(expected[1], f"a {frames.name_of(kind)} frame has {length} bytes, not {expected[0]}")
+            raise frame_size_error(expected[1], f"a {frames.name_of(kind)} frame has {length} bytes, not {expected[0]}")
         if (kind == frames.SETTINGS and length > _MOST_SETTINGS_BYTES) or (
             kind in {frames.GOAWAY, frames.PRIORITY} and length > _MOST_GOAWAY_BYTES
         ):
@@ -57,10 +65,10 @@ class ControlFrames:
 
     def _priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
-            raise _protocol_error("6.3", "PRIORITY on stream 0")
+            raise protocol_error("6.3", "PRIORITY on stream 0")
         if len(payload) != 5:
             if stream_id not in self._core.streams:
-                raise _frame_size("6.3", f"a PRIORITY frame has {len(payload)} bytes, not 5")
+                raise frame_size_error("6.3", f"a PRIORITY frame has {len(payload)} bytes, not 5")
             error = StreamError(ErrorCode.FRAME_SIZE_ERROR, "6.3", f"a PRIORITY frame has {len(payload)} bytes, not 5")
             self._core.fail_stream(stream_id, error)
         self._core.guard.count_frame("PRIORITY")
@@ -76,40 +84,28 @@ class ControlFrames:
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         core = self._core
         if stream_id:
-            raise _protocol_error("6.5", f"SETTINGS on stream {stream_id}")
+            raise protocol_error("6.5", f"SETTINGS on stream {stream_id}")
         if flags & frames.ACK:
             if payload:
-                raise _frame_size("6.5", f"an acknowledgement of SETTINGS has {len(payload)} bytes")
+                raise frame_size_error("6.5", f"an acknowledgement of SETTINGS has {len(payload)} bytes")
             core.settings_were_acknowledged()
             return
         if len(payload) % 6:
-            raise _frame_size("6.5", f"a SETTINGS frame has {len(payload)} bytes, not a multiple of 6")
+            raise frame_size_error("6.5", f"a SETTINGS frame has {len(payload)} bytes, not a multiple of 6")
         core.guard.count_frame("SETTINGS")
-        window = core.peer.initial_window_bytes
+        window = core.sender.initial_window
         for key, value in settings.decode(payload):
             if key == settings.INITIAL_WINDOW_SIZE:
                 window = value
-            else:
-                self._apply(key, value)
-        if window != core.peer.initial_window_bytes:  # once, however often it is repeated: all streams are touched
-            core.peer.initial_window_bytes = window
+            elif key == settings.MAX_FRAME_SIZE:
+                core.sender.max_frame_bytes = value
+            elif key == settings.HEADER_TABLE_SIZE:
+                if value < self._peer_table_bytes:
+                    core.sender.limit_table()
+                self._peer_table_bytes = value
+        if window != core.sender.initial_window:  # once, however often it is repeated: all streams are touched
             self._change_send_windows(window)
         core.sender.reply(_SETTINGS_ACKNOWLEDGED)
-
-    def _apply(self, key: int, value: int) -> None:
-        peer, sender = self._core.peer, self._core.sender
-        if key == settings.HEADER_TABLE_SIZE:
-            if value < peer.header_table_bytes:
-                sender.limit_table()
-            peer.header_table_bytes = value
-        elif key == settings.ENABLE_PUSH:
-            peer.enable_push = value
-        elif key == settings.MAX_CONCURRENT_STREAMS:
-            peer.max_concurrent_streams = value
-        elif key == settings.MAX_FRAME_SIZE:
-            peer.max_frame_bytes = sender.max_frame_bytes = value
-        elif key == settings.MAX_HEADER_LIST_SIZE:
-            peer.max_header_list_bytes = value
 
     def _change_send_windows(self, size: int) -> None:
         sender = self._core.sender
@@ -123,12 +119,12 @@ class ControlFrames:
             sender.enqueue(stream)
 
     def _push_promise(self, _flags: int, stream_id: int, _payload: bytes) -> None:
-        raise _protocol_error("8.4", f"a client sent PUSH_PROMISE on stream {stream_id}")
+        raise protocol_error("8.4", f"a client sent PUSH_PROMISE on stream {stream_id}")
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         core = self._core
         if stream_id:
-            raise _protocol_error("6.7", f"PING on stream {stream_id}")
+            raise protocol_error("6.7", f"PING on stream {stream_id}")
         core.guard.count_frame("PING")
         if flags & frames.ACK:
             core.ping_was_acknowledged(payload)
@@ -139,11 +135,10 @@ class ControlFrames:
 
     def _goaway(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise _protocol_error("6.8", f"GOAWAY on stream {stream_id}")
+            raise protocol_error("6.8", f"GOAWAY on stream {stream_id}")
         if len(payload) < 8:
-            raise _frame_size("6.8", f"a GOAWAY frame has {len(payload)} bytes, fewer than 8")
+            raise frame_size_error("6.8", f"a GOAWAY frame has {len(payload)} bytes, fewer than 8")
         self._core.guard.count_frame("GOAWAY")
-        self._core.receiver.on_goaway(frames.U32.unpack_from(payload, 4)[0], payload[8:])
 
     def _window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
         core, sender = self._core, self._core.sender
@@ -151,7 +146,7 @@ class ControlFrames:
         increment = frames.U32.unpack(payload)[0] & frames.STREAM_BITS
         if not stream_id:
             if not increment:
-                raise _protocol_error("6.9", "a WINDOW_UPDATE of the connection by 0")
+                raise protocol_error("6.9", "a WINDOW_UPDATE of the connection by 0")
             sender.window += increment
             sender.granted_window += increment
             if sender.window > frames.LARGEST_WINDOW_BYTES:
@@ -175,7 +170,7 @@ class ControlFrames:
 
     def _expect_not_idle(self, section: str, what: str, stream_id: int) -> None:
         if not stream_id or self._core.is_idle(stream_id):
-            raise _protocol_error(section, f"{what} on stream {stream_id}, which was never opened")
+            raise protocol_error(section, f"{what} on stream {stream_id}, which was never opened")
 
     # Functions, and not methods of one object: a table of these would keep the object alive until the garbage collector runs.
     _handlers: Final = {
@@ -187,11 +182,3 @@ class ControlFrames:
         frames.GOAWAY: _goaway,
         frames.WINDOW_UPDATE: _window_update,
     }
-
-
-def _protocol_error(section: str, message: str) -> RemoteProtocolError:
-    return RemoteProtocolError(ErrorCode.PROTOCOL_ERROR, section, message)
-
-
-def _frame_size(section: str, message: str) -> RemoteProtocolError:
-    return RemoteProtocolError(ErrorCode.FRAME_SIZE_ERROR, section, message)

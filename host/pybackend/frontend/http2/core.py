@@ -6,16 +6,14 @@ to the user.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final, Protocol
 
 from pybackend.frontend.http2 import frames, settings
 from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
-from pybackend.frontend.http2.floods import FloodGuard
+from pybackend.frontend.http2.floods import FloodGuard, PingJudge
 from pybackend.frontend.http2.header_decoder import HeaderDecoder
-from pybackend.frontend.http2.pings import PingJudge
 from pybackend.frontend.http2.request_head import RequestHead
-from pybackend.frontend.http2.settings import Config, PeerSettings
+from pybackend.frontend.http2.settings import Config
 from pybackend.frontend.http2.stream import GONE, Sender, Stream, StreamReceiver
 
 
@@ -42,17 +40,9 @@ class ConnectionReceiver(Protocol):
             :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the stream.
         """
 
-    def on_ping_acknowledged(self, payload: bytes, /) -> None:
-        """The peer has answered ``Connection.ping``."""
-
-    def on_goaway(self, code: int, debug: bytes, /) -> None:
-        """The peer is about to leave: no new requests follow. Open streams go on."""
-
 
 _MOST_RESETS_REMEMBERED: Final = 1000
 """Streams that we have reset: frames that the client sent before it knew are dropped, not punished."""
-
-_MOST_UNACKNOWLEDGED: Final = 100
 
 SHUTDOWN_PING: Final = b"shutdown"
 """The payload of the PING whose acknowledgement ends the first step of a shutdown."""
@@ -64,11 +54,11 @@ class ConnectionCore:
     Attributes:
         streams: streams that have not ended, by number.
         highest_id: the highest stream that the client has opened; -1 before the first.
-        peer: the client's settings.
         is_closed: a GOAWAY frame has ended the connection, or the transport has gone.
         receive_window: DATA that the client may still send on all streams.
         stream_window: DATA that the client may send on a new stream.
         max_streams: streams that may be open at a time.
+        settings_acknowledged: the client has acknowledged our settings.
         last_stream_accepted: streams beyond this one are ignored, because the connection shuts down; None before.
         error: the rule that the client broke, if that ended the connection.
         ping_judge: judges the client's PINGs; None if it may ping as it likes.
@@ -77,7 +67,6 @@ class ConnectionCore:
     def __init__(self, receiver: ConnectionReceiver, config: Config) -> None:
         self.streams: dict[int, Stream] = {}
         self.highest_id = -1
-        self.peer = PeerSettings()
         self.is_closed = False
         self.receiver = receiver
         self.config = config
@@ -89,7 +78,6 @@ class ConnectionCore:
             config.read_text,
             remembers=config.remembers_heads,
         )
-        self.decoder.allow_table(max(config.header_table_bytes, settings.DEFAULT_HEADER_TABLE_BYTES))
         self.receive_window = config.connection_window_bytes
         self.stream_window = max(config.stream_window_bytes, frames.DEFAULT_WINDOW_BYTES)
         self.max_streams = config.max_concurrent_streams
@@ -99,42 +87,21 @@ class ConnectionCore:
         self._credit = 0
         self._credit_step = config.connection_window_bytes // 2
         self._reset_by_us: dict[int, None] = {}
-        self._unacknowledged: deque[dict[int, int]] = deque()
+        self.settings_acknowledged = False
         self._is_shutting_down = False
-        self.offer(config.offered())
+        self.sender.pieces.append(settings.encode(config.offered()))
         if more := config.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES:
             self.sender.pieces.append(frames.window_update(0, more))
 
-    # --- settings ---
-
-    @property
-    def settings_acknowledged(self) -> bool:
-        """The client has acknowledged all our settings."""
-        return not self._unacknowledged
-
-    def offer(self, values: dict[int, int]) -> None:
-        """Send settings. Larger values hold at once, smaller ones when the client acknowledges them."""
-        if (window := values.get(settings.INITIAL_WINDOW_SIZE)) is not None:
-            self._set_stream_window(max(window, self.stream_window))
-        self.max_streams = max(values.get(settings.MAX_CONCURRENT_STREAMS, 0), self.max_streams)
-        self._unacknowledged.append(values)
-        self.sender.pieces.append(settings.encode(values.items()))
-
     def settings_were_acknowledged(self) -> None:
-        """The client works by our oldest settings that it had not acknowledged before."""
-        if not self._unacknowledged:
+        """The client works by our settings: a window that is smaller than the usual one holds from now on."""
+        if self.settings_acknowledged:
             self.guard.count_frame("an acknowledgement of no SETTINGS")
             return
-        accepted = self._unacknowledged.popleft()
-        if (window := accepted.get(settings.INITIAL_WINDOW_SIZE)) is not None:
-            self._set_stream_window(window)
-        self.max_streams = accepted.get(settings.MAX_CONCURRENT_STREAMS, self.max_streams)
-        if (table := accepted.get(settings.HEADER_TABLE_SIZE)) is not None:
-            self.decoder.allow_table(table)
-
-    def _set_stream_window(self, size: int) -> None:
-        difference, self.stream_window = size - self.stream_window, size
+        self.settings_acknowledged = True
+        difference = self.config.stream_window_bytes - self.stream_window
         if difference:
+            self.stream_window = self.config.stream_window_bytes
             for stream in self.streams.values():
                 stream.change_receive_window(difference)
 
@@ -163,8 +130,6 @@ class ConnectionCore:
         """The client has answered a PING."""
         if payload == SHUTDOWN_PING and self._is_shutting_down:
             self.finish_shutdown()
-        else:
-            self.receiver.on_ping_acknowledged(payload)
 
     def close(self, code: int, debug: bytes) -> None:
         """End the connection with a GOAWAY frame."""

@@ -29,13 +29,11 @@ class Decompressor:
     """The decoder of one direction of a connection.
 
     Attributes:
-        max_table_bytes: the largest dynamic table that the encoder may use.
         changed: the dynamic table is another one than before the latest block.
         replaced: the latest block has text in whose place there is another one now.
     """
 
     def __init__(self, max_list_bytes: int, read_text: ReadText | None = None) -> None:
-        self.max_table_bytes = DEFAULT_TABLE_BYTES
         self.changed = self.replaced = False
         self._max_list_bytes = max_list_bytes
         self._read_text = read_text
@@ -78,8 +76,6 @@ class Decompressor:
             size += field.size
             if size > self._max_list_bytes:
                 raise OversizedHeaderListError(f"more than {self._max_list_bytes} bytes")
-        if self._table_bytes > self.max_table_bytes:
-            raise InvalidTableSizeError("Encoder did not shrink table size to within the max")
         return section, size
 
     def _literal(self, block: bytes, at: int, byte: int) -> tuple[Field, int]:
@@ -119,7 +115,7 @@ class Decompressor:
 
     def _resize(self, table_bytes: int) -> None:
         self.changed = True
-        if table_bytes > self.max_table_bytes:
+        if table_bytes > DEFAULT_TABLE_BYTES:
             raise InvalidTableSizeError("Encoder exceeded max allowable table size")
         self._table_bytes = table_bytes
         self._shrink()

@@ -56,3 +56,13 @@ class RemoteProtocolError(Http2Error):
 
 class StreamError(RemoteProtocolError):
     """One stream ends; the connection goes on."""
+
+
+def protocol_error(section: str, message: str) -> RemoteProtocolError:
+    """The error for a frame that must not come, or not now."""
+    return RemoteProtocolError(ErrorCode.PROTOCOL_ERROR, section, message)
+
+
+def frame_size_error(section: str, message: str) -> RemoteProtocolError:
+    """The error for a frame whose length is wrong."""
+    return RemoteProtocolError(ErrorCode.FRAME_SIZE_ERROR, section, message)

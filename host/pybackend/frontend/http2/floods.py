@@ -1,12 +1,14 @@
-"""Bounds on what a peer can make a server do without making progress (RFC 9113 section 10.5).
+"""Bounds on what a peer can make a server do without making progress (RFC 9113 section 10.5), and how often it may ping.
 
-Nothing is judged by a clock: work is counted against budgets. Progress gives back, and so does time if the user says how much has passed.
+Work is counted against budgets. Progress gives back, and so does time if the user says how much has passed.
 """
 
 from __future__ import annotations
 
+from math import inf
+
 from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError
-from pybackend.frontend.http2.settings import Config
+from pybackend.frontend.http2.settings import Config, PingRules
 
 _FRAMES_PER_REQUEST = 16
 """Unproductive frames that a finished request gives back: clients ping and update windows as they read answers."""
@@ -87,3 +89,44 @@ class FloodGuard:
 
 def _flood(message: str) -> RemoteProtocolError:
     return RemoteProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "10.5", message)
+
+
+class TooManyPingsError(RemoteProtocolError):
+    """A client pings too often; clients of gRPC know the GOAWAY frame by its text, and ping less from then on."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.ENHANCE_YOUR_CALM, "6.7", "the client sends PING frames too often")
+        self.debug = b"too_many_pings"
+
+
+class PingJudge:
+    """Judges the PINGs of one connection, by the rules that gRPC's servers follow.
+
+    A client that pings between answers is on a busy connection, and every piece of an answer clears its record.
+    """
+
+    __slots__ = ("_mark", "_received_s", "_rules", "_strikes")
+
+    def __init__(self, rules: PingRules) -> None:
+        self._rules = rules
+        self._strikes = 0
+        self._received_s = -inf
+        self._mark: object = None
+
+    def received(self, mark: object, *, is_idle: bool) -> None:
+        """Judge a PING.
+
+        Args:
+            mark: differs from that of the previous PING if something was answered in between.
+
+        Raises:
+            TooManyPingsError: the client has pinged too early more often than it may.
+        """
+        rules, now_s = self._rules, self._rules.clock()
+        if mark != self._mark:
+            self._mark, self._strikes, self._received_s = mark, 0, -inf
+        waited_s, self._received_s = now_s - self._received_s, now_s
+        if waited_s < (rules.idle_interval_s if is_idle else rules.interval_s):
+            self._strikes += 1
+            if self._strikes > rules.max_strikes:
+                raise TooManyPingsError

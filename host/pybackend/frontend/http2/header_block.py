@@ -12,7 +12,7 @@ from typing import Final
 
 from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.errors import LocalProtocolError
-from pybackend.frontend.http2.fields import CONNECTION_SPECIFIC, FIELD_OVERHEAD_BYTES, NAME, STATIC_TABLE, VALUE
+from pybackend.frontend.http2.fields import CONNECTION_SPECIFIC, NAME, STATIC_TABLE, VALUE
 
 _FIRST_BYTES: Final = 5
 """Length, type and flags of a frame: the part of its header that does not depend on the stream."""
@@ -27,14 +27,12 @@ for _index, (_name, _value) in enumerate(STATIC_TABLE, 1):
 
 
 class HeaderBlock:
-    """The fields of an answer's head, of an interim answer, or of trailers, checked and encoded.
+    """The fields of an answer's head, or of trailers, checked and encoded.
 
     Args:
         fields: names (lower case) and values, ``:status`` first if there is one.
 
     Attributes:
-        informational: it is the head of an interim answer (status 1xx).
-        list_bytes: the size that the peer's SETTINGS_MAX_HEADER_LIST_SIZE is compared with.
         fits: the block fits a frame of the size that every peer accepts; then ``first`` and ``last`` are the beginnings of
             its HEADERS frame, without and with END_STREAM.
 
@@ -42,14 +40,12 @@ class HeaderBlock:
         LocalProtocolError: a field must not be sent in HTTP/2.
     """
 
-    __slots__ = ("encoded", "first", "fits", "informational", "last", "list_bytes")
+    __slots__ = ("encoded", "first", "fits", "last")
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
         fields = tuple(fields)
         _check(fields)
         self.encoded = b"".join(_encode(name, value) for name, value in fields)
-        self.list_bytes = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in fields)
-        self.informational = bool(fields) and fields[0][0] == b":status" and fields[0][1][:1] == b"1"
         word = len(self.encoded) << 8 | frames.HEADERS
         self.fits = len(self.encoded) < frames.DEFAULT_FRAME_BYTES
         self.first = frames.HEADER.pack(word, frames.END_HEADERS, 0)[:_FIRST_BYTES] if self.fits else b""
@@ -125,14 +121,14 @@ class AnswerForm:
             header of DATA; behind them the number again.
 
     Raises:
-        LocalProtocolError: a block does not fit a frame, or the head is an interim one.
+        LocalProtocolError: a block does not fit a frame.
     """
 
     __slots__ = ("whole",)
 
     def __init__(self, head: HeaderBlock, body: bytes, trailers: HeaderBlock) -> None:
-        if head.informational or not (head.fits and trailers.fits):
-            raise LocalProtocolError("the head or the trailers of a form are too long, or the head is an interim one")
+        if not (head.fits and trailers.fits):
+            raise LocalProtocolError("the head or the trailers of a form are too long")
         self.whole = b"".join(
             (
                 escaped(head.first),

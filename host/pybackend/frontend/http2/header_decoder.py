@@ -54,11 +54,6 @@ class HeaderDecoder:
         self._max_fields = max_fields
         self._decompressor = Decompressor(max_list_bytes * HARD_FACTOR, read_text)
 
-    def allow_table(self, size: int) -> None:
-        """The peer's encoder may use a dynamic table of this size, and no larger one."""
-        self._decompressor.max_table_bytes = size
-        self.forget()
-
     def request(self, block: bytes) -> RequestHead:
         """Decompress and check the header block of a request.
 

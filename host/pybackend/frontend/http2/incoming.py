@@ -14,7 +14,7 @@ from typing import Final
 from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.control import ControlFrames
 from pybackend.frontend.http2.core import ConnectionCore
-from pybackend.frontend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from pybackend.frontend.http2.errors import LocalProtocolError, frame_size_error, protocol_error
 from pybackend.frontend.http2.requests import Requests, part_of
 from pybackend.frontend.http2.stream import Stream
 from pybackend.frontend.http2.whole_requests import WholeRequests
@@ -122,7 +122,7 @@ class Incoming:
         received = bytes(data[: len(left)])
         if not left.startswith(received):
             advice = "; this port speaks HTTP/2 without TLS only" if received[:1].isalpha() else ""
-            raise _protocol_error("3.4", f"the connection does not begin with the HTTP/2 preface{advice}")
+            raise protocol_error("3.4", f"the connection does not begin with the HTTP/2 preface{advice}")
         self._preface_left = left[len(received) :]
         return len(received)
 
@@ -160,7 +160,7 @@ class Incoming:
         """Whether a frame's payload (of padded DATA: its first byte) is needed as a whole."""
         if kind == _DATA:
             if flags & _PADDED and not length:
-                raise RemoteProtocolError(ErrorCode.FRAME_SIZE_ERROR, "6.1", "padded DATA has no bytes")
+                raise frame_size_error("6.1", "padded DATA has no bytes")
             return bool(flags & _PADDED)
         return kind in {_HEADERS, frames.CONTINUATION} or self._control.handles(kind)
 
@@ -172,7 +172,7 @@ class Incoming:
             return
         overhead = 0 if padding is None else 1 + padding
         if overhead > length:
-            raise _protocol_error("6.1", f"{padding} bytes of padding in {length} bytes of DATA")
+            raise protocol_error("6.1", f"{padding} bytes of padding in {length} bytes of DATA")
         stream = self._requests.admit(stream_id, length)
         ends = bool(flags & _END_STREAM)
         if stream is not None:
@@ -248,11 +248,11 @@ class Incoming:
         if not self._settings_seen:
             if kind != frames.SETTINGS or flags & frames.ACK:
                 first = "an acknowledgement of SETTINGS" if kind == frames.SETTINGS else frames.name_of(kind)
-                raise _protocol_error("3.4", f"the first frame is {first}, not SETTINGS")
+                raise protocol_error("3.4", f"the first frame is {first}, not SETTINGS")
             self._settings_seen = True
         block = self._requests.open_block
         if block is not None and (kind != frames.CONTINUATION or stream_id & frames.STREAM_BITS != block.stream_id):
-            raise _protocol_error("6.10", f"{frames.name_of(kind)} inside the header block of stream {block.stream_id}")
+            raise protocol_error("6.10", f"{frames.name_of(kind)} inside the header block of stream {block.stream_id}")
         self._order_matters = block is not None
         return True
 
@@ -279,7 +279,3 @@ def _move(data: bytes | memoryview, offset: int, collected: bytearray, size: int
     stop = min(offset + size - len(collected), len(data))
     collected += data[offset:stop]
     return stop
-
-
-def _protocol_error(section: str, message: str) -> RemoteProtocolError:
-    return RemoteProtocolError(ErrorCode.PROTOCOL_ERROR, section, message)

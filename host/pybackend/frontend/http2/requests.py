@@ -7,7 +7,13 @@ from typing import Final
 from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.control import ControlFrames
 from pybackend.frontend.http2.core import ConnectionCore
-from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
+from pybackend.frontend.http2.errors import (
+    ErrorCode,
+    RemoteProtocolError,
+    StreamError,
+    frame_size_error,
+    protocol_error,
+)
 from pybackend.frontend.http2.header_block import HeaderBlock
 from pybackend.frontend.http2.header_decoder import HeaderListTooLarge
 from pybackend.frontend.http2.request_head import RequestHead, malformed
@@ -60,11 +66,8 @@ class Requests:
     def check_length(self, kind: int, length: int) -> None:
         """Check the length of a frame before its payload is collected; raises RemoteProtocolError."""
         if length > self._max_frame_bytes:
-            raise RemoteProtocolError(
-                ErrorCode.FRAME_SIZE_ERROR,
-                "4.2",
-                f"a {frames.name_of(kind)} frame of {length} bytes; at most {self._max_frame_bytes} are accepted",
-            )
+            what = f"a {frames.name_of(kind)} frame of {length} bytes"
+            raise frame_size_error("4.2", f"{what}; at most {self._max_frame_bytes} are accepted")
         if kind in {_HEADERS, frames.CONTINUATION}:
             self._check_block_size(length - _HEADERS_EXTRA_BYTES)
         else:
@@ -80,12 +83,12 @@ class Requests:
         begin, end = 0, len(payload)
         if flags & _PADDED:
             if not payload:
-                raise RemoteProtocolError(ErrorCode.FRAME_SIZE_ERROR, "6.2", "padded HEADERS have no bytes")
+                raise frame_size_error("6.2", "padded HEADERS have no bytes")
             begin, end = 1, end - payload[0]
         if flags & frames.PRIORITY_FLAG:
             begin += 5
         if begin > end:
-            raise _protocol_error("6.2", "the padding or priority of HEADERS exceeds the frame")
+            raise protocol_error("6.2", "the padding or priority of HEADERS exceeds the frame")
         if flags & frames.END_HEADERS:
             self.header_block(payload[begin:end], flags, stream_id)
             return
@@ -95,7 +98,7 @@ class Requests:
         """The next part of a header block."""
         block = self.open_block
         if block is None:
-            raise _protocol_error("6.10", f"CONTINUATION on stream {stream_id} continues nothing")
+            raise protocol_error("6.10", f"CONTINUATION on stream {stream_id} continues nothing")
         block.continuations += 1
         limit = self._core.config.max_continuations
         if block.continuations > limit:
@@ -181,13 +184,13 @@ class Requests:
 
     def _headers_of_no_stream(self, block: bytes, stream_id: int) -> None:
         if not stream_id & 1:
-            raise _protocol_error("5.1.1", f"a client opened stream {stream_id}, which is not odd")
+            raise protocol_error("5.1.1", f"a client opened stream {stream_id}, which is not odd")
         if self._core.was_reset_by_us(stream_id):
             self._core.guard.count_frame("HEADERS of a stream that was reset")
             self._decoder.skip(block)
             return
         if any(stream_id in gap for gap in self._gaps):
-            raise _protocol_error("5.1.1", f"stream {stream_id} was opened after stream {self._core.highest_id}")
+            raise protocol_error("5.1.1", f"stream {stream_id} was opened after stream {self._core.highest_id}")
         raise RemoteProtocolError(ErrorCode.STREAM_CLOSED, "5.1", f"HEADERS on stream {stream_id}, which is closed")
 
     # --- DATA ---
@@ -243,7 +246,7 @@ class Requests:
             core.receive_window -= size
             return stream
         if not stream_id or core.is_idle(stream_id):
-            raise _protocol_error("6.1", f"DATA on stream {stream_id}, which was never opened")
+            raise protocol_error("6.1", f"DATA on stream {stream_id}, which was never opened")
         if size > core.receive_window:
             raise RemoteProtocolError(
                 ErrorCode.FLOW_CONTROL_ERROR,
@@ -302,10 +305,6 @@ def part_of(data: bytes | memoryview, start: int, stop: int) -> bytes | memoryvi
     if stop - start < _VIEWED_BYTES or type(data) is not bytes:
         return data[start:stop]
     return memoryview(data)[start:stop]
-
-
-def _protocol_error(section: str, message: str) -> RemoteProtocolError:
-    return RemoteProtocolError(ErrorCode.PROTOCOL_ERROR, section, message)
 
 
 def _stream_closed(message: str) -> StreamError:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from pybackend.frontend.http2.pings import PingRules
 
 HEADER_TABLE_SIZE: Final = 0x1
 ENABLE_PUSH: Final = 0x2
@@ -20,13 +19,27 @@ MAX_HEADER_LIST_SIZE: Final = 0x6
 NO_RFC7540_PRIORITIES: Final = 0x9
 """RFC 9218: this server ignores PRIORITY."""
 
-DEFAULT_HEADER_TABLE_BYTES: Final = 4096
-
 HARD_FACTOR: Final = 2
 """A header section that exceeds its bound by this factor is not decompressed to its end: decompressing costs time."""
 
 _ENTRY = struct.Struct(">HI")
-_LARGEST = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PingRules:
+    """How often a client may ping.
+
+    Attributes:
+        clock: tells the time in seconds; called when a PING arrives.
+        interval_s: the least time between two PINGs without an answer's data between them.
+        idle_interval_s: the same while no stream is open.
+        max_strikes: PINGs that may come too early.
+    """
+
+    clock: Callable[[], float]
+    interval_s: float
+    idle_interval_s: float
+    max_strikes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,6 @@ class Config:
             field). Larger requests are answered with status 431; sections, or compressed blocks, of more than twice the
             bound end the connection.
         max_header_fields: the most fields of a section; requests with more are answered with status 431.
-        header_table_bytes: the dynamic table that a peer's encoder may use.
         max_continuations: CONTINUATION frames of one header block.
         max_unproductive_frames: frames that ask for work without moving a request forward: PING, SETTINGS,
             WINDOW_UPDATE, PRIORITY, empty DATA, unknown types, refused streams, frames for closed streams. Finished
@@ -66,7 +78,6 @@ class Config:
     max_frame_bytes: int = 64 * 1024
     max_header_list_bytes: int = 16 * 1024
     max_header_fields: int = 128
-    header_table_bytes: int = DEFAULT_HEADER_TABLE_BYTES
     max_continuations: int = 8
     max_unproductive_frames: int = 4000
     max_resets: int = 500
@@ -89,33 +100,18 @@ class Config:
 
     def offered(self) -> dict[int, int]:
         """Return the settings for the first SETTINGS frame."""
-        values = {
+        return {
             MAX_CONCURRENT_STREAMS: self.max_concurrent_streams,
             INITIAL_WINDOW_SIZE: self.stream_window_bytes,
             MAX_FRAME_SIZE: self.max_frame_bytes,
             MAX_HEADER_LIST_SIZE: self.max_header_list_bytes,
             NO_RFC7540_PRIORITIES: 1,
         }
-        if self.header_table_bytes != DEFAULT_HEADER_TABLE_BYTES:
-            values[HEADER_TABLE_SIZE] = self.header_table_bytes
-        return values
 
 
-@dataclass(slots=True)
-class PeerSettings:
-    """The peer's settings as it sent them; defaults until then."""
-
-    header_table_bytes: int = DEFAULT_HEADER_TABLE_BYTES
-    enable_push: int = 1
-    max_concurrent_streams: int = _LARGEST
-    initial_window_bytes: int = frames.DEFAULT_WINDOW_BYTES
-    max_frame_bytes: int = frames.DEFAULT_FRAME_BYTES
-    max_header_list_bytes: int = _LARGEST
-
-
-def encode(values: Iterable[tuple[int, int]]) -> bytes:
+def encode(values: dict[int, int]) -> bytes:
     """Return a SETTINGS frame."""
-    return frames.frame(frames.SETTINGS, 0, 0, b"".join(_ENTRY.pack(key, value) for key, value in values))
+    return frames.frame(frames.SETTINGS, 0, 0, b"".join(_ENTRY.pack(*entry) for entry in values.items()))
 
 
 def decode(payload: bytes) -> Iterator[tuple[int, int]]:

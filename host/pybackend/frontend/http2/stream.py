@@ -40,8 +40,10 @@ class StreamState(Enum):
     CLOSED = "closed"
 
 
-class StreamReceiver(Protocol):
-    """Hears about one stream. Every method may call any method of the stream and of its connection except ``receive``."""
+class StreamReceiver:
+    """Hears about one stream; these methods do nothing. They may call any method of the stream and of its connection except ``receive``."""
+
+    __slots__ = ()
 
     def on_data(self, payload: bytes | memoryview, ended: bool, /) -> None:
         """A piece of the request's body has arrived.
@@ -67,24 +69,8 @@ class StreamReceiver(Protocol):
         """Data that had to wait has all been handed out by ``take_output``, and the response may go on."""
 
 
-class _Gone:
-    """Hears nothing. A stream that has ended has no other receiver: they would keep each other in memory."""
-
-    def on_data(self, payload: bytes | memoryview, ended: bool, /) -> None:
-        pass
-
-    def on_trailers(self, trailers: Fields, /) -> None:
-        pass
-
-    def on_reset(self, code: int, error: RemoteProtocolError | None, /) -> None:
-        pass
-
-    def on_drained(self) -> None:
-        pass
-
-
-GONE: StreamReceiver = _Gone()
-"""The receiver of a stream that has ended."""
+GONE: Final = StreamReceiver()
+"""The receiver of a stream that has ended. It has no other one then: they would keep each other in memory."""
 
 
 class StreamOwner(Protocol):
@@ -111,7 +97,7 @@ class Stream:
     Attributes:
         id: its number.
         receiving: the client has not ended its request.
-        head_sent: the final (not interim) head of the answer was sent.
+        head_sent: the head of the answer was sent.
         sending: the answer may go on; False once its end was queued, and after a reset.
         waiting_bytes: data of the answer that waits for windows or for ``take_output``.
         sent_bytes: data of the answer that was handed out.
@@ -119,7 +105,7 @@ class Stream:
     """
 
     # Defaults of the class instead of slots that every stream fills: making a stream is a good part of a small call.
-    receiver = GONE
+    receiver: StreamReceiver = GONE
     sending = True
     head_sent = False
     content_left: int | None = None
@@ -159,7 +145,7 @@ class Stream:
             LocalProtocolError: the answer has begun already.
         """
         size = len(body)
-        if not self._takes_whole(size) or not (head.fits and trailers.fits) or head.informational:
+        if not (head.fits and trailers.fits and self._takes_whole(size)):
             self.send_headers(head)
             self.send_data(body)
             self.send_trailers(trailers)
@@ -216,20 +202,15 @@ class Stream:
             self._owner.stream_finished(self)
 
     def send_headers(self, head: HeaderBlock, *, end: bool = False) -> None:
-        """Send the head of an answer, or before it any number of interim (1xx) heads.
+        """Send the head of an answer.
 
         Raises:
-            LocalProtocolError: a final head was sent before.
+            LocalProtocolError: it was sent before.
         """
         if not self._may_send():
             return
         if self.head_sent:
             raise LocalProtocolError(f"stream {self.id}: the head of the answer was sent before")
-        if head.informational:
-            if end:
-                raise LocalProtocolError(f"stream {self.id}: an interim answer cannot end a stream")
-            self._sender.headers(self.id, head, ends=False)
-            return
         self._sender.headers(self.id, head, ends=end)
         self.head_sent = True
         if end:

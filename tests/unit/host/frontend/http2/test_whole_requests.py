@@ -271,7 +271,6 @@ def test_an_answer_in_a_form_waits_for_nothing():
 @pytest.mark.parametrize(
     ("head", "trailers"),
     [
-        (HeaderBlock([(b":status", b"103")]), http2.TRAILERS),
         (HeaderBlock([(b"a", b"b" * 20_000)]), http2.TRAILERS),
         (http2.HEAD, HeaderBlock([(b"a", b"b" * 20_000)])),
     ],

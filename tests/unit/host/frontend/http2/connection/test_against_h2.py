@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.frontend.http2 import Config, ErrorCode, HeaderBlock
+from pybackend.frontend.http2 import Config, ErrorCode
 from tests.support.http2 import HEAD, TRAILERS, Server
 
 SIZES = st.one_of(st.integers(0, 300), st.integers(0, 40_000), st.sampled_from([16384, 16385, 65535, 65536, 150_000]))
@@ -29,7 +29,6 @@ STEPS = st.one_of(
     st.tuples(st.just("client window"), st.sampled_from([0, 1, 1000, 65535, 100_000])),
     st.tuples(st.just("client frame"), st.sampled_from([16384, 20000, 2**24 - 1])),
     st.tuples(st.just("client table"), st.sampled_from([0, 100, 4096])),
-    st.tuples(st.just("server window"), st.sampled_from([0, 1, 1000, 65535, 100_000])),
     st.tuples(st.just("ping")),
     st.tuples(st.just("read"), st.integers(1, 70_000)),
     st.tuples(st.just("to server"), st.integers(1, 70_000)),
@@ -46,11 +45,10 @@ class Talk:
 
     What each side has sent on a stream is compared at the end with what the other side has received.
 
-    Two faults of h2 are kept out: it takes the acknowledgement of its oldest settings for that of all, and interim answers on a
-    stream that it has reset for a breach.
+    A fault of h2 is kept out: it takes the acknowledgement of its oldest settings for that of all.
     """
 
-    def __init__(self, config, *, interim):
+    def __init__(self, config):
         self.server = Server(config, greet=False, gives_back=False)
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding=None))
         self.client.initiate_connection()
@@ -66,8 +64,7 @@ class Talk:
         self.reset = set()
         self.unread = {}
         self.pings = 0
-        self.interim = interim
-        self.window_of_server = config.stream_window_bytes
+        self.pongs = []
         self.unacknowledged = True
 
     # --- the client ---
@@ -166,8 +163,6 @@ class Talk:
         call = self._call(number)
         if call is not None and call.stream.sending:
             if not call.stream.head_sent:
-                if self.interim:
-                    call.stream.send_headers(HeaderBlock([(b":status", b"100")]))
                 call.stream.send_headers(HEAD)
             if with_trailers:
                 call.stream.send_trailers(TRAILERS)
@@ -188,10 +183,6 @@ class Talk:
         if call is not None and call.stream.id in self.server.connection.streams:
             call.stream.reset(ErrorCode.INTERNAL_ERROR)
             self._forget(call.stream.id)
-
-    def server_window(self, size):
-        self.window_of_server = size
-        self.server.connection.change_settings(stream_window_bytes=size)
 
     def ping(self):
         self.pings += 1
@@ -225,6 +216,8 @@ class Talk:
                 self.unread[event.stream_id] = self.unread.get(event.stream_id, 0) + event.flow_controlled_length
             case h2.events.TrailersReceived():
                 assert event.headers == [(b"grpc-status", b"0")]
+            case h2.events.PingReceived():
+                self.pongs.append(event.ping_data)
             case h2.events.SettingsAcknowledged():
                 self.unacknowledged = False
             case h2.events.StreamEnded():
@@ -243,8 +236,6 @@ class Talk:
             self.to_server(2**30)
             self.to_client(2**30, 2**30)
         self.client_window(2**20)
-        if self.window_of_server < 2**16:  # a body of 150 KB through a window of one byte takes as many turns
-            self.server_window(2**20)
         for stream_id in list(self.unsent):
             self.ending.setdefault(stream_id, False)
         self.client.increment_flow_control_window(2**24)
@@ -271,10 +262,7 @@ class Talk:
         assert self.server.connection.streams == {}
         assert self.server.connection.waiting_bytes == 0
         assert not self.server.connection.has_output
-        assert self.server.connection.settings_acknowledged
-        assert [event[1] for event in self.server.events if event[0] == "ping"] == [
-            b"%08d" % n for n in range(1, self.pings + 1)
-        ]
+        assert self.pongs == [b"%08d" % n for n in range(1, self.pings + 1)]
 
     def _stream(self, number, streams):
         alive = [stream_id for stream_id in streams if stream_id not in self.reset]
@@ -293,17 +281,16 @@ class Talk:
 CONFIGS = st.builds(
     Config,
     max_concurrent_streams=st.sampled_from([1, 3, 100]),
-    stream_window_bytes=st.sampled_from([0, 1000, 65535, 200_000]),
+    stream_window_bytes=st.sampled_from([1000, 65535, 200_000]),
     connection_window_bytes=st.sampled_from([65535, 100_000, 2**24]),
     max_frame_bytes=st.sampled_from([16384, 100_000]),
-    header_table_bytes=st.sampled_from([0, 4096, 8192]),
 )
 
 
 @given(config=CONFIGS, steps=st.lists(STEPS, max_size=40))
 @settings(max_examples=150)
 def test_nothing_is_lost_or_invented(config, steps):
-    talk = Talk(config, interim=("client resets" not in {step[0] for step in steps}))
+    talk = Talk(config)
     for name, *arguments in steps:
         getattr(talk, name.replace(" ", "_"))(*arguments)
     talk.settle()

@@ -10,13 +10,9 @@ from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
-from pybackend.frontend.grpc.call import Call
-from pybackend.frontend.grpc.call_connection import CallConnection
-from pybackend.frontend.grpc.call_record import begin_call_trace, is_chosen, note_request
+from pybackend.frontend.grpc.call import Call, Handler, note_request
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
-from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.http2 import Stream
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.observability.tracing.request_trace import RequestTrace
@@ -59,31 +55,32 @@ class _Request:
         self.trace: RequestTrace | None = None
 
 
-class StreamInferCall(Call):
-    """A call of ``ModelStreamInfer``.
+class StreamInferHandler(Handler):
+    """Answers a call of ``ModelStreamInfer``.
 
     Responses of models that are not decoupled come in the order of the requests, those of decoupled models as they are
     produced. An error is a message, and the stream goes on; with the metadata ``triton_grpc_error: true`` it ends the call.
     """
 
-    receives_large = True
+    takes_large = True
 
-    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead) -> None:
-        super().__init__(connection, stream, head)
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._answer = call.open_answer()
         self._open: set[_Request] = set()
         self._in_order: deque[_Request] = deque()
         self._dropped: list[_Request] = []
-        self._status_on_error = head.metadata.get(_STATUS_ON_ERROR) == b"true"
+        self._status_on_error = call.head.metadata.get(_STATUS_ON_ERROR) == b"true"
 
     # Requests
 
     def accepts_messages(self) -> bool:
-        """False while too many requests are open, too many responses unread, or a large request is read."""
-        return not self.is_reading and len(self._open) < MOST_OPEN_REQUESTS and self.unread_bytes <= MOST_UNREAD_BYTES
+        """False while too many requests are open, or too many responses unread."""
+        return len(self._open) < MOST_OPEN_REQUESTS and self._answer.unread_bytes <= MOST_UNREAD_BYTES
 
     def on_message(self, message: bytes) -> None:
         """Submit a request."""
-        frontend = self.connection.frontend
+        frontend = self._call.peer.frontend
         name = request_id = ""
         try:
             parts, _ = frontend.split(message)
@@ -94,7 +91,7 @@ class StreamInferCall(Call):
 
     def begin_large(self, nbytes: int) -> ArrivingRequest:
         """Receive a request's tensors directly."""
-        return ArrivingRequest(nbytes, self.connection, _SENDER, drops_rest=True)
+        return ArrivingRequest(nbytes, self._call.peer, _SENDER, drops_rest=True)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
         """Submit a request."""
@@ -104,23 +101,21 @@ class StreamInferCall(Call):
             self._refuse(error, arrived.model_name, arrived.request_id)
 
     def _submit(self, admission: Admission, plan: InferPlan) -> None:
-        if self.connection.frontend.closing:
+        if self._call.peer.frontend.closing:
             admission.release()
             raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)
-        if self.head.forwarded is not None:
-            add_parameters(plan.request, self.head.forwarded)
+        call = self._call
+        if call.head.forwarded is not None:
+            add_parameters(plan.request, call.head.forwarded)
         request = _Request(ordered=not admission.is_decoupled)
         request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
-        if self._record is not None:
-            note_request(self._record, self.head, admission, plan.request)
-        tracer = self.connection.frontend.engine.tracer
-        if tracer.active and is_chosen(tracer, self.head, admission.full_name):
-            request.trace = begin_call_trace(tracer, self.head, plan.request, admission.full_name)
+        if call.record is not None or call.peer.frontend.engine.tracer.active:
+            request.trace = note_request(call, admission, plan.request)
         request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
         self._add(request)
 
     def _refuse(self, error: InferenceError, model_name: str, request_id: str) -> None:
-        self.connection.frontend.refused(error, self.connection.address, model_name)
+        self._call.peer.frontend.refused(error, self._call.peer.address, model_name)
         request = _Request(ordered=True)
         request.response = encode_stream_error(error, request_id)
         self._add(request)
@@ -132,12 +127,14 @@ class StreamInferCall(Call):
             self._send_in_order()
 
     def on_half_close(self) -> None:
-        """The client sends no further requests."""
-        self._finish_if_done()
+        """End the call if the client sends no further requests, and all are answered."""
+        call = self._call
+        if not (call.stream.receiving or self._open or call.is_over or call.is_reading):
+            call.finish()
 
     def is_working(self) -> bool:
-        """Requests are open, or one is being read."""
-        return bool(self._open) or self.is_reading
+        """Requests are open."""
+        return bool(self._open)
 
     def on_cancelled(self) -> None:
         """Cancel all requests."""
@@ -148,7 +145,7 @@ class StreamInferCall(Call):
                 request.response.release()
         self._dropped = list(requests)
         if self._drop_some():
-            self.connection.slices.add(self._drop_some)
+            self._call.peer.slices.add(self._drop_some)
 
     def _drop_some(self) -> bool:
         """Cancel some requests of many; True if there are more. Streams with thousands of them may end together."""
@@ -165,13 +162,13 @@ class StreamInferCall(Call):
     # Responses
 
     def _on_response(self, request: _Request, response: InferenceResponse) -> None:
-        if self.is_over:
+        if self._call.is_over:
             response.release()
             return
-        self.connection.flush_soon()
+        self._call.peer.flush_soon()
         if not request.ordered:
             self._send_response(request, response)
-            if response.final and not self.is_over:
+            if response.final and not self._call.is_over:
                 self._close(request)
         elif response.final:
             request.response = response
@@ -186,8 +183,8 @@ class StreamInferCall(Call):
             if isinstance(response, InferenceResponse):
                 self._send_response(request, response)
             elif response is not None:
-                self.send(response)
-            if self.is_over:
+                self._answer.send(response)
+            if self._call.is_over:
                 return
             self._close(request)
 
@@ -199,7 +196,7 @@ class StreamInferCall(Call):
             response.release()
             return
         try:
-            encoded = encode_stream_message(response, request.format, self.connection.frontend.headers)
+            encoded = encode_stream_message(response, request.format, self._call.peer.frontend.headers)
         except InferenceError as error:
             self._send_error(error, response)
             return
@@ -207,8 +204,8 @@ class StreamInferCall(Call):
             log.exception("A response of model '%s' cannot be encoded", response.model_name)
             self._send_error(InferenceError("internal error: see the server's log"), response)
             return
-        self.send_encoded(encoded, response)
-        if self.unread_bytes > MOST_UNREAD_BYTES:
+        self._answer.send_response(encoded, response)
+        if self._answer.unread_bytes > MOST_UNREAD_BYTES:
             for each in self._open:
                 if each.pending is not None:
                     each.pending.pause()
@@ -217,16 +214,16 @@ class StreamInferCall(Call):
         message = encode_stream_error(error, response.id, response)
         response.release()
         if self._status_on_error:
-            self.fail(CallError.of(error))
+            self._call.fail(CallError.of(error))
         else:
-            self.send(message)
+            self._answer.send(message)
 
     def on_writable(self) -> None:
         """The client has taken everything: models and messages go on."""
         for request in self._open:
             if request.pending is not None:
                 request.pending.resume()
-        self.go_on()
+        self._call.go_on()
 
     def _close(self, request: _Request) -> None:
         was_full = len(self._open) >= MOST_OPEN_REQUESTS
@@ -235,15 +232,11 @@ class StreamInferCall(Call):
         if request.trace is not None:
             request.trace.sent()
         if was_full:
-            self.connection.loop.call_soon(self._go_on_soon)
-        self._finish_if_done()
-        if not self.is_working() and self.connection.frontend.closing:
-            self.fail(SHUTTING_DOWN)
+            self._call.peer.loop.call_soon(self._go_on_soon)
+        self.on_half_close()
+        if self._call.peer.frontend.closing:
+            self._call.shut_down()
 
     def _go_on_soon(self) -> None:
-        self.go_on()
-        self.connection.flush_soon()
-
-    def _finish_if_done(self) -> None:
-        if self.half_closed and not self.is_working() and not self.held_bytes and not self.is_over:
-            self.finish()
+        self._call.go_on()
+        self._call.peer.flush_soon()

@@ -10,12 +10,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from pybackend.errors import InferenceError
-from pybackend.frontend.grpc.call import Call
-from pybackend.frontend.grpc.call_connection import CallConnection
-from pybackend.frontend.grpc.errors import CallError
+from pybackend.frontend.grpc.call import Call, Handler
+from pybackend.frontend.grpc.errors import INTERNAL, CallError
 from pybackend.frontend.grpc.framing import too_large_error
-from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.http2 import Stream
 from pybackend.protocol.grpc.message import check_field_count
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.schema.messages import message_class
@@ -74,11 +71,11 @@ class Method:
             raise CallError(GrpcStatus.INTERNAL, text) from None
 
 
-class MethodCall(Call):
-    """A call of a :class:`Method`."""
+class MethodHandler(Handler):
+    """Answers a call of a :class:`Method`."""
 
-    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
-        super().__init__(connection, stream, head)
+    def __init__(self, call: Call, method: Method) -> None:
+        self._call = call
         self._method = method
         self.most_bytes = method.most_bytes
         self._count = 0
@@ -101,25 +98,25 @@ class MethodCall(Call):
             raise too_large_error(len(message), self.most_bytes, self.refusal)
         self._count += 1
         if self._count > 1 and not self._method.streams:
-            raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is another")
+            raise CallError(GrpcStatus.INTERNAL, f"{self._call.head.path} takes one message, and there is another")
         if len(message) > _ON_LOOP_BYTES:
-            self._answered_bytes = len(message)
+            self.kept_bytes = len(message)
         # A read may have calls of a thousand streams: each of them begins in another turn of the loop.
         self._waiting = message
-        self.connection.slices.add(self._begin)
+        self._call.peer.slices.add(self._begin)
 
     def _begin(self) -> bool:
         message, self._waiting = self._waiting, None
         if message is not None:
-            self._task = self.connection.loop.create_task(self._answer(message))
+            self._task = self._call.peer.loop.create_task(self._answer(message))
         return False
 
     def on_half_close(self) -> None:
         """The client sends no further messages."""
         if self._method.streams:
-            self.finish()
+            self._call.finish()
         elif not self._count:
-            raise CallError(GrpcStatus.INTERNAL, f"{self.head.path} takes one message, and there is none")
+            raise CallError(GrpcStatus.INTERNAL, f"{self._call.head.path} takes one message, and there is none")
 
     def is_working(self) -> bool:
         """A message is being answered, or waits for its turn."""
@@ -146,19 +143,20 @@ class MethodCall(Call):
         except InferenceError as error:
             failure = CallError.of(error)
         except Exception:  # the client gets an answer
-            log.exception("A gRPC call to %s failed", self.head.path)
-            failure = CallError(GrpcStatus.INTERNAL, "internal error: see the server's log")
+            log.exception("A gRPC call to %s failed", self._call.head.path)
+            failure = INTERNAL
         else:
             failure = None
         self._task = None
-        self._answered_bytes = 0
+        self.kept_bytes = 0
+        call = self._call
         if failure is not None:
-            self.fail(failure)
+            call.fail(failure)
         elif self._method.streams:
-            self.send(answer)
+            call.open_answer().send(answer)
         else:
-            self.reply(answer)
-        self.go_on()
-        if self.connection.frontend.closing:
-            self.shut_down()
-        self.connection.flush_soon()
+            call.reply((answer,), len(answer))
+        call.go_on()
+        if call.peer.frontend.closing:
+            call.shut_down()
+        call.peer.flush_soon()
