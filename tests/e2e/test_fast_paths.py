@@ -260,6 +260,11 @@ OUTPUTS = [
 ]
 HEADERS = [
     ("x-number", "1"),
+    ("Origin", "http://x"),
+    ("User-Agent", "a\tb"),
+    ("Cookie", "\x7f"),
+    ("b3 ", "0"),
+    ("Upgrade", "h2c"),
     ("Accept-Encoding", "gzip"),
     ("traceparent", f"00-{'1' * 32}-{'2' * 16}-01"),
     ("Connection", "close"),

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-_ELSEWHERE = (ModuleType, type, FunctionType, CodeType, FrameType)
+from pybackend_wire.framing import FrameDecoder
+
+_ELSEWHERE = (ModuleType, type, FunctionType, CodeType, FrameType, FrameDecoder)
+"""The buffer of a decoder is not cleared when it is made, so it may contain what others have freed."""
 
 
 def texts_of(*roots: Any) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from pybackend.frontend.access.groups import http_group
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.http import fast_path
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.guard import HttpGuard
@@ -66,10 +67,12 @@ def serve(tmp_path, monkeypatch, run):
                 sock = bind("127.0.0.1", 0, "HTTP")
                 await server.start(sock)
                 clients = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
-                await function(*clients)
-                for _, writer in clients:
-                    writer.close()
-                await server.stop(asyncio.get_running_loop().time() + 5)
+                try:
+                    await function(*clients)
+                finally:
+                    for _, writer in clients:
+                        writer.close()
+                    await server.stop(asyncio.get_running_loop().time() + 5)
 
         run(main())
 
@@ -82,15 +85,68 @@ async def ask(client, **headers):
 
 
 def test_heads_that_differ_each_time_push_out_nobodys(serve, parsed):
-    async def check(ordinary, traced):
+    async def check(ordinary, other):
         for _ in range(3):
             await ask(ordinary)
         assert len(parsed) == 2
         for number in range(MOST + 10):
-            await ask(traced, traceparent=f"00-{number:032x}-{number:016x}-01")
+            await ask(other, origin=f"http://{number}")
         assert len(parsed) == 2 + MOST + 10
         await ask(ordinary)
         assert len(parsed) == 2 + MOST + 10
+
+    serve(check)
+
+
+UNREAD = {
+    "User-Agent": "client/{}",
+    "X-Request-ID": "{:032x}",
+    "traceparent": "00-{0:032x}-{0:016x}-01",
+    "tracestate": "vendor={}",
+    "x-b3-traceid": "{:032x}",
+    "X-Forwarded-For": "10.0.0.{}, 10.1.1.1",
+    "Cookie": "session={}",
+    "authorization": "Bearer {}",
+    "Accept": "*/*;q=0.{}",
+}
+
+
+@pytest.mark.parametrize("names", [[each] for each in UNREAD] + [list(UNREAD)], ids=[*UNREAD, "all of them"])
+def test_fields_that_nobody_reads_may_differ(serve, parsed, names):
+    async def check(client, _other):
+        for number in range(10):
+            await ask(client, **{name: UNREAD[name].format(number) for name in names})
+        assert len(parsed) == 2
+
+    serve(check)
+
+
+def test_a_head_that_comes_again_to_the_last_byte_is_known_as_it_is(serve, parsed, monkeypatch):
+    left_out = []
+    monkeypatch.setattr(fast_path, "_fields_but", lambda _read: lambda new, head: left_out.append(head) or head)
+
+    async def check(client, _other):
+        for _ in range(10):
+            await ask(client, user_agent="the same")
+        assert len(left_out) <= 6, (
+            "each looks for it and is parsed twice; then it is looked for twice until it is known"
+        )
+
+    serve(check)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["Broken: a\x01b", "No colon", "Bro ken: a", ": a", "Broken : a", " folded", "Broken: a\n b", "Broken: a\x7fb"],
+)
+def test_malformed_fields_are_refused_after_well_formed_ones_were_known(serve, lines):
+    async def check(client, other):
+        for number in range(5):
+            await ask(client, broken=str(number))
+        whole = request(broken="1")
+        assert b"broken: 1" in whole
+        other[1].write(whole.replace(b"broken: 1", lines.encode()))
+        assert (await other[0].readline()).startswith(b"HTTP/1.1 400 ")
 
     serve(check)
 
@@ -100,8 +156,8 @@ def test_clients_that_take_turns_are_both_remembered(serve, parsed):
 
     async def check(client, _other):
         for _ in range(5):
-            await ask(client, user_agent="one")
-            await ask(client, user_agent="two")
+            await ask(client, origin="one")
+            await ask(client, origin="two")
         assert len(parsed) == 4
 
     serve(check)
@@ -114,10 +170,10 @@ def test_more_heads_than_there_is_room_for_are_mostly_known(serve, parsed):
         heads = MOST + 2
         for _ in range(4):
             for number in range(heads):
-                await ask(client, user_agent=str(number))
+                await ask(client, origin=str(number))
         before = len(parsed)
         for number in range(heads):
-            await ask(client, user_agent=str(number))
+            await ask(client, origin=str(number))
         assert len(parsed) - before < heads // 2
 
     serve(check)

@@ -79,7 +79,7 @@ class Client:
         """The whole answer to a body of JSON, which is the same if a head that comes once forces the ordinary way."""
         self.writer.write(post("/v2/models/m/infer", body))
         answer = await self.whole()
-        self.writer.write(post("/v2/models/m/infer", body, {"X-Number": number}))
+        self.writer.write(post("/v2/models/m/infer", body, {"Origin": number}))
         assert await self.whole() == answer
         return answer
 

@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from pybackend.errors import ServerError
 from pybackend.frontend.access.restrictions import Headers, only_value
@@ -42,6 +43,9 @@ class ApiKeys:
     Raises:
         ServerError: the file cannot be read, has no key, or one that is too short.
     """
+
+    READS: ClassVar = frozenset({b"x-api-key", b"authorization"})
+    """The headers that may carry a key."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

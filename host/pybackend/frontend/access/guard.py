@@ -50,6 +50,11 @@ class Guard:
         """The headers that may carry secrets, in lower case."""
         return CREDENTIALS | self._restrictions.names
 
+    @property
+    def reads(self) -> frozenset[bytes]:
+        """The headers that decide, in lower case."""
+        return self._restrictions.names | (frozenset() if self._keys is None else self._keys.READS)
+
     def denial(self, path: str, headers: Headers) -> Denial | None:
         """The answer to a call that may not be made; None if it may.
 

@@ -1,12 +1,15 @@
 """The fast path of an HTTP port: recurring requests are recognised, and go straight to the engine.
 
-Clients send the same head with every request, and the same JSON part with other tensors. If a client sends such requests,
+Clients send the same head with every request, and the same JSON part with other tensors. Some fields of a head may differ: nothing
+here reads the names of programs and of requests, cookies, proxies' addresses, or trace contexts while nothing is traced. If a client
+sends such requests,
 
-1. the first takes the ordinary way: its plan (the meaning of its JSON part) is stored, and the hash of its head;
-2. the second is parsed, too, and its head is stored;
+1. the first takes the ordinary way: its plan (the meaning of its JSON part) is stored, and the hash of its head without such fields;
+2. the second is parsed, too, and its head, without them, is stored;
 3. the third skips the parser, and makes the shortcut, which leads to the version;
 4. the fourth and all others, if each arrives in one piece, skip parser, admission and validation: the tensors are cut out of the bytes
-   and submitted, and a small answer is put together from parts that recur.
+   and submitted, and a small answer is put together from parts that recur. If their heads are the same to the last byte, that head
+   is stored too, and nothing has to be left out any more.
 
 Everything else takes the ordinary way, which gives the same answers. With ``--no-fast-paths`` all requests take it, and the
 plans are not stored either.
@@ -20,6 +23,7 @@ from hashlib import blake2b
 from secrets import token_bytes
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from pybackend.engine.admission import Admission, Route
@@ -29,7 +33,7 @@ from pybackend.frontend.http.infer_answer import BINARY_HEAD, JSON_HEAD, InferAn
 from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES
 from pybackend.frontend.http.infer_exchange import InferExchange, InferHead
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.request_reader import RequestHead
+from pybackend.frontend.http.request_reader import MAX_HEAD_BYTES, RequestHead
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
 from pybackend.inference.validation import Checked
@@ -52,6 +56,15 @@ LARGEST_ANSWER_BYTES = 32 * 1024
 
 LARGEST_AS_TEXT_BYTES = 4096
 """The text of a number has up to 24 bytes, and up to 12 for each byte of the number."""
+
+_READ = frozenset(
+    b"host connection proxy-connection upgrade content-length transfer-encoding expect "
+    b"inference-header-content-length content-encoding accept-encoding origin".split()
+)
+"""The fields that a port for infer requests reads, whatever its settings are, but for the trace context."""
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_has_context = re.compile(rb"\ntraceparent:", re.IGNORECASE).search
 
 _LENGTH_FIELDS = (b"\nContent-Length: ", b"\ncontent-length: ")
 _ZERO, _MOST_DIGITS = ord("0"), 5
@@ -92,15 +105,19 @@ class FastPath:
     Args:
         frontend: the state that infer requests share.
         plans: its plans.
-        credentials: the headers that may carry secrets, in lower case.
+        credentials: the fields that may carry secrets, in lower case.
+        read: the fields that the port's guard reads, in lower case.
     """
 
-    def __init__(self, frontend: InferFrontend, plans: PlanCaches, credentials: frozenset[bytes]) -> None:
+    def __init__(
+        self, frontend: InferFrontend, plans: PlanCaches, credentials: frozenset[bytes], read: frozenset[bytes]
+    ) -> None:
         self._frontend = frontend
         self._plans = plans
         self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
         self._seen: Recurring[int, None] = Recurring(MOST_HEADS)
         self._credentials = credentials
+        self._leave_out = None if frontend.forwards is not None else _fields_but(_READ | read)
         self._find_credential = re.compile(
             rb"\n(?:" + b"|".join(map(re.escape, sorted(credentials))) + rb")[ \t]*:", re.IGNORECASE
         ).search
@@ -115,6 +132,9 @@ class FastPath:
             The bytes that are left: those of the body if the request is not whole, all if the head is not known.
         """
         end = data.find(b"\r\n\r\n") + 4
+        traces = self._frontend.engine.tracer.active
+        if traces and _has_context(data, 0, end) is not None:
+            return data
         known = self._heads.get(data[:end])
         if known is not None:
             body_bytes = known.body_bytes
@@ -127,7 +147,7 @@ class FastPath:
             known.shortcut is not None
             and end + body_bytes == len(data)
             and not connection.port.request_log.on
-            and not self._frontend.engine.tracer.active
+            and not traces
             and self._submit_whole(connection, known, known.shortcut, data, end)
         ):
             return b""
@@ -168,30 +188,44 @@ class FastPath:
         return True
 
     def _known_otherwise(self, head: bytes) -> tuple[_KnownHead, int] | None:
-        """A head that is remembered by its digest, or but for the body's length; and that length."""
-        without_length, digits = _split_length(head)
-        known = self._heads.get(without_length)
-        if known is None and self._has_digests:
-            known = self._heads.get(self._digest(head))
-            if known is not None:
-                return known, known.body_bytes
-            known = self._heads.get(self._digest(without_length))
-        if known is None or not digits.isdigit() or digits[0] == _ZERO or len(digits) > _MOST_DIGITS:
+        """A head that is remembered without some fields, by its digest, or but for the body's length; and that length."""
+        if len(head) > MAX_HEAD_BYTES:
             return None
-        body_bytes = int(digits)
-        return (known, body_bytes) if body_bytes <= self._longest_text else None
+        short = head if self._leave_out is None else self._leave_out(b"", head)
+        known = self._heads.get(short)
+        if known is not None:
+            body_bytes = known.body_bytes
+        else:
+            without_length, digits = _split_length(short)
+            known = self._heads.get(without_length)
+            if known is None and self._has_digests:
+                known = self._heads.get(self._digest(short))
+                if known is not None:
+                    return known, known.body_bytes
+                known = self._heads.get(self._digest(without_length))
+            if known is None or not digits.isdigit() or digits[0] == _ZERO or len(digits) > _MOST_DIGITS:
+                return None
+            body_bytes = int(digits)
+            if body_bytes > self._longest_text:
+                return None
+        if len(head) <= LARGEST_HEAD_BYTES and self._comes_again(head) and self._find_credential(head) is None:
+            self._heads.remember(head, msgspec.structs.replace(known, body_bytes=body_bytes))
+        return known, body_bytes
+
+    def _comes_again(self, key: bytes) -> bool:
+        """True when a head comes for the second time. Heads that differ each time push nothing out."""
+        if hash(key) in self._seen:
+            return True
+        self._seen.remember(hash(key), None)
+        return False
 
     def _digest(self, head: bytes) -> bytes:
         return blake2b(head, key=self._digest_key, digest_size=32).digest()
 
     def learn(self, head: RequestHead, exchange: InferExchange, answer_fields: bytes) -> None:
-        """Remember a head when it comes for the second time.
-
-        Heads that differ each time would push out those of other clients. Those with a trace context do.
-        """
+        """Remember a head when it comes for the second time."""
         if (
-            exchange.head.fields.context is not None
-            or not head.raw
+            not head.raw
             or not exchange.is_small
             or not head.content_length
             or not head.keep_alive
@@ -199,18 +233,19 @@ class FastPath:
         ):
             return
         meaning = exchange.head
+        key = head.raw if self._leave_out is None else self._leave_out(b"", head.raw)
         # The length of text differs from time to time, that of tensors does not.
-        has_length = meaning.fields.header_length is not None or meaning.forwarded is not None
-        key = head.raw if has_length else _split_length(head.raw)[0]
+        if meaning.fields.header_length is None and meaning.forwarded is None:
+            key = _split_length(key)[0]
         if len(key) > LARGEST_HEAD_BYTES or self._shows_credentials(meaning):
             return
         if self._find_credential(key) is not None:
             self._has_digests = True
             key = self._digest(key)
-        if hash(key) in self._seen:
+        if meaning.fields.context is not None:
+            meaning = msgspec.structs.replace(meaning, fields=meaning.fields._replace(context=None))
+        if self._comes_again(key):
             self._heads.remember(key, _KnownHead(meaning, head.content_length, answer_fields))
-        else:
-            self._seen.remember(hash(key), None)
 
     def _shows_credentials(self, head: InferHead) -> bool:
         """True if models see credentials of a request."""
@@ -237,6 +272,16 @@ class FastPath:
         route = admission.route()
         if route is not None:
             known.shortcut = _Shortcut(json_bytes, self._plans.of(admission.signature), route)
+
+
+def _fields_but(read: frozenset[bytes]) -> Callable[[bytes, bytes], bytes]:
+    """A function that takes all but these fields out of a head, by ``function(b"", head)``.
+
+    It leaves malformed fields where they are: such a head is not known.
+    """
+    names = b"|".join(map(re.escape, sorted(read)))
+    field = rb"\r\n(?!(?:%b):)%b:[\t\x20-\x7e\x80-\xff]*(?=\r\n[^\t ])" % (names, _TOKEN)
+    return re.compile(field, re.IGNORECASE).sub
 
 
 def _split_length(head: bytes) -> tuple[bytes, bytes]:

@@ -47,6 +47,11 @@ class HttpGuard:
         """The headers that may carry secrets, in lower case."""
         return self._guard.credentials
 
+    @property
+    def reads(self) -> frozenset[bytes]:
+        """The headers that decide, in lower case."""
+        return self._guard.reads
+
     def needs(self, path: str) -> tuple[bool, str]:
         """As :meth:`Guard.needs`."""
         return self._guard.needs(path)

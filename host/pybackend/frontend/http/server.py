@@ -42,8 +42,9 @@ class HttpServer:
         self._infer = infer
         self._fast: FastPath | None = None
         if infer is not None and infer.plans is not None:
-            credentials = CREDENTIALS if port.guard is None else port.guard.credentials
-            self._fast = FastPath(infer, infer.plans, credentials)
+            guard = port.guard
+            credentials = CREDENTIALS if guard is None else guard.credentials
+            self._fast = FastPath(infer, infer.plans, credentials, frozenset() if guard is None else guard.reads)
         port.begin = self._begin
         if self._fast is not None:
             port.take = self._fast.take
