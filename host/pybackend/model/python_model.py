@@ -32,6 +32,7 @@ from pybackend.modelconfig.loader import planned_instances
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.observability.log_lines import about_model
 from pybackend.sandbox.model_sandbox import ModelSandbox
+from pybackend.scheduler.active_sequences import ActiveSequences
 from pybackend.scheduler.choice import make_scheduler
 from pybackend.scheduler.scheduler import Scheduler
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
@@ -49,17 +50,17 @@ class VersionSequences:
 
     def __init__(self) -> None:
         self.predecessors: Sequence[PythonModel] = ()
-        self._sequencer: SequenceBatcher | None = None
+        self._active: ActiveSequences | None = None
         self._is_replaced = False
 
     def serve(self, scheduler: Scheduler) -> None:
         """The version is loaded."""
-        self._sequencer = scheduler if isinstance(scheduler, SequenceBatcher) else None
+        self._active = scheduler.active if isinstance(scheduler, SequenceBatcher) else None
 
     @property
     def are_active(self) -> bool:
         """True while further requests of a sequence may come."""
-        return self._sequencer is not None and self._sequencer.has_active
+        return bool(self._active)
 
     def begun_at(self, request: InferenceRequest) -> PythonModel | None:
         """The predecessor on which a request's sequence began, None for any other request."""
@@ -67,31 +68,28 @@ class VersionSequences:
 
     def continues(self, request: InferenceRequest) -> bool:
         """True if a request belongs to a sequence that may end here although the version was replaced."""
-        sequencer = self._sequencer
-        return sequencer is not None and self._is_replaced and sequencer.continues(request.correlation_id)
+        return self._is_replaced and self._have(request)
 
     def run(self, request: InferenceRequest) -> bool:
         """True if a request belongs to an active sequence of this version, or of one that it replaces."""
-        sequencer = self._sequencer
-        if sequencer is not None and sequencer.continues(request.correlation_id):
-            return True
-        return self.begun_at(request) is not None
+        return self._have(request) or self.begun_at(request) is not None
+
+    def _have(self, request: InferenceRequest) -> bool:
+        return self._active is not None and self._active.continues(request.correlation_id)
 
     def keep(self) -> None:
         """The version is being replaced: its sequences may go on until :meth:`ended_within` returns."""
         self._is_replaced = True
 
     async def ended_within(self, timeout_s: float | None, version: str) -> None:
-        """Wait for the end of the sequences of a version that was replaced; return at once for any other.
+        """Wait for the end of the sequences of a version that was replaced, or cut them short after this time.
 
-        Args:
-            timeout_s: the time limit, None for no limit. Sequences that have not ended by then are cut short.
-            version: names the version in the log.
+        Returns at once for any other version. The log names the version as it is given.
         """
-        sequencer = self._sequencer
-        if sequencer is not None and self._is_replaced and sequencer.has_active:
+        active = self._active
+        if active and self._is_replaced:
             ended = asyncio.Event()
-            sequencer.on_all_ended = ended.set
+            active.on_all_ended = ended.set
             try:
                 async with asyncio.timeout(timeout_s):
                     await ended.wait()
@@ -100,7 +98,7 @@ class VersionSequences:
                     "%s was replaced %.1f s ago, and its sequences that go on are cut short", version, timeout_s
                 )
             finally:
-                sequencer.on_all_ended = None
+                active.on_all_ended = None
         self._is_replaced = False
 
 

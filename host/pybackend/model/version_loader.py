@@ -28,7 +28,7 @@ from pybackend.modelconfig.signature import ModelSignature, signature_of
 from pybackend.modelconfig.validation import validate
 from pybackend.modelconfig.warmup import WarmupSample, warmup_samples
 from pybackend.scheduler.choice import read_states
-from pybackend.scheduler.sequence_state import ImplicitStates
+from pybackend.scheduler.sequence_inputs import ImplicitStates
 from pybackend_wire.host_messages import Initialize
 
 log = logging.getLogger(__name__)
