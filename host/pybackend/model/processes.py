@@ -127,7 +127,7 @@ class ModelProcesses:
             their permissions.
     """
 
-    def __init__(self, source: ModelSource, host: ModelHost, owner: InstanceOwner) -> None:
+    def __init__(self, source: ModelSource, host: ModelHost, owner: InstanceOwner | None) -> None:
         self.instances: list[ModelInstance] = []
         self.sandbox: ModelSandbox | None = None
         self._places: dict[ModelInstance, int] = {}
@@ -169,6 +169,7 @@ class ModelProcesses:
     def make_instance(self, name: str) -> ModelInstance:
         """Make an instance, without a process yet; :meth:`replace_instances` adds it."""
         host = self._host
+        assert self._owner is not None
         version = str(self._source.version)
         name = full_name(self._source.namespace, name)
         instance = ModelInstance(

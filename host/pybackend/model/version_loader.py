@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,40 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Rehearsal:
+    """The outcome of preparing a version without running its code.
+
+    Attributes:
+        process_count: number of its processes.
+        environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
+        level: of its sandbox, None without one.
+        missing: layers of the sandbox that cannot be applied, with reasons, as far as that is known without a process.
+    """
+
+    process_count: int
+    environment: Mapping[str, Any] | None
+    level: str | None
+    missing: Mapping[str, str]
+
+
+async def rehearse(source: ModelSource, host: ModelHost) -> Rehearsal:
+    """Do what loading a version does before any of its code runs, and release everything again.
+
+    Raises:
+        ModelLoadError: loading would fail; the text gives the reason.
+    """
+    processes = ModelProcesses(source, host, None)
+    try:
+        count, sandbox = max(1, len(await VersionLoader(source, host, processes).open())), processes.sandbox
+        if sandbox is None:
+            return Rehearsal(count, processes.environment, None, {})
+        missing = sandbox.of_instance(0).confinement.left_out
+        return Rehearsal(count, processes.environment, sandbox.level, missing)
+    finally:
+        await processes.close()
+
+
+@dataclass(frozen=True)
 class CompletedVersion:
     """A version whose model has completed its configuration.
 
@@ -58,12 +92,7 @@ class CompletedVersion:
 
 
 def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelConfig, bool]:
-    """The configuration with which a model runs, and whether its instances were moved from GPUs to the CPU.
-
-    Args:
-        config: from :func:`pybackend.modelconfig.loader.load_config`.
-        host: the server.
-    """
+    """The configuration with which a model runs, and whether its instances were moved from GPUs to the CPU."""
     moved = on_cpu(config) if host.settings.gpu_models_on_cpu and not host.gpu_count else None
     return moved or config, moved is not None
 
@@ -71,13 +100,9 @@ def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelC
 def completed_version(
     config: ModelConfig, directory: Path, digest: bytes = b"", *, validate_outputs: bool = False
 ) -> CompletedVersion:
-    """Read the files that a completed configuration names. Blocking.
+    """Read the files in the model directory that a completed, validated configuration names. Blocking.
 
-    Args:
-        config: completed and validated.
-        directory: the model directory.
-        digest: see :class:`CompletedVersion`.
-        validate_outputs: for a model that does not say.
+    ``validate_outputs`` is for a model that does not say.
 
     Raises:
         ModelLoadError: a file is missing or wrong.
@@ -97,9 +122,7 @@ def completed_version(
 class VersionLoader:
     """Loads one version in two steps.
 
-    Args:
-        processes: of the version. They hold everything that was started or made, even if loading fails halfway.
-        warnings: about the version's outputs, None for a version that has not been loaded before.
+    Its processes hold everything that was started or made, even if loading fails halfway.
 
     Attributes:
         warnings: about the version's outputs, None for none.
@@ -143,8 +166,7 @@ class VersionLoader:
     async def open(self) -> list[InstanceSpec]:
         """Check and prepare everything that must be right before the model's code can run; the first step of a load.
 
-        Returns:
-            The instances, according to the configuration before the model has completed it.
+        Returns the instances, according to the configuration before the model has completed it.
 
         Raises:
             ModelLoadError: something is missing or wrong; the text gives the reason.
@@ -175,9 +197,7 @@ class VersionLoader:
         specs = instances(config)
         for spec in specs[1:]:
             processes.add_instance(spec.name)
-        if (
-            not version.options.validate_outputs
-        ):  # outputs that are validated need no warning: their clients get an error
+        if not version.options.validate_outputs:  # otherwise their clients get an error
             self.warnings = OutputWarnings(version.signature, version.hidden_outputs)
         await self._start(version, processes.instances, specs)
         return [instance for instance, spec in zip(processes.instances, specs, strict=True) if not spec.passive]
@@ -219,8 +239,7 @@ class VersionLoader:
     ) -> tuple[list[ModelInstance], list[ModelInstance]]:
         """Start the instances that a serving version lacks.
 
-        Returns:
-            All instances that it is to have, and those of them that accept requests.
+        Returns all instances that it is to have, and those of them that accept requests.
 
         Raises:
             ModelLoadError: an instance could not be started, and nothing has changed.

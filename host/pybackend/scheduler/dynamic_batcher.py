@@ -94,7 +94,7 @@ class DynamicBatcher(Scheduler):
         now_ns = time.monotonic_ns()
         for pending in self._queue.expire(now_ns):
             expired = InferenceError(f"{pending.request.prefix}Request timeout expired", ErrorCode.UNAVAILABLE)
-            self._owner.on_rejected(pending, expired)
+            self._owner.on_refused([pending], expired)
         ripe_ns = 0
         while self._queue and (self._may_dispatch is None or self._may_dispatch(len(self._queue))):
             instance = self._idle_instance() or self._prefetching_instance()

@@ -49,8 +49,8 @@ class BatchExecutor(Protocol):
 class SchedulerOwner(Protocol):
     """The model, as schedulers see it."""
 
-    def on_rejected(self, pending: PendingRequest, error: InferenceError) -> None:
-        """A request will not be executed, e.g. because it timed out: answer it."""
+    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
+        """Requests will not be executed, e.g. because they timed out: answer them."""
 
     def lease(self, nbytes: int, name: str) -> Lease:
         """Allocate input memory for tensors that the scheduler adds to requests.

@@ -264,10 +264,9 @@ class SequenceBatcher(Scheduler):
         self._note(sequence)
 
     def _refuse(self, sequence: LiveSequence, error: InferenceError) -> None:
-        waiting = list(sequence.waiting)
+        waiting = [item.pending for item in sequence.waiting]
         sequence.waiting.clear()
-        for item in waiting:
-            self._owner.on_rejected(item.pending, error)
+        self._owner.on_refused(waiting, error)
 
     def _awaits_slot(self, item: SequenceRequest) -> bool:
         return item.pending in self._items and item.sequence in self._slots.backlog

@@ -80,8 +80,7 @@ class DirectStrategy:
             try:
                 batch = self._filled(items)
             except InferenceError as error:
-                for item in items.values():
-                    self._owner.on_rejected(item.pending, error)
+                self._owner.on_refused([item.pending for item in items.values()], error)
                 continue
             self._instance.execute(batch)
         return 0
@@ -103,7 +102,7 @@ class DirectStrategy:
             except InferenceError as error:
                 refused.append((item, error))
         for item, refusal in refused:
-            self._owner.on_rejected(item.pending, refusal)
+            self._owner.on_refused([item.pending], refusal)
         return taken
 
     def _filled(self, items: dict[int, SequenceRequest]) -> list[PendingRequest]:
@@ -178,7 +177,7 @@ class OldestStrategy:
         try:
             self._inputs.add(item)
         except InferenceError as error:
-            self._owner.on_rejected(item.pending, error)
+            self._owner.on_refused([item.pending], error)
             return False
         return True
 

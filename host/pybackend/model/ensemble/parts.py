@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError
 from pybackend.model.ensemble.plan import ONCE, EnsemblePlan
+from pybackend.model.host import ModelRouter
 from pybackend.model.model import Model, ModelState
-from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.ensemble import EnsembleStep
 from pybackend.modelconfig.signature import ModelSignature
 
@@ -130,7 +130,7 @@ class EnsembleBinding:
             plan = self._plans[requested_outputs] = EnsemblePlan(self._steps, self._models, wanted)
         return plan
 
-    def only_taker(self, name: str) -> tuple[Model, str] | None:
+    def only_consumer(self, name: str) -> tuple[Model, str] | None:
         """The version and its input that alone use an ensemble's input; None if none, or several, use it."""
         plan = self.plan(())
         if plan.uses(name) != 1:
@@ -138,7 +138,7 @@ class EnsembleBinding:
         return next(
             (
                 (step.model, inner)
-                for step in plan.takers(name)
+                for step in plan.consumers(name)
                 for inner, tensor in step.inputs
                 if tensor == name and step.chain == ONCE
             ),

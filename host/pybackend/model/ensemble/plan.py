@@ -100,7 +100,7 @@ class EnsemblePlan:
         self._chains = stream_chains(steps, [model.config.decoupled for model in models])
         needed = needed_tensors(steps, wanted)
         self._steps: dict[Chain, list[PlannedStep]] = defaultdict(list)
-        self._takers: dict[str, list[PlannedStep]] = defaultdict(list)
+        self._consumers: dict[str, list[PlannedStep]] = defaultdict(list)
         for number, (step, model) in enumerate(zip(steps, models, strict=True)):
             outputs = {name: tensor for name, tensor in step.outputs.items() if tensor in needed}
             if outputs:
@@ -108,12 +108,12 @@ class EnsemblePlan:
                 planned = PlannedStep(number, step, model, in_chain, outputs)
                 self._steps[in_chain].append(planned)
                 for tensor in dict.fromkeys(step.inputs.values()):
-                    self._takers[tensor].append(planned)
+                    self._consumers[tensor].append(planned)
         made = {tensor for planned in self._all_steps() for tensor in planned.outputs.values()}
         self.first = [planned for planned in self.steps(ONCE) if made.isdisjoint(planned.needs)]
         for planned in self._all_steps():
-            takers = (taker for tensor in planned.outputs.values() for taker in self.takers(tensor))
-            planned.followers = tuple(dict.fromkeys(takers))
+            consumers = (consumer for tensor in planned.outputs.values() for consumer in self.consumers(tensor))
+            planned.followers = tuple(dict.fromkeys(consumers))
         ends = {self.chain(tensor) for tensor in wanted}
         self.leaves = {end for end in ends if not any(end != other and other[: len(end)] == end for other in ends)}
         self._uses = self._count_uses()
@@ -140,9 +140,9 @@ class EnsemblePlan:
         """The steps that run once per response of these streams, in configured order."""
         return self._steps.get(chain, ())
 
-    def takers(self, tensor: str) -> Sequence[PlannedStep]:
+    def consumers(self, tensor: str) -> Sequence[PlannedStep]:
         """The steps that use a tensor."""
-        return self._takers.get(tensor, ())
+        return self._consumers.get(tensor, ())
 
     def uses(self, tensor: str) -> int:
         """The number of reads of a tensor; a step within a later stream counts once, however often it runs."""

@@ -81,8 +81,9 @@ class Scene:
         pending.answered = True
         self.batcher.path(pending, InferenceResponse("m", "1", pending.request.id, error=error))
 
-    def on_rejected(self, pending, error):
-        self.answer(pending, error)
+    def on_refused(self, batch, error):
+        for pending in batch:
+            self.answer(pending, error)
 
     def on_batch(self, reason):
         self.batch_reasons.append(reason)
