@@ -18,8 +18,7 @@ from pybackend.author_files.reading import FileRefused, read_beneath, read_regul
 from pybackend.errors import InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest, ResponsePath
 from pybackend.inference.response import InferenceResponse
-from pybackend.model.cache.entry import CachedResponse, cache_key, copy_of, weight_bytes
-from pybackend.model.cache.response_cache import ResponseCache
+from pybackend.model.cache.response_cache import CachedResponse, ResponseCache, cache_key, copy_of, weight_bytes
 from pybackend.model.host import ModelHost
 from pybackend.model.latencies import FirstResponses, LatencySummaries, first_response_bounds_ms
 from pybackend.model.outcomes import RequestOutcomes
@@ -36,13 +35,7 @@ LARGE_KEY_BYTES = 1024 * 1024
 
 
 class CachedAnswers:
-    """One version's use of the cache, and a stage of the response path.
-
-    Args:
-        digest: the version's digest; see :meth:`renew`.
-        requests: has those executed that are not in the cache.
-        pass_on: receives the responses after they were copied.
-    """
+    """One version's use of the cache, and a stage of the response path; for the digest, see :meth:`renew`."""
 
     def __init__(self, cache: ResponseCache, digest: bytes, requests: RequestOutcomes, pass_on: ResponsePath) -> None:
         self._cache = cache

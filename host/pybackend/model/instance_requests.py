@@ -28,8 +28,7 @@ _FAILED = frozenset({InstanceState.FAILED, InstanceState.GIVEN_UP})
 class InstanceRequests(RequestOutcomes):
     """The requests that a version's instances execute: handles all that happens to them, and to the instances.
 
-    Args:
-        on_turn: called when the version has begun or ceased to serve, though nobody has loaded or unloaded it.
+    It calls ``on_turn`` when the version ceases to serve, or serves again, though nobody has loaded or unloaded it.
 
     Attributes:
         all_failed: True if no instance serves now.

@@ -103,8 +103,7 @@ class RecentTimes:
     def quantiles_s(self, count: int) -> tuple[tuple[str, float], ...]:
         """Shares, and the values in seconds below which they lie; empty if there are none.
 
-        Args:
-            count: of all values so far; while it stays the same, so do the quantiles.
+        While the count of all values so far stays the same, so do they.
         """
         if count != self._count:
             ordered = sorted(self._times_ns)
@@ -141,10 +140,8 @@ class FirstResponses:
 
     Errors are left out: a model that fails fast is no fast model.
 
-    Args:
-        bounds_ms: upper bounds of its buckets, ascending.
-
     Attributes:
+        bounds_ms: upper bounds of its buckets, ascending.
         counts: responses by bucket; the last one has no bound.
         sum_ns: of all times.
     """

@@ -38,12 +38,6 @@ async def open_sandbox(
 ) -> ModelSandbox | None:
     """Open the sandbox of a version, ready for its first instance; None if the version is not confined.
 
-    Args:
-        source: the version's source.
-        host: the server.
-        environment: the environment that it runs in, None for the host's own Python.
-        planned: its instances, according to its configuration.
-
     Raises:
         ModelLoadError: the configuration requests something that is forbidden or does not exist.
     """
@@ -143,11 +137,7 @@ class ModelProcesses:
     # Start
 
     async def open(self, planned: Sequence[InstanceSpec], names: Sequence[str]) -> None:
-        """Prepare the resources that processes need.
-
-        Args:
-            planned: the instances, according to the configuration before the model has completed it.
-            names: the names of those instances; at least one.
+        """Prepare the resources that the processes of these instances need. Names are given even if none are planned.
 
         Raises:
             ModelLoadError: the environment, the sandbox or a debugger port is unavailable.
@@ -190,12 +180,7 @@ class ModelProcesses:
             await asyncio.to_thread(self.sandbox.prepare, max(self._places.values()) + 1)
 
     def stub_settings(self, instance: ModelInstance, policy_name: str) -> StubSettings:
-        """The launch settings and load message for an instance's process.
-
-        Args:
-            instance: the instance.
-            policy_name: the host policy that selects its CPU cores.
-        """
+        """The launch settings and load message for an instance's process; its host policy selects its CPU cores."""
         place = self._places[instance]
         source, host = self._source, self._host
         launch = StubLaunch(
@@ -231,9 +216,7 @@ class ModelProcesses:
     ) -> None:
         """Serve with other instances from now on. Those left out have ended when this returns, unless they are busy.
 
-        Args:
-            instances: the instances.
-            keeps: tells whether requests that are still to come can run only on an instance: it ends after them.
+        An instance ends after the requests that are still to come and can run only there: ``keeps`` tells of them.
         """
         leaving = [instance for instance in self.instances if instance not in instances]
         self.instances[:] = instances

@@ -40,14 +40,10 @@ _Answer = tuple[tuple[str, str, tuple[int, ...], bytes], ...] | ErrorCode
 
 
 class ShadowCopies:
-    """Makes copies for one shadow.
-
-    Args:
-        model: the version that gets the copies.
-        percent: the share of the requests that are copied.
+    """Makes copies for one shadow, of this share of the requests.
 
     Attributes:
-        model: the version.
+        model: the version that gets the copies.
         open: copies that it has not answered yet.
         transfers: copies of which large inputs are on their way.
         figures: counters.
@@ -70,12 +66,12 @@ class ShadowCopies:
         if self._credit_ppm < _WHOLE_PPM:
             return None
         self._credit_ppm -= _WHOLE_PPM
-        if self._has_room(request):
+        if self._may_copy(request):
             return ShadowCopy(self, request)
         self.figures.dropped += 1
         return None
 
-    def _has_room(self, request: InferenceRequest) -> bool:
+    def _may_copy(self, request: InferenceRequest) -> bool:
         if self.open >= MOST_COPIES or self.model.state is not ModelState.READY or self.model.config.decoupled:
             return False
         if request.regions is not None:
@@ -90,12 +86,7 @@ class ShadowCopies:
 
 
 class ShadowCopy:
-    """The copy of one request, and its comparison.
-
-    Args:
-        shadow: gets it.
-        original: the request, not yet submitted.
-    """
+    """The copy of one request that is not submitted yet, and the comparison of both answers."""
 
     def __init__(self, shadow: ShadowCopies, original: InferenceRequest) -> None:
         self._shadow = shadow
@@ -116,9 +107,7 @@ class ShadowCopy:
         )
         request.correlation_id, request.flags = original.correlation_id, original.flags
         request.priority, request.timeout_us = original.priority, original.timeout_us
-        request.is_inner = (
-            True  # no client waits for it: neither the limit on queued bytes nor the server's end counts it
-        )
+        request.is_inner = True  # no client waits for it: queued bytes and the server's end do not count it
         for place, tensor in enumerate(original.inputs):
             copy = InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape))
             request.inputs.append(copy)

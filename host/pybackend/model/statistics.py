@@ -146,12 +146,7 @@ class ModelStatistics:
     def add_successes(self, count: int, executed: int, queued_ns: int, times: ExecutionTimes, now_ns: int) -> None:
         """Count requests of one execution that were just answered with a result.
 
-        Args:
-            count: number of requests.
-            executed: sum of their batch sizes.
-            queued_ns: sum of the times at which they were queued.
-            times: of the execution.
-            now_ns: the time at which they were answered.
+        ``executed`` is the sum of their batch sizes, ``queued_ns`` that of the times at which they were queued.
         """
         self.success_count += count
         self.inference_count += executed
@@ -172,13 +167,7 @@ class ModelStatistics:
             self.summaries.add(request.queued_ns, times, now_ns, 0)
 
     def add_execution(self, batch_size: int, times: ExecutionTimes, now_ns: int) -> None:
-        """Count a call of ``execute``.
-
-        Args:
-            batch_size: sum of the batch sizes of its requests.
-            times: of the execution.
-            now_ns: the time at which the host had its outputs.
-        """
+        """Count a call of ``execute``, by the sum of its requests' batch sizes; the host has its outputs now."""
         self.execution_count += 1
         figures = self.batch_sizes.get(batch_size)
         if figures is None:
@@ -214,13 +203,7 @@ class ModelStatistics:
         self.last_success_ns = now_ns
 
     def add_failure(self, reason: FailureReason, queued_ns: int, now_ns: int = 0) -> None:
-        """Count a request that was answered with an error.
-
-        Args:
-            reason: the label of the failure counter.
-            queued_ns: the time at which it was queued.
-            now_ns: the time at which it was answered, 0 for now.
-        """
+        """Count a request that was answered with an error, now unless a time is given."""
         self.failures[reason] += 1
         self.fail_ns += (now_ns or time.monotonic_ns()) - queued_ns
 

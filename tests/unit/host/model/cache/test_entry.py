@@ -7,7 +7,7 @@ import pytest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor, OutputTensor
-from pybackend.model.cache.entry import ENTRY_BYTES, cache_key, copy_of, weight_bytes, weight_bytes_of
+from pybackend.model.cache.response_cache import ENTRY_BYTES, cache_key, copy_of, weight_bytes
 
 IDENTITY = b"add_sub, version 1, loaded first"
 
@@ -80,7 +80,7 @@ def test_a_copy_outlives_the_memory_of_its_response():
     outputs = [OutputTensor("OUT", "UINT8", shape, memoryview(memory))]
     response = InferenceResponse("m", "1", "first", outputs, {"a": 1}, lambda: released.append(1))
     kept = copy_of(response)
-    assert kept.nbytes == weight_bytes(response) == weight_bytes_of([4]) == ENTRY_BYTES + 4
+    assert kept.nbytes == weight_bytes(response) == ENTRY_BYTES + 4
     response.release()
     memory[:] = b"next"
     shape.append(7)

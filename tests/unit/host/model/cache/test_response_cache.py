@@ -7,17 +7,17 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.model.cache.entry import CachedResponse
-from pybackend.model.cache.response_cache import LocalCache
+from pybackend.model.cache.response_cache import ENTRY_BYTES, CachedOutput, CachedResponse, LocalCache
 
-SIZE_BYTES = 100
+SIZE_BYTES = 4 * ENTRY_BYTES
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
-STEPS = st.lists(st.tuples(KEYS, st.none() | st.integers(1, SIZE_BYTES + 20)), max_size=60)
+STEPS = st.lists(st.tuples(KEYS, st.none() | st.integers(ENTRY_BYTES, SIZE_BYTES + 20)), max_size=60)
 """Look-ups, and insertions of so many bytes."""
 
 
 def response(nbytes):
-    return CachedResponse([], None, nbytes)
+    size = nbytes - ENTRY_BYTES
+    return CachedResponse([CachedOutput("OUT", "UINT8", (size,), bytes(size))], None)
 
 
 @given(STEPS)
