@@ -37,7 +37,6 @@ class Absence:
     Attributes:
         known: False if there is no such model, or several.
         on_purpose: True if it was unloaded.
-        reason: human-readable; may be empty.
     """
 
     known: bool
@@ -88,21 +87,15 @@ class ModelHost:
     :class:`pybackend.model.source.ModelSource`.
 
     Attributes:
-        launcher: starts model processes.
         services: answers requests from model code.
         router: sends ensembles' requests to their parts.
         shared_core: where the server and models' processes wait while requests come one at a time.
-        settings: how models are loaded and run.
         metrics: selects the distributions of latencies that are measured.
-        backends: where Python-based backends are, and the operator's settings of each.
-        environments: prepares the environments that models name.
-        sandbox: confines models, None for no confinement.
-        cache: the response cache, None for none.
+        sandbox: None for no confinement.
         queued_bytes: limits the bytes of all queued requests, None for no limit.
-        resources: the rate limiter's resources, None for no rate limiting.
+        resources: the rate limiter's, None for no rate limiting.
         debugger: the models that run under a debugger, and its ports.
         terminal: lent to models that stop at breakpoints, None for no terminal.
-        gpu_count: number of GPUs in this machine.
         runtime_places: candidate locations for the server's private runtime directories.
         disconnect_slow_clients: called when the output memory of a process is short.
         tensor_budget: the memory for the tensors of all models; None for no limit.

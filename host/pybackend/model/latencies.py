@@ -36,10 +36,7 @@ _RECENT_SHARES = ("0.5", 0.5), ("0.99", 0.99)
 
 
 class QuantileWindow:
-    """Quantiles of recent values.
-
-    It counts values by their leading bits, so it takes the same memory for any number of values.
-    """
+    """Quantiles of recent values, which it counts by their leading bits: any number of them takes the same memory."""
 
     __slots__ = ("_counts", "_number", "_slices")
 

@@ -46,33 +46,26 @@ class Distribution(Protocol):
     def redirect(
         self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
-        """Choose a version for a request that was validated against any of them, and queue it."""
+        """Choose a version for a request that was validated against any of them, and :meth:`submit` it."""
 
     def submit(
         self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
-        """Queue a request that names no version.
-
-        Raises:
-            InferenceError: the request is refused; the caller must release its memory.
-        """
+        """Queue a request that names no version; otherwise as :meth:`Model.submit`."""
 
 
 class Model(ABC):
     """A version that is loading, serving, or unloading.
 
     Attributes:
-        name: the model's name.
-        namespace: the model's; ``""`` on a server without namespaces.
-        full_name: both, for messages, and wherever models are told apart by name.
+        namespace: ``""`` on a server without namespaces.
+        full_name: namespace and name, for messages, and wherever models are told apart by name.
         version: its decimal version.
         config: the configuration; completed once the version is loaded.
         signature: the inputs and outputs that requests are validated against.
-        state: the stage of its life.
         was_ready: it has been READY.
         reason: why it is not available, ``""`` if it is.
         failure: the error for requests while all its instances, or those of a part of it, are given up.
-        statistics: its counters.
         digest: identifies its code and configuration, equal on all servers; empty if no cache needs it.
         open_requests: the requests that it has accepted and not answered.
         arena: the shared memory of its inputs.
@@ -188,11 +181,7 @@ class Model(ABC):
         return isinstance(lease, ArenaLease) and self.arena.owns(lease)
 
     def take_regions(self, request: InferenceRequest) -> None:  # noqa: B027  only models with processes have to
-        """Prepare a validated request whose tensors lie in clients' regions, just before :meth:`submit`.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
+        """Prepare a validated request whose tensors lie in clients' regions, just before :meth:`submit`; raises likewise."""
 
     @abstractmethod
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:

@@ -148,7 +148,7 @@ class ServingVersion(NoHolder):
         """Serve with the instances of another configuration; returns them, with those that accept no requests.
 
         Raises:
-            InferenceError: an instance could not be started, and nothing has changed.
+            ModelLoadError: an instance could not be started, or InferenceError likewise; nothing has changed.
         """
         version = replace(self.version, config=loader.renewed(self.version.config))
         every, serves = await loader.change_instances(self.version, version)

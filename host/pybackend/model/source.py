@@ -18,12 +18,10 @@ class ModelSource:
     """The properties of one version; :class:`pybackend.model.host.ModelHost` has those that all models share.
 
     Attributes:
-        name: the model's name.
-        version: its decimal version.
         directory: the model directory.
         config: read from disk, not yet completed by the model.
         backend_file: code of a Python-based backend, None for a model with its own code.
-        environment_path: path of its environment, None if the model runs on the host's own Python.
+        environment_path: None if the model runs on the host's own Python.
         bounds: upper limits on its rights, all of which apply; empty if the operator installed the model.
         is_brought: True if all files of its directory came with the load request.
         namespace: of the model; ``""`` on a server without namespaces.

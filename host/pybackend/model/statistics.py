@@ -59,7 +59,6 @@ class ResponseFigures:
         compute_infer: from the response before it, or the start of the execution, until the model sent it.
         compute_output: passing it on to the sender of the request.
         success: the sum of both.
-        fail: errors.
         empty_response: ends of streams without a response.
         cancel: ends of streams whose sender had cancelled the request.
     """
@@ -116,7 +115,6 @@ class ModelStatistics:
         first_responses: histogram of the times to first responses, None likewise.
         shadow: copies that it got, None if it was never a shadow.
         last_success_ns: ``time.monotonic_ns()`` of the last successful answer, 0 if there was none.
-        load_duration_ns: duration of the load.
     """
 
     success_count: int = 0

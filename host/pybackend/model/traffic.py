@@ -21,11 +21,8 @@ log = logging.getLogger(__name__)
 class _Share:
     """A version that answers a share of the requests.
 
-    Attributes:
-        model: the version.
-        weight: its weight.
-        credit: grows by the weight with each request. The version with the highest credit answers, and pays the sum of
-            all weights.
+    Its credit grows by its weight with each request. The version with the highest credit answers, and pays the sum of all
+    weights.
     """
 
     __slots__ = ("credit", "model", "weight")
@@ -168,11 +165,7 @@ class Traffic:
     ) -> PendingRequest:
         """Queue a request that names no version, and perhaps a copy of it for the shadow.
 
-        Args:
-            submit: queues it.
-            model: the version that :meth:`next_version` chose; the request was validated against it.
-            request: as for :meth:`Model.submit`.
-            on_response: likewise.
+        It was validated against the version that :meth:`next_version` chose.
 
         Raises:
             InferenceError: the request is refused, and its memory remains the caller's.
@@ -195,11 +188,7 @@ class Traffic:
     def redirect(
         self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
-        """Choose a version for a request that was validated against ``model``, and queue it; see :meth:`submit`.
-
-        Raises:
-            InferenceError: as for :meth:`submit`.
-        """
+        """Choose a version for a request that was validated against ``model``, and queue it; see :meth:`submit`."""
         return self.submit(submit, self._moved(request, self.next_version() or model, model), request, on_response)
 
     def _of_sequence(self, model: Model, request: InferenceRequest) -> Model:
@@ -216,11 +205,7 @@ class Traffic:
 
     @staticmethod
     def _moved(request: InferenceRequest, to: Model, model: Model) -> Model:
-        """Prepare a request for another version than the one that it was validated against.
-
-        Raises:
-            InferenceError: INVALID_ARG, it does not match the other version's signature.
-        """
+        """Prepare a request for another version, if it is not the one that it was validated against."""
         if to is not model:
             request.leave()
             request.model_version = to.version

@@ -22,12 +22,11 @@ from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.normalisation import with_scheduling
 from pybackend.modelconfig.options import ModelOptions, options_of
-from pybackend.modelconfig.schema import ModelConfig, from_document
-from pybackend.modelconfig.sequences import hidden_outputs, is_iterative
+from pybackend.modelconfig.schema import ModelConfig, Scheduling, from_document
+from pybackend.modelconfig.sequences import hidden_outputs, is_iterative, sequences_of
 from pybackend.modelconfig.signature import ModelSignature, signature_of
 from pybackend.modelconfig.validation import validate
 from pybackend.modelconfig.warmup import WarmupSample, warmup_samples
-from pybackend.scheduler.choice import read_states
 from pybackend.scheduler.sequence_inputs import ImplicitStates
 from pybackend_wire.host_messages import Initialize
 
@@ -73,8 +72,7 @@ class CompletedVersion:
     """A version whose model has completed its configuration.
 
     Attributes:
-        config: the completed configuration.
-        signature: the version's signature, with the labels of its outputs.
+        signature: with the labels of its outputs.
         options: the server options among its parameters.
         hidden_outputs: outputs that clients never see.
         digest: identifies its code and configuration; empty if no cache needs it.
@@ -108,6 +106,7 @@ def completed_version(
         ModelLoadError: a file is missing or wrong.
     """
     signature = signature_of(config, read_labels(config, directory))
+    has_sequences = config.scheduling is Scheduling.SEQUENCE_BATCHING
     return CompletedVersion(
         config=config,
         signature=signature,
@@ -115,7 +114,7 @@ def completed_version(
         hidden_outputs=hidden_outputs(config),
         digest=digest,
         warmup=warmup_samples(config, signature, directory),
-        states=read_states(config, directory),
+        states=ImplicitStates(sequences_of(config.document), directory) if has_sequences else None,
     )
 
 
@@ -129,11 +128,7 @@ class VersionLoader:
     """
 
     def __init__(
-        self,
-        source: ModelSource,
-        host: ModelHost,
-        processes: ModelProcesses,
-        warnings: OutputWarnings | None = None,
+        self, source: ModelSource, host: ModelHost, processes: ModelProcesses, warnings: OutputWarnings | None = None
     ) -> None:
         self.warnings = warnings
         self._source = source
@@ -141,13 +136,13 @@ class VersionLoader:
         self._processes = processes
         self._config, self._was_moved = config_on_this_machine(source.config, host)
         self._files = f"the files of model '{source.full_name}'"
+        self._first_name = f"{source.name}_0"
 
     async def complete(self) -> CompletedVersion:
         """Import the model in the first process, let it complete its configuration, and read the files this names.
 
         Raises:
-            ModelLoadError: loading failed; the text gives the reason.
-            InferenceError: the same.
+            ModelLoadError: loading failed, or InferenceError likewise; the text gives the reason.
         """
         source, host, files = self._source, self._host, self._files
         completed = await self._load_first(await self.open())
@@ -173,25 +168,20 @@ class VersionLoader:
         """
         await apart(self._files, self._source.check_model_file)
         planned = planned_instances(self._config, self._host.gpu_count)
-        await self._processes.open(planned, self._names(planned))
+        await self._processes.open(planned, [spec.name for spec in planned] or [self._first_name])
         return planned
 
-    def _names(self, planned: list[InstanceSpec]) -> list[str]:
-        return [spec.name for spec in planned] or [f"{self._source.name}_0"]
-
     async def _load_first(self, planned: list[InstanceSpec]) -> dict[str, Any] | None:
-        host, names = self._host, self._names(planned)
-        first = self._processes.add_instance(names[0])
+        first = self._processes.add_instance(planned[0].name if planned else self._first_name)
         policy_name = planned[0].policy_name if planned else ""
-        config_json = self._config.to_json() if host.settings.auto_complete else None
+        config_json = self._config.to_json() if self._host.settings.auto_complete else None
         return await first.load(self._processes.stub_settings(first, policy_name), config_json)
 
     async def initialize(self, version: CompletedVersion) -> list[ModelInstance]:
         """Start the other instances and initialise all of them; returns those that accept requests.
 
         Raises:
-            ModelLoadError: loading failed; the text gives the reason.
-            InferenceError: the same.
+            ModelLoadError: as for :meth:`complete`.
         """
         processes, config = self._processes, version.config
         specs = instances(config)
@@ -199,14 +189,13 @@ class VersionLoader:
             processes.add_instance(spec.name)
         if not version.options.validate_outputs:  # otherwise their clients get an error
             self.warnings = OutputWarnings(version.signature, version.hidden_outputs)
-        await self._start(version, processes.instances, specs)
-        return [instance for instance, spec in zip(processes.instances, specs, strict=True) if not spec.passive]
+        every = list(zip(processes.instances, specs, strict=True))
+        await self._start(version, every)
+        return [instance for instance, spec in every if not spec.passive]
 
-    async def _start(
-        self, version: CompletedVersion, started: Sequence[ModelInstance], specs: Sequence[InstanceSpec]
-    ) -> None:
+    async def _start(self, version: CompletedVersion, added: Sequence[tuple[ModelInstance, InstanceSpec]]) -> None:
         resources, config = self._host.resources, version.config
-        for instance, spec in zip(started, specs, strict=True):
+        for instance, spec in added:
             limit = rate_limit_of(config, spec.group, spec.device_id)
             if resources is not None and limit is not None:
                 instance.executor.limit_by(resources, limit)
@@ -215,7 +204,7 @@ class VersionLoader:
         outcomes = await asyncio.gather(
             *(
                 instance.initialize(self._instance_settings(version, instance, spec, config_json))
-                for instance, spec in zip(started, specs, strict=True)
+                for instance, spec in added
             ),
             return_exceptions=True,
         )
@@ -242,37 +231,31 @@ class VersionLoader:
         Returns all instances that it is to have, and those of them that accept requests.
 
         Raises:
-            ModelLoadError: an instance could not be started, and nothing has changed.
-            InferenceError: the same.
+            ModelLoadError: as for :meth:`complete`, and nothing has changed.
         """
         processes = self._processes
         present = list(zip(self._descriptions(before.config), processes.instances, strict=True))
         wanted, added = [], []
         for description in self._descriptions(after.config):
-            found = next((pair for pair in present if pair[0] == description), None)
+            found, spec = next((pair for pair in present if pair[0] == description), None), description[0]
             if found is not None:
                 present.remove(found)
-                wanted.append(found[1])
+                wanted.append((found[1], spec))
             else:
-                added.append((processes.make_instance(description[0].name), description[0]))
-                wanted.append(added[-1][0])
+                added.append((processes.make_instance(spec.name), spec))
+                wanted.append(added[-1])
         try:
-            await self._start(after, [instance for instance, _ in added], [spec for _, spec in added])
+            await self._start(after, added)
         except BaseException:  # cancelled, too: processes must not outlive their load
             await processes.drop([instance for instance, _ in added])
             raise
-        specs = instances(after.config)
-        return wanted, [instance for instance, spec in zip(wanted, specs, strict=True) if not spec.passive]
+        return [instance for instance, _ in wanted], [instance for instance, spec in wanted if not spec.passive]
 
     def _descriptions(self, config: ModelConfig) -> list[tuple[InstanceSpec, RateLimit | None]]:
         return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]
 
     def _instance_settings(
-        self,
-        version: CompletedVersion,
-        instance: ModelInstance,
-        spec: InstanceSpec,
-        config_json: str,
+        self, version: CompletedVersion, instance: ModelInstance, spec: InstanceSpec, config_json: str
     ) -> InstanceSettings:
         config, options, debugged = version.config, version.options, self._processes.is_debugged
         initialize = Initialize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from pybackend.inference.pending import ResponsePath
 from pybackend.modelconfig.batching import batching_of
@@ -69,14 +68,3 @@ def make_scheduler(
         sequencer = SequenceBatcher(sequences, states, instances, owner, output_names, shape_key, pass_on, barrier)
         return sequencer, sequencer.path
     return DefaultScheduler(instances), pass_on
-
-
-def read_states(config: ModelConfig, directory: Path) -> ImplicitStates | None:
-    """Read the initial states of a model's sequences; None for a model without sequences. Blocking.
-
-    Raises:
-        ModelLoadError: an initial state's file cannot be read.
-    """
-    if config.scheduling is not Scheduling.SEQUENCE_BATCHING:
-        return None
-    return ImplicitStates(sequences_of(config.document), directory)

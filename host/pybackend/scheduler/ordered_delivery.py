@@ -9,11 +9,7 @@ from pybackend.inference.response import InferenceResponse
 
 
 class OrderedDelivery:
-    """A stage of the response path. It keeps any number of lines, each in its own order.
-
-    Args:
-        pass_on: receives responses whose turn has come, and responses to requests in no line.
-    """
+    """A stage of the response path. It keeps any number of lines, each in its own order."""
 
     def __init__(self, pass_on: ResponsePath) -> None:
         self.pass_on = guarded(pass_on)

@@ -34,7 +34,6 @@ class LiveSequence:
     """A sequence that has started and not ended.
 
     Attributes:
-        id: its correlation id.
         slot: its slot; None while it waits for one, and after its end.
         waiting: its requests that are not running, in order.
         current: its request that is running, or about to run.
@@ -99,8 +98,6 @@ class SequenceRequest:
     """A request of a sequence.
 
     Attributes:
-        pending: the request.
-        sequence: its sequence.
         input_count: number of the sender's inputs; inputs after them were added by the server.
         requested: the outputs that its sender requested.
         deadline_ns: deadline for its sequence to get a slot; 0 for none.

@@ -22,11 +22,7 @@ _FEW = 64
 
 
 class Deadlines(Generic[_T]):
-    """Deadlines that need not be withdrawn: those of items that no longer await theirs are passed over.
-
-    Args:
-        is_awaited: tells whether an item still awaits its deadline.
-    """
+    """Deadlines that need not be withdrawn: those of items that no longer await theirs are passed over."""
 
     def __init__(self, is_awaited: Callable[[_T], bool]) -> None:
         self._is_awaited = is_awaited

@@ -14,7 +14,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.tensor import Lease
 from pybackend.model.cached_answers import version_digest, warn_without_cache
-from pybackend.model.ensemble.parts import EnsembleBinding, EnsembleParts
+from pybackend.model.ensemble.parts import EnsembleBinding, PartError, find_parts
 from pybackend.model.ensemble.run import EnsembleRequests
 from pybackend.model.host import ModelHost
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
@@ -49,7 +49,6 @@ class EnsembleModel(Model):
         self._host = host
         self._steps = steps_of(source.config)
         self.part_names = frozenset(step.model_name for step in self._steps)
-        self._parts = EnsembleParts(self.full_name, self.namespace, self._steps, host.router)
         self._requests = EnsembleRequests(self, host)
         self._binding: EnsembleBinding | None = None
         self._fault: ModelLoadError | None = None
@@ -86,7 +85,7 @@ class EnsembleModel(Model):
         except ModelLoadError as error:
             self._fault = error.with_traceback(None)  # the traceback would keep unloaded models alive
             self.state, self.reason = ModelState.UNAVAILABLE, error.reason()
-            down = self._parts.may_come_back
+            down = isinstance(error, PartError) and error.may_come_back
             self.failure = InferenceError(error.message, ErrorCode.UNAVAILABLE) if down else None
         else:
             self._fault = self.failure = None
@@ -97,7 +96,7 @@ class EnsembleModel(Model):
         """Raises ModelLoadError: a part is unavailable or incompatible."""
         if self._labels is None:
             raise self._unread
-        models = self._parts.find()
+        models = find_parts(self.full_name, self.namespace, self._steps, self._host.router)
         validate_connections(self._configured, [model.config for model in models])
         of_parts = {
             tensor: model.signature.outputs[inner].labels
@@ -161,7 +160,7 @@ class EnsembleModel(Model):
 
     @property
     def is_off(self) -> bool:
-        return super().is_off or self._parts.lack_unloaded
+        return super().is_off or (isinstance(self._fault, PartError) and self._fault.of_unloaded)
 
     @property
     def has_is_ready(self) -> bool:

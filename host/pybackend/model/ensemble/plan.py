@@ -43,23 +43,6 @@ class PlannedStep:
             nothing in the next but the bytes of numbers can differ.
     """
 
-    __slots__ = (
-        "any_version",
-        "batch_sizes",
-        "batched",
-        "chain",
-        "followers",
-        "inputs",
-        "model",
-        "needs",
-        "number",
-        "optional",
-        "outputs",
-        "requested",
-        "signature",
-        "streams",
-    )
-
     def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:
         self.number = number
         self.model = model

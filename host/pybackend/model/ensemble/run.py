@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 MOST_INFLIGHT = 256
-"""Default limit on the requests that one ensemble request has open with each step.
+"""Limit on the requests that one ensemble request has open with each step, unless it is configured.
 
 Beyond it, streams are paused; otherwise the responses of a fast stream would pile up before a slow step."""
 
@@ -53,9 +53,6 @@ class _StepRequest(Struct, eq=False):
 
 class StepRequests:
     """The requests to steps that one request to an ensemble has open; for its sender, it holds the request.
-
-    Args:
-        most_inflight: limit on open requests per step; 0 for :data:`MOST_INFLIGHT`.
 
     Attributes:
         open: the requests that their models have accepted.

@@ -21,12 +21,7 @@ _NAMES = ("sequence_id", *(name for name, _ in _FLAGS))
 
 
 def named_correlation(parameters: Mapping[str, ParameterValue] | None, own: Correlation) -> Correlation | None:
-    """The sequence named by a response's parameters; None if they name none.
-
-    Args:
-        parameters: of the response.
-        own: the correlation of the step's request, for values that the parameters omit.
-    """
+    """The sequence named by a response's parameters, completed by the step's own; None if they name none."""
     if not parameters or parameters.keys().isdisjoint(_NAMES):
         return None
     correlation_id, flags = own
@@ -49,9 +44,8 @@ class Memory(Struct, eq=False):
     """The owner of shared tensor memory: a step's response or a request's input. It is released after its last use.
 
     Attributes:
-        owner: the object to release.
         uses: planned number of reads of its tensors that are not done.
-        borrowers: responses that use it.
+        borrowers: number of responses that use it.
     """
 
     owner: InferenceResponse | InputTensor
@@ -106,12 +100,7 @@ class EnsembleTensor(Struct, eq=False):
     correlation: Correlation | None = None
 
     def shape_for(self, dims: Sequence[int], *, batched: bool) -> Sequence[int]:
-        """The shape for a step's input, if only one of producer and consumer has a batch dimension.
-
-        Args:
-            dims: the consumer's configured dimensions, without batch dimension.
-            batched: True if the consumer has a batch dimension.
-        """
+        """The shape for a consumer with these configured dimensions, beside which it may have a batch dimension."""
         shape = self.shape
         if self.batched == batched or len(shape) == len(dims) + batched:
             return shape

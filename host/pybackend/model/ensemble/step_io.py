@@ -150,13 +150,8 @@ def take_outputs(
 ) -> None:
     """Turn a step's outputs into tensors of the ensemble, and note which it has left out.
 
-    Args:
-        response: the step's response, which is released once its outputs have been read.
-        step: the step that sent it.
-        correlation: the sequence of the step's inputs, if an earlier step has named one.
-        at: the scope to add the tensors to.
-        plan: gives the number of reads of each tensor.
-        whole: the request to the ensemble.
+    The response is released once its outputs have been read. ``correlation`` is the sequence of the step's inputs, if an
+    earlier step has named one; ``whole`` is the request to the ensemble.
     """
     if response.parameters:
         own = correlation or (whole.correlation_id, whole.flags)
@@ -187,13 +182,9 @@ def take_outputs(
 def add_outputs(
     response: InferenceResponse, found: Sequence[tuple[str, EnsembleTensor]], chain: Chain, signature: ModelSignature
 ) -> None:
-    """Add outputs to a response; their memory is kept until the response is released.
+    """Add outputs to the ensemble's response; their memory is kept until the response is released.
 
-    Args:
-        response: the ensemble's response.
-        found: the outputs by name.
-        chain: the streams to whose end the response belongs; only the tensors that came through them are not needed again.
-        signature: the ensemble's.
+    The response belongs to the end of the streams ``chain``: only tensors that came through them are not needed again.
     """
     memories: list[Memory] = []
     named: Correlation | None = None
