@@ -127,7 +127,7 @@ def held(model: Model) -> dict[str, int]:
     found = {"requests": model.open_requests.count, "holds": model.open_requests.holds}
     if isinstance(model, EnsembleModel):
         requests = model._requests
-        found |= {"runs": len(requests._runs), "lookups": len(requests._looked_up)}
+        found |= {"runs": len(requests.runs), "lookups": len(requests._looked_up)}
         found |= {"input bytes": model.arena.used_bytes}
     elif isinstance(model, PythonModel):
         sessions = [instance.session for instance in model.instances if instance.session is not None]

@@ -56,11 +56,7 @@ class CachedAnswers:
         self._identity = digest or os.urandom(16)
 
     def submit(self, pending: PendingRequest) -> None:
-        """Answer a request from the cache in a later loop turn, or have it executed.
-
-        Raises:
-            InferenceError: the request is refused.
-        """
+        """Answer a request from the cache in a later loop turn, or have it executed."""
         nbytes = sum(len(each.data) for each in pending.request.inputs)  # type: ignore[arg-type,misc]  # bytes are there
         if nbytes > LARGE_KEY_BYTES or not self._cache.is_here:
             self._looked_up.add(pending)
@@ -176,11 +172,7 @@ def warn_without_cache(cache: ResponseCache | None, config: ModelConfig) -> None
 
 
 def _code_of(source: ModelSource) -> bytes:
-    """The identity of a version's code: its bytes, or random bytes if the file leaves the model's directory.
-
-    Raises:
-        ModelLoadError: the file cannot be read.
-    """
+    """The identity of a version's code: its bytes, or random bytes if the file leaves the model's directory."""
     try:
         if source.backend_file is not None:
             return read_regular(source.backend_file, _MOST_CODE_BYTES)

@@ -70,11 +70,7 @@ class InstanceRequests(RequestOutcomes):
         self._scheduler.enqueue(pending)
 
     def lease(self, nbytes: int, name: str = "") -> ArenaLease:
-        """Input memory of the version.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
+        """Input memory of the version."""
         return self._model.arena.lease(nbytes)
 
     # Results

@@ -32,19 +32,16 @@ class OutputForm:
 
     def give_to(self, response: InferenceResponse, batch_size: int) -> None:
         """Reshape a response's outputs, and validate them."""
-        if self._signature.has_reshape:
-            self._reshape(response)
+        signature = self._signature
+        for output in response.outputs if signature.has_reshape else ():
+            tensor = signature.outputs.get(output.name)
+            if tensor is not None:
+                output.shape = signature.shape_for_client(tensor, output.shape)
         if self._validates and response.error is None:
             outputs = [output for output in response.outputs if output.name not in self._hidden]
-            response.error = output_error(outputs, self._signature, batch_size)
+            response.error = output_error(outputs, signature, batch_size)
             if response.error is not None:
                 response.release()
-
-    def _reshape(self, response: InferenceResponse) -> None:
-        for output in response.outputs:
-            tensor = self._signature.outputs.get(output.name)
-            if tensor is not None:
-                output.shape = self._signature.shape_for_client(tensor, output.shape)
 
 
 def output_form(signature: ModelSignature, hidden: frozenset[str], *, validates: bool) -> OutputForm | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,11 +36,7 @@ log = logging.getLogger(__name__)
 async def open_sandbox(
     source: ModelSource, host: ModelHost, environment: ModelEnvironment | None, planned: Sequence[InstanceSpec]
 ) -> ModelSandbox | None:
-    """Open the sandbox of a version, ready for its first instance; None if the version is not confined.
-
-    Raises:
-        ModelLoadError: the configuration requests something that is forbidden or does not exist.
-    """
+    """Open the sandbox of a version, ready for its first instance; None if the version is not confined."""
     # Uses the configuration as written on disk: changes by the model's own code are not trusted.
     options = sandbox_options_of(source.config, source.directory)
     if host.sandbox is None:
@@ -52,6 +48,8 @@ async def open_sandbox(
     for bound in source.bounds:
         options = await asyncio.to_thread(bound.bounded, source.full_name, options, usual, own, source.config.source)
     required = {layer for bound in source.bounds for layer in bound.in_force}
+    path, shares = source.environment_path, start_options_of(source.config).zygote
+    sharing = partial(host.environments.uses.directories, path) if path is not None and shares else None
     files = ModelFiles(
         directory=source.directory,
         version_directory=source.version_directory,
@@ -59,7 +57,7 @@ async def open_sandbox(
         environment=HOST_ENVIRONMENT if environment is None else environment.environment,
         of_backend=source.backend_file is not None,
         gpu=any(spec.kind in {"GPU", "MODEL"} for spec in planned),
-        sharing=_sharing(source, host),
+        sharing=sharing,
     )
     sandbox = sandbox_of(host.sandbox, source.full_name, options, files, source.config.source, required)
     if sandbox is not None:
@@ -71,22 +69,12 @@ async def open_sandbox(
     return sandbox
 
 
-def _sharing(source: ModelSource, host: ModelHost) -> Callable[[], Collection[Path]] | None:
-    if source.environment_path is None or not start_options_of(source.config).zygote:
-        return None
-    return partial(host.environments.uses.directories, source.environment_path)
-
-
 _CLEARING_S = 5.0
 """Time limit for removing a partly unpacked environment."""
 
 
 async def open_environment(provider: EnvironmentProvider, path: Path) -> ModelEnvironment:
-    """Open an environment; it is kept until it is released.
-
-    Raises:
-        ModelLoadError: the environment is unavailable, or this host cannot run its Python.
-    """
+    """Open an environment; it is kept until it is released."""
     cancelled = threading.Event()
     opening = await begin_apart(provider.open, path, cancelled)
     try:
@@ -137,11 +125,7 @@ class ModelProcesses:
     # Start
 
     async def open(self, planned: Sequence[InstanceSpec], names: Sequence[str]) -> None:
-        """Prepare the resources that the processes of these instances need. Names are given even if none are planned.
-
-        Raises:
-            ModelLoadError: the environment, the sandbox or a debugger port is unavailable.
-        """
+        """Prepare the resources that the processes of these instances need. Names are given even if none are planned."""
         source, host = self._source, self._host
         if source.environment_path is not None:
             self._environment = await open_environment(host.environments, source.environment_path)
@@ -150,14 +134,8 @@ class ModelProcesses:
         if host.debugger.debugs(source.name) or host.debugger.debugs(source.full_name):
             self._debugger_points = host.debugger.reserve(names)
 
-    def add_instance(self, name: str) -> ModelInstance:
-        """Add an instance, without a process yet."""
-        instance = self.make_instance(name)
-        self.instances.append(instance)
-        return instance
-
     def make_instance(self, name: str) -> ModelInstance:
-        """Make an instance, without a process yet; :meth:`replace_instances` adds it."""
+        """Make an instance, without a process yet, which is not among :attr:`instances`."""
         host = self._host
         assert self._owner is not None
         version = str(self._source.version)
@@ -171,11 +149,7 @@ class ModelProcesses:
         return instance
 
     async def prepare(self) -> None:
-        """Make the sandboxes of all instances.
-
-        Raises:
-            ModelLoadError: a required layer is unavailable.
-        """
+        """Make the sandboxes of all instances."""
         if self.sandbox is not None:
             await asyncio.to_thread(self.sandbox.prepare, max(self._places.values()) + 1)
 

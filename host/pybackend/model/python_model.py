@@ -145,11 +145,7 @@ class ServingVersion(NoHolder):
         return [execution for instance in self.instances for execution in instance.running]
 
     async def change_instances(self, loader: VersionLoader) -> list[ModelInstance]:
-        """Serve with the instances of another configuration; returns them, with those that accept no requests.
-
-        Raises:
-            ModelLoadError: an instance could not be started, or InferenceError likewise; nothing has changed.
-        """
+        """Serve with the instances of another configuration; returns them, with those that accept no requests."""
         version = replace(self.version, config=loader.renewed(self.version.config))
         every, serves = await loader.change_instances(self.version, version)
         self.instances[:] = serves

@@ -101,13 +101,15 @@ class ShadowCopy:
         request = InferenceRequest(
             original.model_name,
             self._shadow.model.version,
-            id=original.id,
+            original.id,
             requested_outputs=original.requested_outputs,
             parameters=original.parameters,
+            correlation_id=original.correlation_id,
+            flags=original.flags,
+            priority=original.priority,
+            timeout_us=original.timeout_us,
+            is_inner=True,  # no client waits for it: queued bytes and the server's end do not count it
         )
-        request.correlation_id, request.flags = original.correlation_id, original.flags
-        request.priority, request.timeout_us = original.priority, original.timeout_us
-        request.is_inner = True  # no client waits for it: queued bytes and the server's end do not count it
         for place, tensor in enumerate(original.inputs):
             copy = InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape))
             request.inputs.append(copy)

@@ -53,11 +53,7 @@ class ModelSource:
         return self.backend_file or self.version_directory / self.config.default_model_filename
 
     def check_model_file(self) -> None:
-        """Check that the file to import exists. Blocking: not for the event loop.
-
-        Raises:
-            ModelLoadError: the file does not exist, or the server cannot check.
-        """
+        """Check that the file to import exists. Blocking: not for the event loop."""
         try:
             if self.backend_file is not None:
                 found = self.backend_file.is_file()

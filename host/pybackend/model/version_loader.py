@@ -51,11 +51,7 @@ class Rehearsal:
 
 
 async def rehearse(source: ModelSource, host: ModelHost) -> Rehearsal:
-    """Do what loading a version does before any of its code runs, and release everything again.
-
-    Raises:
-        ModelLoadError: loading would fail; the text gives the reason.
-    """
+    """Do what loading a version does before any of its code runs, and release everything again."""
     processes = ModelProcesses(source, host, None)
     try:
         count, sandbox = max(1, len(await VersionLoader(source, host, processes).open())), processes.sandbox
@@ -101,9 +97,6 @@ def completed_version(
     """Read the files in the model directory that a completed, validated configuration names. Blocking.
 
     ``validate_outputs`` is for a model that does not say.
-
-    Raises:
-        ModelLoadError: a file is missing or wrong.
     """
     signature = signature_of(config, read_labels(config, directory))
     has_sequences = config.scheduling is Scheduling.SEQUENCE_BATCHING
@@ -145,7 +138,11 @@ class VersionLoader:
             ModelLoadError: loading failed, or InferenceError likewise; the text gives the reason.
         """
         source, host, files = self._source, self._host, self._files
-        completed = await self._load_first(await self.open())
+        planned = await self.open()
+        first = self._processes.make_instance(planned[0].name if planned else self._first_name)
+        self._processes.instances.append(first)
+        stub = self._processes.stub_settings(first, planned[0].policy_name if planned else "")
+        completed = await first.load(stub, self._config.to_json() if host.settings.auto_complete else None)
         config = await apart(files, finish_config, self._config, completed, host.gpu_count)
         if self._was_moved:
             log.warning("model '%s' is configured for GPUs, and runs on the CPU: --gpu-models=cpu", source.full_name)
@@ -162,31 +159,17 @@ class VersionLoader:
         """Check and prepare everything that must be right before the model's code can run; the first step of a load.
 
         Returns the instances, according to the configuration before the model has completed it.
-
-        Raises:
-            ModelLoadError: something is missing or wrong; the text gives the reason.
         """
         await apart(self._files, self._source.check_model_file)
         planned = planned_instances(self._config, self._host.gpu_count)
         await self._processes.open(planned, [spec.name for spec in planned] or [self._first_name])
         return planned
 
-    async def _load_first(self, planned: list[InstanceSpec]) -> dict[str, Any] | None:
-        first = self._processes.add_instance(planned[0].name if planned else self._first_name)
-        policy_name = planned[0].policy_name if planned else ""
-        config_json = self._config.to_json() if self._host.settings.auto_complete else None
-        return await first.load(self._processes.stub_settings(first, policy_name), config_json)
-
     async def initialize(self, version: CompletedVersion) -> list[ModelInstance]:
-        """Start the other instances and initialise all of them; returns those that accept requests.
-
-        Raises:
-            ModelLoadError: as for :meth:`complete`.
-        """
+        """Start the other instances and initialise all of them; returns those that accept requests."""
         processes, config = self._processes, version.config
         specs = instances(config)
-        for spec in specs[1:]:
-            processes.add_instance(spec.name)
+        processes.instances += [processes.make_instance(spec.name) for spec in specs[1:]]
         if not version.options.validate_outputs:  # otherwise their clients get an error
             self.warnings = OutputWarnings(version.signature, version.hidden_outputs)
         every = list(zip(processes.instances, specs, strict=True))
@@ -213,11 +196,7 @@ class VersionLoader:
                 raise outcome
 
     def renewed(self, config: ModelConfig) -> ModelConfig:
-        """A completed configuration with the instances of this loader's source.
-
-        Raises:
-            ModelConfigError: there can be no such instances.
-        """
+        """A completed configuration with the instances of this loader's source."""
         groups = with_scheduling(self._config.document, self._host.gpu_count)["instance_group"]
         renewed = from_document({**config.document, "instance_group": groups}, self._config.source)
         validate(renewed, self._host.gpu_count)
@@ -229,9 +208,6 @@ class VersionLoader:
         """Start the instances that a serving version lacks.
 
         Returns all instances that it is to have, and those of them that accept requests.
-
-        Raises:
-            ModelLoadError: as for :meth:`complete`, and nothing has changed.
         """
         processes = self._processes
         present = list(zip(self._descriptions(before.config), processes.instances, strict=True))

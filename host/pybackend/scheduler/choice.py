@@ -11,7 +11,7 @@ from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.modelconfig.sequences import sequences_of
 from pybackend.scheduler.default import DefaultScheduler
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher, ShapeKey
-from pybackend.scheduler.ordered_delivery import OrderedDelivery
+from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
 from pybackend.scheduler.scheduler import BatchExecutor, Scheduler, SchedulerOwner
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
 from pybackend.scheduler.sequence_inputs import ImplicitStates
@@ -46,18 +46,14 @@ def make_scheduler(
     states: ImplicitStates | None,
     pass_on: ResponsePath,
 ) -> tuple[Scheduler, ResponsePath]:
-    """Make a model's scheduler, and the path through its stages to ``pass_on``, which must receive all responses.
-
-    Raises:
-        ModelLoadError: the environment demands a barrier without saying how many requests must wait.
-    """
+    """Make a model's scheduler, and the path through its stages to ``pass_on``, which must receive all responses."""
     barrier = dispatch_barrier(os.environ, config.name) if config.scheduling in _BATCHING else None
     if config.scheduling is Scheduling.DYNAMIC_BATCHING:
         batching = batching_of(config.document)
         line = None
         if batching.preserve_ordering:
             delivery = OrderedDelivery(pass_on)
-            line, pass_on = delivery.new_line(), delivery.on_response
+            line, pass_on = DeliveryLine(delivery), delivery.on_response
         may_dispatch = None if barrier is None else barrier.is_open
         return DynamicBatcher(batching, instances, owner, shape_key_of(config), line, may_dispatch), pass_on
     if config.scheduling is Scheduling.SEQUENCE_BATCHING:

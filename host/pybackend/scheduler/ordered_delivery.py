@@ -16,10 +16,6 @@ class OrderedDelivery:
         self.lines: dict[PendingRequest, DeliveryLine] = {}
         """The line of each request that is in one; the lines update it."""
 
-    def new_line(self) -> DeliveryLine:
-        """Create an empty line."""
-        return DeliveryLine(self)
-
     def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
         """Pass a response on, or hold it back until all earlier requests are answered."""
         line = self.lines.get(pending)

@@ -55,11 +55,7 @@ class RequestQueue:
         return chain.from_iterable(chain(level.fresh, level.late) for level in self._levels.values())
 
     def append(self, pending: PendingRequest) -> None:
-        """Accept a new request.
-
-        Raises:
-            InferenceError: UNAVAILABLE, its level is full.
-        """
+        """Accept a new request."""
         level = self._level(pending)
         most = level.policy.max_queue_size
         if most and len(level) >= most:
@@ -118,13 +114,10 @@ class RequestQueue:
         if not 1 <= priority <= config.priority_levels:
             priority = config.default_priority
         level = self._levels.get(priority)
-        return self._make(priority) if level is None else level
-
-    def _make(self, priority: int) -> _Level:
-        """Create a level for its first request: configurations may define many more levels than requests use."""
-        made = _Level(self._config.policy(priority))
-        self._levels = dict(sorted([*self._levels.items(), (priority, made)], key=itemgetter(0)))
-        return made
+        if level is None:  # configurations may define many more levels than requests use
+            level = _Level(config.policy(priority))
+            self._levels = dict(sorted([*self._levels.items(), (priority, level)], key=itemgetter(0)))
+        return level
 
     def _watch(self, pending: PendingRequest, policy: QueuePolicy) -> None:
         timeout_us, wanted_us = policy.timeout_us, pending.request.timeout_us

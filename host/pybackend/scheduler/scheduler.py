@@ -53,11 +53,7 @@ class SchedulerOwner(Protocol):
         """Requests will not be executed, e.g. because they timed out: answer them."""
 
     def lease(self, nbytes: int, name: str) -> Lease:
-        """Allocate input memory for tensors that the scheduler adds to requests.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
+        """Allocate input memory for tensors that the scheduler adds to requests."""
 
     def on_batch(self, reason: BatchReason) -> None:
         """A batch was sent."""

@@ -52,11 +52,7 @@ class ControlTensors:
         return self._correlation is not None and self._correlation.datatype == "BYTES"
 
     def check_id(self, request: InferenceRequest) -> None:
-        """Check a request's correlation id against the datatype that the model expects.
-
-        Raises:
-            InferenceError: INVALID_ARG, a string instead of a number or a number instead of a string.
-        """
+        """Check a request's correlation id against the datatype that the model expects."""
         control = self._correlation
         is_text = isinstance(request.correlation_id, str)
         if control is None or is_text == (control.datatype == "BYTES"):
@@ -104,9 +100,6 @@ class ImplicitStates:
 
     The model receives a state as an input and returns the next one as an output, which clients do not see. The files of
     initial states are in the model directory.
-
-    Raises:
-        ModelLoadError: such a file cannot be read, or its size differs from its tensor's.
     """
 
     def __init__(self, config: SequenceConfig, directory: Path) -> None:
@@ -194,11 +187,7 @@ class SequenceInputs:
         self._owner = owner
 
     def add(self, item: SequenceRequest) -> None:
-        """Add the control inputs of a request and the current states of its sequence; it must be the sequence's next.
-
-        Raises:
-            InferenceError: UNAVAILABLE, there is no memory for a state.
-        """
+        """Add the control inputs of a request and the current states of its sequence; it must be the sequence's next."""
         item.strip()
         request, sequence = item.pending.request, item.sequence
         request.inputs += self._controls.inputs(request)
@@ -215,11 +204,7 @@ class SequenceInputs:
             request.requested_outputs = tuple(dict.fromkeys((*item.requested, *self._states.output_names)))
 
     def filler(self, like: SequenceRequest) -> PendingRequest:
-        """A request that fills an empty slot: inputs of the same size as another request's, all zero; no answer.
-
-        Raises:
-            InferenceError: UNAVAILABLE, there is no memory for it.
-        """
+        """A request that fills an empty slot: inputs of the same size as another request's, all zero; no answer."""
         model = like.pending.request
         request = InferenceRequest(model.model_name, model.model_version, requested_outputs=model.requested_outputs)
         try:

@@ -201,7 +201,7 @@ def make_strategy(
     """
     if config.oldest is None:
         return DirectStrategy(config, instance, owner, inputs, shape_key, may_dispatch)
-    line = None if delivery is None else delivery.new_line()
+    line = None if delivery is None else DeliveryLine(delivery)
     return OldestStrategy(config.oldest, instance, owner, inputs, shape_key, line, may_dispatch)
 
 

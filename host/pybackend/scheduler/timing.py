@@ -65,11 +65,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PreciseTimer:
-    """One alarm at a time, based on a kernel timer descriptor; it calls back on the loop.
-
-    Raises:
-        OSError: the system has no file descriptors left.
-    """
+    """One alarm at a time, based on a kernel timer descriptor; it calls back on the loop."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -131,11 +127,7 @@ class DispatchBarrier:
 
 
 def dispatch_barrier(environ: Mapping[str, str], model_name: str) -> DispatchBarrier | None:
-    """The barrier that the environment demands, None for none.
-
-    Raises:
-        ModelLoadError: a variable has no number.
-    """
+    """The barrier that the environment demands, None for none."""
     waiting = _number(environ, _WAITING)
     if not waiting:
         return None

@@ -39,9 +39,6 @@ class RedisCache(ResponseCache):
     """Responses in Redis. Any failure there counts as a miss, and the log reports it.
 
     The time-outs among the options are in milliseconds; ``pool_size`` is the number of connections.
-
-    Raises:
-        ServerError: the client is not installed.
     """
 
     is_here = False
@@ -122,11 +119,7 @@ def _seconds(options: Mapping[str, str], key: str) -> float:
 
 
 def _response(found: bytes) -> CachedResponse:
-    """Decode an entry, and check what encoders rely on: anybody who may write to Redis can have written it.
-
-    Raises:
-        ValueError: it is no entry of a server like this one.
-    """
+    """Decode an entry, and check what encoders rely on: anybody who may write to Redis can have written it."""
     entry = _decode(found)
     if len({each.name for each in entry.outputs}) < len(entry.outputs):
         raise ValueError("an entry has two outputs of one name")

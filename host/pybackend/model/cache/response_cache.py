@@ -133,11 +133,7 @@ class ResponseCache(ABC):
         """Store a response, unless it is too large; others may be evicted."""
 
     async def open(self) -> None:  # noqa: B027  a cache in this process needs no preparation
-        """Prepare the cache.
-
-        Raises:
-            ServerError: the cache cannot be reached.
-        """
+        """Prepare the cache."""
 
     async def close(self) -> None:  # noqa: B027  likewise
         """Shut down. No lookups may follow."""

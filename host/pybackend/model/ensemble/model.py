@@ -126,7 +126,7 @@ class EnsembleModel(Model):
 
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         self.state = ModelState.UNLOADING
-        drained = await self.open_requests.drained_within(drain_timeout_s, lambda: self._requests.have_run)
+        drained = await self.open_requests.drained_within(drain_timeout_s, lambda: not self._requests.runs)
         await self._requests.end()
         self.arena.close()
         self.state, self.reason = ModelState.UNAVAILABLE, UNLOADED

@@ -458,6 +458,7 @@ class EnsembleRequests(RequestOutcomes):
 
     Attributes:
         answers: the cached answers, to be renewed whenever the parts change; None if requests are always run.
+        runs: the requests of which a step is running, even if they are abandoned, and the versions that run them.
         signature: the ensemble's signature, as made by its current parts.
     """
 
@@ -468,14 +469,14 @@ class EnsembleRequests(RequestOutcomes):
         self._deliver = guarded(path)
         self._router = host.router
         self._most_inflight = most_inflight(model.config)
-        self._runs: dict[EnsembleRun, EnsembleBinding] = {}
+        self.runs: dict[EnsembleRun, EnsembleBinding] = {}
         self._looked_up: dict[PendingRequest, EnsembleBinding] = {}
 
     def run(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
         """Run a request through its steps."""
         plan = binding.plan(pending.request.requested_outputs)
         run = EnsembleRun(self, self._router, plan, self._most_inflight, pending)
-        self._runs[run] = binding
+        self.runs[run] = binding
         run.start()
 
     def look_up(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
@@ -513,18 +514,13 @@ class EnsembleRequests(RequestOutcomes):
 
     def on_end(self, run: EnsembleRun) -> None:
         """A run has ended completely."""
-        self._runs.pop(run).leave()
+        self.runs.pop(run).leave()
         self._open_requests.wake()
-
-    @property
-    def have_run(self) -> bool:
-        """True if no step is running, not even for an abandoned request."""
-        return not self._runs
 
     async def end(self) -> None:
         """The ensemble is being unloaded: wait for cache lookups, and end all remaining runs."""
         if self.answers is not None:
             await self.answers.finish()
-        for run in list(self._runs):
+        for run in list(self.runs):
             what = f"the request to model '{self.name}' was still running when it was unloaded"
             run.fail(InferenceError(what, ErrorCode.UNAVAILABLE))

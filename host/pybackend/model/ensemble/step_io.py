@@ -24,7 +24,6 @@ from pybackend.model.ensemble.scope import (
     correlation_parameters,
     named_correlation,
 )
-from pybackend.model.model import Model
 from pybackend.modelconfig.ensemble import Chain
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.messages import INLINE_BYTES
@@ -50,11 +49,7 @@ class StepInputs(Struct, eq=False):
     copies: list[tuple[memoryview, Buffer]] = []
 
     def take(self, scope: Scope, step: PlannedStep, plan: EnsemblePlan) -> None:
-        """Allocate memory for a step's inputs.
-
-        Raises:
-            InferenceError: UNAVAILABLE, the step's model has no memory left.
-        """
+        """Allocate memory for a step's inputs."""
         batched, near, tensors = step.batched, scope.tensors, self.tensors
         layout: list[object] = []
         for name, tensor_name in step.inputs:
@@ -88,23 +83,21 @@ class StepInputs(Struct, eq=False):
         """An input whose bytes are large, or lie in memory that is released."""
         if tensor.memory is not None and tensor.chain == scope.chain:
             self.read.append(tensor.memory)
-        source = None if tensor.given is None else source_of(tensor.given)
+        given = tensor.given
+        source = None if given is None else source_of(given)
         if source is not None:
             self.has_regions = True
             return tensor_in_region(name, tensor.datatype, shape, source)
         if len(tensor.data) <= INLINE_BYTES:
             return InputTensor(name, tensor.datatype, shape, bytes(tensor.data))
-        is_only_use = step.chain == ONCE and plan.uses(tensor_name) == 1
-        return self._large_input(step.model, name, tensor, shape, is_only_use)
-
-    def _large_input(
-        self, model: Model, name: str, tensor: EnsembleTensor, shape: Sequence[int], is_only_use: bool
-    ) -> InputTensor:
-        result, given = InputTensor(name, tensor.datatype, shape), tensor.given
-        if is_only_use and given is not None and given.lease is not None and model.owns(given.lease):
+        result, is_only_use = (
+            InputTensor(name, tensor.datatype, shape),
+            step.chain == ONCE and plan.uses(tensor_name) == 1,
+        )
+        if is_only_use and given is not None and given.lease is not None and step.model.owns(given.lease):
             result.lease, result.data, given.lease = given.lease, given.data, None
         else:
-            result.lease = model.lease(len(tensor.data), name)
+            result.lease = step.model.lease(len(tensor.data), name)
             result.data = result.lease.view
             self.copies.append((result.lease.view, tensor.data))
         return result

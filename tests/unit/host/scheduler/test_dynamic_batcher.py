@@ -16,7 +16,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
-from pybackend.scheduler.ordered_delivery import OrderedDelivery
+from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
 from pybackend.scheduler.scheduler import BatchReason
 
 DEADLINE_S = 60
@@ -356,7 +356,7 @@ def test_those_who_are_late_let_others_pass():
 def test_order_is_kept_across_instances():
     async def scenario():
         delivery = OrderedDelivery(to_sender)
-        scene = Scene(instances=2, max_batch_size=1, line=delivery.new_line())
+        scene = Scene(instances=2, max_batch_size=1, line=DeliveryLine(delivery))
         seen = []
         for name in "abc":
             request = InferenceRequest("m", id=name)
