@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, UnknownSequenceError
 from pybackend.inference.pending import CANCELLED, NoHolder, PendingRequest, RunningExecution
@@ -19,7 +19,6 @@ from pybackend.model.cached_answers import CachedAnswers, response_path
 from pybackend.model.host import ModelHost
 from pybackend.model.instance_requests import InstanceRequests
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
-from pybackend.model.outcomes import RequestOutcomes
 from pybackend.model.output_check import output_form
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
@@ -99,34 +98,25 @@ class VersionSequences:
         self._is_replaced = False
 
 
+@dataclass(eq=False)
 class ServingVersion(NoHolder):
     """A loaded version: its instances, and the holder of the requests that wait for them.
 
     Attributes:
-        scheduler: dispatches the requests.
-        answers: the cached answers, which see requests first; None if all requests are executed.
         version: with its completed configuration.
         loader: loaded it, or changed its instances last.
-        instances: those that accept requests; ``executors`` are theirs. The scheduler and the requests share these lists.
+        instances: those that accept requests; the requests share this list.
+        executors: of these instances; the scheduler shares this list.
+        answers: the cached answers, which see requests first; None if all requests are executed.
     """
 
-    def __init__(
-        self,
-        version: CompletedVersion,
-        loader: VersionLoader,
-        instances: list[ModelInstance],
-        executors: list[InstanceExecutor],
-        scheduler: Scheduler,
-        answers: CachedAnswers | None,
-        outcomes: RequestOutcomes,
-    ) -> None:
-        self.scheduler = scheduler
-        self.answers = answers
-        self.version = version
-        self.loader = loader
-        self.instances = instances
-        self._executors = executors
-        self._outcomes = outcomes
+    version: CompletedVersion
+    loader: VersionLoader
+    instances: list[ModelInstance]
+    executors: list[InstanceExecutor]
+    scheduler: Scheduler
+    answers: CachedAnswers | None
+    requests: InstanceRequests
 
     def cancel(self, pending: PendingRequest) -> None:
         """Drop a waiting request; its sender is answered on the next loop turn, as for every request.
@@ -136,7 +126,7 @@ class ServingVersion(NoHolder):
         if self.answers is not None and self.answers.concerns(pending):
             return  # the lookup notices the cancellation
         for removed in self.scheduler.remove(pending):
-            self._outcomes.on_dropped(removed, CANCELLED if removed is pending else _SEQUENCE_CANCELLED)
+            self.requests.on_dropped(removed, CANCELLED if removed is pending else _SEQUENCE_CANCELLED)
 
     def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
         """All running executions, unless an instance could run one more."""
@@ -149,7 +139,7 @@ class ServingVersion(NoHolder):
         version = replace(self.version, config=loader.renewed(self.version.config))
         every, serves = await loader.change_instances(self.version, version)
         self.instances[:] = serves
-        self._executors[:] = [instance.executor for instance in serves]
+        self.executors[:] = [instance.executor for instance in serves]
         self.scheduler.change_instances()
         self.version, self.loader = version, loader
         return every

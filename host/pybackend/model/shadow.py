@@ -55,7 +55,7 @@ class ShadowCopies:
         self.transfers = 0
         self._share_ppm = round(percent * _WHOLE_PPM / 100)
         self._credit_ppm = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         if model.statistics.shadow is None:
             model.statistics.shadow = ShadowFigures()
         self.figures: ShadowFigures = model.statistics.shadow
@@ -77,12 +77,6 @@ class ShadowCopies:
         if request.regions is not None:
             return False  # tensors in clients' regions may change as soon as the client has its answer
         return self.transfers < MOST_TRANSFERS or not any(map(_is_large, request.inputs))
-
-    def transfer(self, copy: ShadowCopy) -> None:
-        """Move a copy's large inputs to the shadow's memory in the background, then submit it."""
-        task = asyncio.get_running_loop().create_task(copy.transfer())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class ShadowCopy:
@@ -133,12 +127,14 @@ class ShadowCopy:
         asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        if self._sources:
-            self._shadow.transfer(self)
-        else:
+        if not self._sources:
             self._submit()
+            return
+        task, tasks = asyncio.get_running_loop().create_task(self._transfer()), self._shadow.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
-    async def transfer(self) -> None:
+    async def _transfer(self) -> None:
         """Copy the large inputs to the shadow's memory, then submit."""
         request, model = self._request, self._shadow.model
         try:

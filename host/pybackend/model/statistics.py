@@ -101,13 +101,11 @@ class ModelStatistics:
         compute_infer_ns: in ``execute``.
         compute_output_ns: from the end of ``execute`` until the host has the outputs.
         inference_count: sum of the batch sizes of executed requests.
-        execution_count: calls of ``execute``.
         cache_hit_count: requests answered from the response cache.
         cache_hit_ns: time spent on lookups that found an answer.
         cache_miss_count: executed requests of models that use the cache.
         cache_miss_ns: time spent on lookups that found nothing, and on inserting the responses.
-        failures: failed requests by reason.
-        batches: batches that the dynamic batcher sent, by the reason for their size.
+        batches: those that the dynamic batcher sent, by the reason for their size.
         batch_sizes: executions by the sum of their requests' batch sizes.
         responses: of decoupled models, by the response's place in its stream.
         summaries: recent latencies, None if the server does not show them.
@@ -222,14 +220,12 @@ MOST_PLACES = 1000
 """Responses beyond this place in their stream have no figures: models choose the number of responses."""
 
 
+@dataclass(slots=True)
 class _Stream:
-    """One request's responses so far: their number, and the time of the last one."""
+    """One request's responses so far: the time of the last one, or of the execution's start, and their number."""
 
-    __slots__ = ("count", "last_ns")
-
-    def __init__(self, began_ns: int) -> None:
-        self.count = 0
-        self.last_ns = began_ns
+    last_ns: int
+    count: int = 0
 
 
 class StreamStatistics:

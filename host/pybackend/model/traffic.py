@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -18,6 +19,7 @@ from pybackend.modelconfig.traffic import TrafficRules
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class _Share:
     """A version that answers a share of the requests.
 
@@ -25,12 +27,9 @@ class _Share:
     weights.
     """
 
-    __slots__ = ("credit", "model", "weight")
-
-    def __init__(self, model: Model, weight: int) -> None:
-        self.model = model
-        self.weight = weight
-        self.credit = 0
+    model: Model
+    weight: int
+    credit: int = 0
 
 
 class Traffic:
@@ -60,12 +59,10 @@ class Traffic:
         shadowing = None if shadow is None else versions.get(shadow.version)
         self._newest_first = tuple(model for model in reversed(list(versions.values())) if model is not shadowing)
         self._shares = [
-            _Share(versions[version], weight)
+            _Share(versions[version], weight, earlier.get(str(version), 0))
             for version, weight in rules.weights.items()
             if weight and version in versions
         ]
-        for share in self._shares:
-            share.credit = earlier.get(share.model.version, 0)
         named = {*rules.weights, *(() if shadow is None else (shadow.version,))}
         absent = sorted(named.difference(versions)) if versions else []
         if absent != self._absent:

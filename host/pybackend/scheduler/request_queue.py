@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 
@@ -13,20 +14,13 @@ from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 from pybackend.scheduler.timing import Deadlines
 
 
+@dataclass(slots=True, eq=False)
 class _Level:
-    """The requests of one priority.
+    """The requests of one priority; those past their deadline are late, and wait behind all fresh ones."""
 
-    Attributes:
-        fresh: in order of arrival.
-        late: requests past their deadline, which wait behind all fresh ones of their level.
-    """
-
-    __slots__ = ("fresh", "late", "policy")
-
-    def __init__(self, policy: QueuePolicy) -> None:
-        self.policy = policy
-        self.fresh: OrderedDict[PendingRequest, None] = OrderedDict()
-        self.late: dict[PendingRequest, None] = {}
+    policy: QueuePolicy
+    fresh: OrderedDict[PendingRequest, None] = field(default_factory=OrderedDict)
+    late: dict[PendingRequest, None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.late)

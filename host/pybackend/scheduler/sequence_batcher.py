@@ -69,7 +69,7 @@ class SequenceBatcher(Scheduler):
         may_dispatch = None if barrier is None else self._may_dispatch
         self._instances = instances
         self._slots = SequenceSlots(
-            config.slot_count, partial(make_strategy, config, owner, inputs, shape_key, delivery, may_dispatch)
+            config.slot_count, partial(make_strategy, config, inputs, shape_key, delivery, may_dispatch)
         )
         self._slots.change_instances(instances)
         self.active = ActiveSequences(config, controls)

@@ -43,7 +43,7 @@ class ControlTensors:
             if control.kind is ControlKind.CORRELATION_ID:
                 self._correlation = control
             else:
-                low, high = (_encoded(control.datatype, value) for value in control.false_true)
+                low, high = (struct.pack(_FORMATS[control.datatype], value) for value in control.false_true)
                 self._values.append((control, low, high))
 
     @property
@@ -77,10 +77,6 @@ class ControlTensors:
             data = _encoded_id(control_of_id.datatype, request.correlation_id)
             tensors.append(InputTensor(control_of_id.name, control_of_id.datatype, self._shape, data))
         return tensors
-
-
-def _encoded(datatype: str, value: float) -> bytes:
-    return struct.pack(_FORMATS[datatype], value)
 
 
 def _encoded_id(datatype: str, correlation_id: int | str) -> bytes:
@@ -179,12 +175,12 @@ _EMPTY_STRING_BYTES = 4
 
 
 class SequenceInputs:
-    """Adds control tensors and states to requests; the owner provides input memory for large states."""
+    """Adds control tensors and states to requests; their owner provides memory for large states."""
 
     def __init__(self, controls: ControlTensors, states: ImplicitStates, owner: SchedulerOwner) -> None:
         self._controls = controls
         self._states = states
-        self._owner = owner
+        self.owner = owner
 
     def add(self, item: SequenceRequest) -> None:
         """Add the control inputs of a request and the current states of its sequence; it must be the sequence's next."""
@@ -228,7 +224,7 @@ class SequenceInputs:
     def _tensor(self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> InputTensor:
         tensor = InputTensor(name, datatype, shape, data)
         if len(data) > INLINE_BYTES:
-            tensor.lease = self._owner.lease(len(data), name)
+            tensor.lease = self.owner.lease(len(data), name)
             tensor.data = tensor.lease.view
             tensor.data[:] = data
         return tensor

@@ -10,7 +10,7 @@ from pybackend.modelconfig.batching import BatchingConfig
 from pybackend.modelconfig.sequences import SequenceConfig
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher, ShapeKey
 from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
-from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
+from pybackend.scheduler.scheduler import BatchExecutor
 from pybackend.scheduler.sequence_inputs import SequenceInputs
 from pybackend.scheduler.sequences import LiveSequence, SequenceRequest
 
@@ -25,13 +25,12 @@ class DirectStrategy:
         self,
         config: SequenceConfig,
         instance: BatchExecutor,
-        owner: SchedulerOwner,
         inputs: SequenceInputs,
         shape_key: ShapeKey | None,
         may_dispatch: MayDispatch | None,
     ) -> None:
         self._instance = instance
-        self._owner = owner
+        self._owner = inputs.owner
         self._inputs = inputs
         self._shape_key = shape_key
         self._may_dispatch = may_dispatch
@@ -131,16 +130,15 @@ class OldestStrategy:
         self,
         config: BatchingConfig,
         instance: BatchExecutor,
-        owner: SchedulerOwner,
         inputs: SequenceInputs,
         shape_key: ShapeKey | None,
         line: DeliveryLine | None,
         may_dispatch: MayDispatch | None,
     ) -> None:
-        self._owner = owner
+        self._owner = inputs.owner
         self._inputs = inputs
         self._line = line
-        self._batcher = DynamicBatcher(config, [instance], owner, shape_key, line, may_dispatch)
+        self._batcher = DynamicBatcher(config, [instance], inputs.owner, shape_key, line, may_dispatch)
 
     def update(self, sequence: LiveSequence) -> None:
         while sequence.is_ready:
@@ -188,7 +186,6 @@ SequenceStrategy = DirectStrategy | OldestStrategy
 
 def make_strategy(
     config: SequenceConfig,
-    owner: SchedulerOwner,
     inputs: SequenceInputs,
     shape_key: ShapeKey | None,
     delivery: OrderedDelivery | None,
@@ -200,9 +197,9 @@ def make_strategy(
     ``delivery`` keeps the order of responses at each instance; None if responses may be sent in any order.
     """
     if config.oldest is None:
-        return DirectStrategy(config, instance, owner, inputs, shape_key, may_dispatch)
+        return DirectStrategy(config, instance, inputs, shape_key, may_dispatch)
     line = None if delivery is None else DeliveryLine(delivery)
-    return OldestStrategy(config.oldest, instance, owner, inputs, shape_key, line, may_dispatch)
+    return OldestStrategy(config.oldest, instance, inputs, shape_key, line, may_dispatch)
 
 
 def _arrival(sequence: LiveSequence) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pybackend.errors import InferenceError
@@ -30,6 +31,7 @@ class Slot(NamedTuple):
     instance: int
 
 
+@dataclass(slots=True, eq=False)
 class LiveSequence:
     """A sequence that has started and not ended.
 
@@ -45,19 +47,16 @@ class LiveSequence:
         states: its implicit states.
     """
 
-    __slots__ = ("active_ns", "begun", "current", "ended", "id", "lost", "over", "slot", "states", "waiting")
-
-    def __init__(self, correlation_id: int | str, now_ns: int) -> None:
-        self.id = correlation_id
-        self.slot: Slot | None = None
-        self.waiting: OrderedDict[SequenceRequest, None] = OrderedDict()
-        self.current: SequenceRequest | None = None
-        self.ended = False
-        self.begun = False
-        self.lost: InferenceError | None = None
-        self.over = False
-        self.active_ns = now_ns
-        self.states: StateValues = {}
+    id: int | str
+    active_ns: int
+    slot: Slot | None = None
+    waiting: OrderedDict[SequenceRequest, None] = field(default_factory=OrderedDict)
+    current: SequenceRequest | None = None
+    ended: bool = False
+    begun: bool = False
+    lost: InferenceError | None = None
+    over: bool = False
+    states: StateValues = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:

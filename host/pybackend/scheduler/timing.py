@@ -8,6 +8,7 @@ import heapq
 import logging
 import os
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -107,23 +108,23 @@ _WAITING = "TRITONSERVER_DELAY_SCHEDULER"
 _BACKLOG = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 
+@dataclass
 class DispatchBarrier:
     """Opens for good once enough requests wait; tests make batches with it.
 
-    Args:
+    Attributes:
         waiting: number of requests that must wait; of sequences, those that have slots count.
         backlog: number of requests that must wait in sequences without slots.
     """
 
-    def __init__(self, waiting: int, backlog: int) -> None:
-        self._waiting = waiting
-        self._backlog = backlog
+    waiting: int
+    backlog: int
 
     def is_open(self, waiting: int, backlog: int | None = None) -> bool:
         """True if requests may be executed, now that so many wait; ``backlog`` is None for a batcher without slots."""
-        if self._waiting and waiting >= self._waiting and (backlog is None or backlog >= self._backlog):
-            self._waiting = 0
-        return not self._waiting
+        if waiting >= self.waiting and (backlog is None or backlog >= self.backlog):
+            self.waiting = 0
+        return not self.waiting
 
 
 def dispatch_barrier(environ: Mapping[str, str], model_name: str) -> DispatchBarrier | None:

@@ -117,15 +117,11 @@ class EnsembleBinding:
         plan = self.plan(())
         if plan.uses(name) != 1:
             return None
-        return next(
-            (
-                (step.model, inner)
-                for step in plan.consumers(name)
-                for inner, tensor in step.inputs
-                if tensor == name and step.chain == ONCE
-            ),
-            None,
-        )
+        for step in plan.consumers(name):
+            for inner, tensor in step.inputs:
+                if tensor == name and step.chain == ONCE:
+                    return step.model, inner
+        return None
 
     def enter(self) -> None:
         """A request starts."""

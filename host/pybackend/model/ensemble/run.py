@@ -388,9 +388,10 @@ class EnsembleRun:
         """Send the available outputs, if any of them depends on the stream's response."""
         found = [(name, tensor) for name in self._plan.wanted if (tensor := scope.find(name)) is not None]
         if any(tensor.chain == scope.chain for _, tensor in found):
-            response = self._response(final=False)
-            add_outputs(response, found, scope.chain, self._owner.signature)
-            self._owner.answer(self, response)
+            owner = self._owner
+            response = InferenceResponse(owner.name, owner.version, self.pending.request.id, final=False)
+            add_outputs(response, found, scope.chain, owner.signature)
+            owner.answer(self, response)
 
     def _finish(self) -> None:
         """All steps have ended: send the last response."""
@@ -418,10 +419,6 @@ class EnsembleRun:
         owner.answer(self, response)
         self.close_if_idle()
 
-    def _response(self, *, final: bool = True, error: InferenceError | None = None) -> InferenceResponse:
-        owner = self._owner
-        return InferenceResponse(owner.name, owner.version, self.pending.request.id, error=error, final=final)
-
     def fail(self, error: InferenceError) -> None:
         """The first error ends the request; running steps are cancelled, and their responses dropped."""
         if self.ended:
@@ -429,10 +426,12 @@ class EnsembleRun:
         self.ended = True
         if error is not CANCELLED:
             error = InferenceError(f"in ensemble '{self._owner.name}', {error.message}", error.code)
+        owner = self._owner
+        response = InferenceResponse(owner.name, owner.version, self.pending.request.id, error=error)
         # On the next loop turn: the request may have been submitted in this one, and a model that fails one step at
         # once may be about to fail another.
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._owner.answer, self, self._response(error=error))
+        loop.call_soon(owner.answer, self, response)
         loop.call_soon(self._steps.give_up)
         self.close_if_idle()
 
