@@ -114,7 +114,7 @@ class InstanceRequests(RequestOutcomes):
         assert self._scheduler is not None
         self._scheduler.dispatch()
 
-    def on_response(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
+    def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         """A response sender has sent a response."""
         if pending.is_filler:
             _forget(pending, response)

@@ -43,9 +43,9 @@ class OpenRequests:
         The returned function ends that; call it once.
         """
         self.holds += 1
-        return self._let_go
+        return self._end_hold
 
-    def _let_go(self) -> None:
+    def _end_hold(self) -> None:
         self.holds -= 1
         self.wake()
 

@@ -81,7 +81,7 @@ async def open_environment(provider: EnvironmentProvider, path: Path) -> ModelEn
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
         cancelled.set()
-        opening.add_done_callback(_let_go)
+        opening.add_done_callback(_discard)
         await asyncio.wait({opening}, timeout=_CLEARING_S)  # its thread does not keep the process from ending
         raise
     except ModelLoadError:
@@ -90,7 +90,7 @@ async def open_environment(provider: EnvironmentProvider, path: Path) -> ModelEn
         raise ModelEnvironmentError(str(error)) from error
 
 
-def _let_go(opening: asyncio.Future[ModelEnvironment]) -> None:
+def _discard(opening: asyncio.Future[ModelEnvironment]) -> None:
     """Nobody waits any more: release the environment, or ignore the failure."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().release()
@@ -197,7 +197,7 @@ class ModelProcesses:
         ends = []
         for instance in leaving:
             is_busy = instance.is_busy or keeps(instance.executor)
-            end = self._leaving[instance] = asyncio.create_task(self._let_go(instance, keeps))
+            end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
             if not is_busy:
                 ends.append(end)
         if ends:
@@ -209,7 +209,7 @@ class ModelProcesses:
         for instance in instances:
             del self._places[instance]
 
-    async def _let_go(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> None:
+    async def _end_when_idle(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> None:
         while instance.is_busy or keeps(instance.executor):  # noqa: ASYNC110  see the constant
             await asyncio.sleep(_BUSY_CHECK_S)
         await instance.stop(self._host.settings.exit_timeout_s)

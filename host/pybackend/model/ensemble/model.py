@@ -137,16 +137,16 @@ class EnsembleModel(Model):
             model.hurry()
 
     def hold(self) -> Callable[[], None]:
-        let_go, binding = super().hold(), self._binding
+        release, binding = super().hold(), self._binding
         if binding is None:
-            return let_go
+            return release
         binding.enter()
 
-        def let_all_go() -> None:
+        def release_all() -> None:
             binding.leave()
-            let_go()
+            release()
 
-        return let_all_go
+        return release_all
 
     # Health and figures
 

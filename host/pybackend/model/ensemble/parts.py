@@ -91,7 +91,7 @@ class EnsembleBinding:
         self._outputs = tuple(signature.outputs)
         self._plans: dict[tuple[str, ...], EnsemblePlan] = {}
         self._users = 0
-        self._let_go: list[Callable[[], None]] = []
+        self._releases: list[Callable[[], None]] = []
         self.models: Sequence[Model] = tuple(dict.fromkeys(models))
 
     @property
@@ -127,12 +127,12 @@ class EnsembleBinding:
         """A request starts."""
         self._users += 1
         if self._users == 1:
-            self._let_go = [model.hold() for model in self.models]
+            self._releases = [model.hold() for model in self.models]
 
     def leave(self) -> None:
         """A request has ended."""
         self._users -= 1
         if not self._users:
-            let_go, self._let_go = self._let_go, []
-            for each in let_go:
-                each()
+            releases, self._releases = self._releases, []
+            for release in releases:
+                release()

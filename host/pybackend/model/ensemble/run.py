@@ -241,21 +241,21 @@ class EnsembleRun:
 
     def __init__(
         self,
-        owner: EnsembleRequests,
+        requests: EnsembleRequests,
         router: ModelRouter,
         plan: EnsemblePlan,
         most_inflight: int,
         pending: PendingRequest,
     ) -> None:
         self.pending = pending
-        self._owner = owner
+        self._requests = requests
         self._plan = plan
         self._steps = StepRequests(self, router, plan, most_inflight)
         self._root = Scope(ONCE, None, plan.steps(ONCE))
 
     def start(self) -> None:
         """Start the steps that need only the request's own inputs."""
-        root, signature, given = self._root, self._owner.signature, self.pending.request.inputs
+        root, signature, given = self._root, self._requests.signature, self.pending.request.inputs
         batched, tensors = signature.max_batch_size > 0, root.tensors
         steps = self.pending.holder = self._steps
         for each in given:
@@ -388,15 +388,15 @@ class EnsembleRun:
         """Send the available outputs, if any of them depends on the stream's response."""
         found = [(name, tensor) for name in self._plan.wanted if (tensor := scope.find(name)) is not None]
         if any(tensor.chain == scope.chain for _, tensor in found):
-            owner = self._owner
-            response = InferenceResponse(owner.name, owner.version, self.pending.request.id, final=False)
-            add_outputs(response, found, scope.chain, owner.signature)
-            owner.answer(self, response)
+            requests = self._requests
+            response = InferenceResponse(requests.name, requests.version, self.pending.request.id, final=False)
+            add_outputs(response, found, scope.chain, requests.signature)
+            requests.answer(self, response)
 
     def _finish(self) -> None:
         """All steps have ended: send the last response."""
-        plan, tensors, owner = self._plan, self._root.tensors, self._owner
-        response = InferenceResponse(owner.name, owner.version, self.pending.request.id)
+        plan, tensors, requests = self._plan, self._root.tensors, self._requests
+        response = InferenceResponse(requests.name, requests.version, self.pending.request.id)
         if ONCE in plan.leaves:
             found = []
             for name in plan.wanted:
@@ -404,7 +404,7 @@ class EnsembleRun:
                 if tensor is not None:
                     found.append((name, tensor))
                 elif self._root.lacks(name):
-                    log.debug("Composing models did not output tensor %s of ensemble '%s'", name, owner.name)
+                    log.debug("Composing models did not output tensor %s of ensemble '%s'", name, requests.name)
                 else:
                     text = (
                         "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
@@ -412,11 +412,11 @@ class EnsembleRun:
                     text = f"{self.pending.request.prefix}{text}: no step has set '{name}'"
                     self.fail(InferenceError(text, ErrorCode.INVALID_ARG))
                     return
-            add_outputs(response, found, ONCE, owner.signature)
+            add_outputs(response, found, ONCE, requests.signature)
         else:
             response.empty = True
         self.ended = True
-        owner.answer(self, response)
+        requests.answer(self, response)
         self.close_if_idle()
 
     def fail(self, error: InferenceError) -> None:
@@ -425,19 +425,19 @@ class EnsembleRun:
             return
         self.ended = True
         if error is not CANCELLED:
-            error = InferenceError(f"in ensemble '{self._owner.name}', {error.message}", error.code)
-        owner = self._owner
-        response = InferenceResponse(owner.name, owner.version, self.pending.request.id, error=error)
+            error = InferenceError(f"in ensemble '{self._requests.name}', {error.message}", error.code)
+        requests = self._requests
+        response = InferenceResponse(requests.name, requests.version, self.pending.request.id, error=error)
         # On the next loop turn: the request may have been submitted in this one, and a model that fails one step at
         # once may be about to fail another.
         loop = asyncio.get_running_loop()
-        loop.call_soon(owner.answer, self, response)
+        loop.call_soon(requests.answer, self, response)
         loop.call_soon(self._steps.give_up)
         self.close_if_idle()
 
     def on_fault(self, error: Exception) -> None:
         """End the request after an error of the server."""
-        log.error("a request to ensemble '%s' failed", self._owner.name, exc_info=error)
+        log.error("a request to ensemble '%s' failed", self._requests.name, exc_info=error)
         self.fail(InferenceError("internal error: see the server's log"))
 
     def close_if_idle(self) -> None:
@@ -449,7 +449,7 @@ class EnsembleRun:
             self._closed = True
             self.pending.wait()
             del self._steps  # nothing refers to each other any more, which garbage collection would have to find
-            self._owner.on_end(self)
+            self._requests.on_end(self)
 
 
 class EnsembleRequests(RequestOutcomes):
