@@ -107,7 +107,7 @@ class DynamicBatcher(Scheduler):
             if not instance.is_idle and batch.reason is not BatchReason.FULL:
                 break  # it may grow until the instance is free
             self._send(instance, batch)
-        deadline_ns = self._queue.deadlines.next_ns
+        deadline_ns = self._queue.deadlines.next_ns()
         self._timer.set(min(ripe_ns, deadline_ns) if ripe_ns and deadline_ns else ripe_ns or deadline_ns)
 
     def _idle_instance(self) -> BatchExecutor | None:

@@ -218,17 +218,22 @@ class SequenceBatcher(Scheduler):
     def dispatch(self) -> None:
         """Give slots to waiting sequences, and send due requests to free instances."""
         now_ns = time.monotonic_ns()
+        if 0 < self._slot_deadlines.first_ns <= now_ns or 0 < self._idle_deadlines.first_ns <= now_ns:
+            self._ring(now_ns)
+        changed, self._changed = self._changed, {}
+        for sequence in changed:
+            self._advance(sequence)
+        if self._slots.backlog:
+            self._slots.assign()
+        due_ns = [strategy.dispatch(now_ns) for strategy in list(self._slots.strategies.values())]
+        due_ns += (self._slot_deadlines.first_ns, self._idle_deadlines.first_ns)
+        self._timer.set(min(filter(None, due_ns), default=0))
+
+    def _ring(self, now_ns: int) -> None:
         while (item := self._slot_deadlines.pop_due(now_ns)) is not None:
             self._expire(item.sequence)
         while (sequence := self._idle_deadlines.pop_due(now_ns)) is not None:
             self._check_idle(sequence, now_ns)
-        changed, self._changed = self._changed, {}
-        for sequence in changed:
-            self._advance(sequence)
-        self._slots.assign()
-        due_ns = [strategy.dispatch(now_ns) for strategy in list(self._slots.strategies.values())]
-        due_ns += (self._slot_deadlines.next_ns, self._idle_deadlines.next_ns)
-        self._timer.set(min(filter(None, due_ns), default=0))
 
     def _note(self, sequence: LiveSequence) -> None:
         """Process a sequence before the loop's next turn."""

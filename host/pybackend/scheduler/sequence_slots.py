@@ -107,8 +107,7 @@ class SequenceSlots:
 
     def assign(self) -> None:
         """Give free slots to waiting sequences."""
-        if self.backlog:
-            self._pool.revive()
+        self._pool.revive()
         while self.backlog:
             slot = self._pool.acquire()
             if slot is None:

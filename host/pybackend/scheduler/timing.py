@@ -23,9 +23,14 @@ _FEW = 64
 
 
 class Deadlines(Generic[_T]):
-    """Deadlines that need not be withdrawn: those of items that no longer await theirs are passed over."""
+    """Deadlines that need not be withdrawn: those of items that no longer await theirs are passed over.
+
+    Attributes:
+        first_ns: the earliest deadline, even if its item no longer awaits it; 0 if there is none.
+    """
 
     def __init__(self, is_awaited: Callable[[_T], bool]) -> None:
+        self.first_ns = 0
         self._is_awaited = is_awaited
         self._heap: list[tuple[int, int, _T]] = []
         self._numbers = count()
@@ -37,17 +42,26 @@ class Deadlines(Generic[_T]):
             self._heap = [(due_ns, next(self._numbers), item) for due_ns, item in awaited]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (due_ns, next(self._numbers), item))
+        self.first_ns = self._heap[0][0]
 
-    @property
     def next_ns(self) -> int:
-        """The earliest deadline; 0 if there is none."""
+        """The earliest deadline that an item awaits; 0 if there is none."""
         while self._heap and not self._is_awaited(self._heap[0][2]):
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else 0
+            self._pop()
+        return self.first_ns
 
     def pop_due(self, now_ns: int) -> _T | None:
-        """The item whose deadline passed first; None if no deadline has passed."""
-        return heapq.heappop(self._heap)[2] if 0 < self.next_ns <= now_ns else None
+        """The item whose deadline passed first; None if no item awaits a deadline that has passed."""
+        while 0 < self.first_ns <= now_ns:
+            item = self._pop()
+            if self._is_awaited(item):
+                return item
+        return None
+
+    def _pop(self) -> _T:
+        item = heapq.heappop(self._heap)[2]
+        self.first_ns = self._heap[0][0] if self._heap else 0
+        return item
 
 
 _CLOCK_MONOTONIC = 1
