@@ -6,12 +6,11 @@ answered, or it has been idle for too long. A strategy combines the requests of 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest, ResponsePath, to_sender
 from pybackend.inference.request import RequestFlags
 from pybackend.inference.response import InferenceResponse
@@ -20,13 +19,12 @@ from pybackend.scheduler.active_sequences import ActiveSequences
 from pybackend.scheduler.dynamic_batcher import ShapeKey
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
 from pybackend.scheduler.scheduler import BatchExecutor, Scheduler, SchedulerOwner
+from pybackend.scheduler.sequence_ends import SequenceEnds
 from pybackend.scheduler.sequence_inputs import ControlTensors, ImplicitStates, SequenceInputs
 from pybackend.scheduler.sequence_slots import SequenceSlots
 from pybackend.scheduler.sequence_strategies import make_strategy
 from pybackend.scheduler.sequences import LiveSequence, SequenceRequest
-from pybackend.scheduler.timing import Deadlines, DispatchBarrier, PreciseTimer
-
-log = logging.getLogger(__name__)
+from pybackend.scheduler.timing import DispatchBarrier, PreciseTimer
 
 
 class SequenceBatcher(Scheduler):
@@ -57,7 +55,6 @@ class SequenceBatcher(Scheduler):
         super().__init__()
         self._config = config
         self._states = states
-        self._owner = owner
         self._output_names = output_names
         self._pass_on = pass_on
         controls = ControlTensors(config)
@@ -77,8 +74,7 @@ class SequenceBatcher(Scheduler):
         self._changed: dict[LiveSequence, None] = {}
         """Sequences to be looked at before the loop's next turn."""
         self._idle_ns = config.idle_us * 1000
-        self._idle_deadlines = Deadlines(self.active.holds)
-        self._slot_deadlines = Deadlines(self._awaits_slot)
+        self._ends = SequenceEnds(config, owner, self.active, self._slots, self._note)
         self._timer = PreciseTimer(self.dispatch)
 
     def __len__(self) -> int:
@@ -98,7 +94,7 @@ class SequenceBatcher(Scheduler):
         if sequence.slot is None and sequence not in self._slots.backlog:  # it is new
             self._slots.backlog[sequence] = None
             if not self._config.iterative:
-                self._idle_deadlines.add(now_ns + self._idle_ns, sequence, len(self.active))
+                self._ends.idle_deadlines.add(now_ns + self._idle_ns, sequence, len(self.active))
         sequence.active_ns = now_ns
         if request.flags & RequestFlags.SEQUENCE_END or self._config.iterative:
             sequence.ended = True
@@ -107,7 +103,7 @@ class SequenceBatcher(Scheduler):
         self._items[pending] = item
         sequence.waiting[item] = None
         if sequence.slot is None and item.deadline_ns:
-            self._slot_deadlines.add(item.deadline_ns, item, len(self._items))
+            self._ends.slot_deadlines.add(item.deadline_ns, item, len(self._items))
         self._note(sequence)
 
     def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
@@ -136,7 +132,7 @@ class SequenceBatcher(Scheduler):
         """A request will not be executed."""
         if item.pending.request.flags & RequestFlags.SEQUENCE_START and item.sequence.lost is None:
             # The model would mistake later requests for parts of another sequence.
-            self._lose(item.sequence, "its first request was not executed")
+            self._ends.lose(item.sequence, "its first request was not executed")
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
         by_instance: dict[int, list[SequenceRequest]] = {}
@@ -208,7 +204,7 @@ class SequenceBatcher(Scheduler):
             elif current is not None and current.pending.execution:
                 sequence.begun = True  # its failure is on its way
             if sequence.begun:
-                self._lose(sequence, error.message)
+                self._ends.lose(sequence, error.message)
             else:
                 elsewhere.append(sequence)
         self._slots.start_over(elsewhere)
@@ -218,22 +214,17 @@ class SequenceBatcher(Scheduler):
     def dispatch(self) -> None:
         """Give slots to waiting sequences, and send due requests to free instances."""
         now_ns = time.monotonic_ns()
-        if 0 < self._slot_deadlines.first_ns <= now_ns or 0 < self._idle_deadlines.first_ns <= now_ns:
-            self._ring(now_ns)
+        ends = self._ends
+        if 0 < ends.slot_deadlines.first_ns <= now_ns or 0 < ends.idle_deadlines.first_ns <= now_ns:
+            ends.ring(now_ns)
         changed, self._changed = self._changed, {}
         for sequence in changed:
             self._advance(sequence)
         if self._slots.backlog:
             self._slots.assign()
         due_ns = [strategy.dispatch(now_ns) for strategy in list(self._slots.strategies.values())]
-        due_ns += (self._slot_deadlines.first_ns, self._idle_deadlines.first_ns)
+        due_ns += (ends.slot_deadlines.first_ns, ends.idle_deadlines.first_ns)
         self._timer.set(min(filter(None, due_ns), default=0))
-
-    def _ring(self, now_ns: int) -> None:
-        while (item := self._slot_deadlines.pop_due(now_ns)) is not None:
-            self._expire(item.sequence)
-        while (sequence := self._idle_deadlines.pop_due(now_ns)) is not None:
-            self._check_idle(sequence, now_ns)
 
     def _note(self, sequence: LiveSequence) -> None:
         """Process a sequence before the loop's next turn."""
@@ -245,53 +236,11 @@ class SequenceBatcher(Scheduler):
         if sequence.over:
             return
         if sequence.lost is not None:
-            self._refuse(sequence, sequence.lost)
+            self._ends.refuse(sequence, sequence.lost)
             if sequence.current is None:
                 self._slots.leave(sequence)
                 sequence.over = not self.active.holds(sequence)
         elif sequence.is_idle and sequence.ended:
-            self._close(sequence)
+            self._ends.close(sequence)
         elif sequence.slot is not None:
             self._slots.strategies[sequence.slot.instance].update(sequence)
-
-    def _close(self, sequence: LiveSequence) -> None:
-        self._slots.leave(sequence)
-        sequence.over = True
-        self.active.end(sequence)
-
-    def _lose(self, sequence: LiveSequence, cause: str) -> None:
-        """End a sequence: its waiting requests are refused soon, and later ones get the reason for a limited time."""
-        sequence.lost = InferenceError(
-            f"sequence {sequence.id} of model '{self._config.model_name}' is ended: {cause.removesuffix('.')}. "
-            "The model's state for it is lost: start it again with the START flag",
-            ErrorCode.UNAVAILABLE,
-        )
-        self._note(sequence)
-
-    def _refuse(self, sequence: LiveSequence, error: InferenceError) -> None:
-        waiting = [item.pending for item in sequence.waiting]
-        sequence.waiting.clear()
-        self._owner.on_refused(waiting, error)
-
-    def _awaits_slot(self, item: SequenceRequest) -> bool:
-        return item.pending in self._items and item.sequence in self._slots.backlog
-
-    def _expire(self, sequence: LiveSequence) -> None:
-        """A sequence did not get a slot in time."""
-        self._close(sequence)
-        sequence.lost = InferenceError("timeout of the corresponding sequence has been expired", ErrorCode.UNAVAILABLE)
-        self._refuse(sequence, sequence.lost)
-
-    def _check_idle(self, sequence: LiveSequence, now_ns: int) -> None:
-        due_ns = (sequence.active_ns if sequence.is_idle else now_ns) + self._idle_ns
-        if due_ns > now_ns:
-            self._idle_deadlines.add(due_ns, sequence, len(self.active))
-            return
-        if sequence.lost is None:
-            log.info(
-                "sequence %s of model '%s' has ended: it was idle for %g s (max_sequence_idle_microseconds)",
-                sequence.id,
-                self._config.model_name,
-                self._idle_ns / 1e9,
-            )
-        self._close(sequence)

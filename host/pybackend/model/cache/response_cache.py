@@ -18,7 +18,6 @@ from msgspec import Struct
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
-from pybackend.settings import CacheSettings
 
 ENTRY_BYTES = 512
 """Size of an entry apart from its tensors: key, names, shapes and the objects that hold them, generously estimated."""
@@ -137,21 +136,6 @@ class ResponseCache(ABC):
 
     async def close(self) -> None:  # noqa: B027  likewise
         """Shut down. No lookups may follow."""
-
-
-def make_cache(settings: CacheSettings | None) -> ResponseCache | None:
-    """Make the cache that the operator configured; None if none is configured.
-
-    Raises:
-        ServerError: a required package is not installed.
-    """
-    if settings is None:
-        return None
-    if settings.kind == "local":
-        return LocalCache(int(settings.options["size"]))
-    from pybackend.model.cache.redis import RedisCache
-
-    return RedisCache(settings.options)
 
 
 class LocalCache(ResponseCache):
