@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 from pybackend.author_files.reading import FileRefused, read_beneath, read_regular
 from pybackend.errors import InferenceError, ModelLoadError
-from pybackend.inference.pending import PendingRequest, ResponsePath
+from pybackend.inference.pending import PendingRequest, ResponsePath, to_sender
 from pybackend.inference.response import InferenceResponse
 from pybackend.model.cache.response_cache import CachedResponse, ResponseCache, cache_key, copy_of, weight_bytes
 from pybackend.model.host import ModelHost
@@ -147,12 +147,12 @@ class CachedAnswers:
 def response_path(
     host: ModelHost, config: ModelConfig, digest: bytes, requests: RequestOutcomes
 ) -> tuple[CachedAnswers | None, ResponsePath]:
-    """The stages of the response path that every kind of model has: the histogram of latencies, and the cache.
+    """The cached answers, None if all requests must be executed; and the path through what every kind of model has.
 
-    Returns:
-        The cached answers, None if all requests must be executed; and the path through the stages to the sender.
+    That is the cache, the histogram of latencies, and the limit on queued bytes.
     """
-    path, statistics = host.path_to_sender, requests.statistics
+    path: ResponsePath = to_sender if host.queued_bytes is None else host.queued_bytes.on_response
+    statistics = requests.statistics
     if host.metrics.summary_latencies:
         statistics.summaries = LatencySummaries()
     if host.metrics.histogram_latencies:

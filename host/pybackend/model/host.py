@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
-from pybackend.inference.pending import PendingRequest, ResponsePath, to_sender
+from pybackend.inference.pending import PendingRequest
 from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -121,11 +121,6 @@ class ModelHost:
     runtime_places: Sequence[Path] = field(default_factory=lambda: runtime_places(default_cache_directory()))
     disconnect_slow_clients: DisconnectSlowClients = no_clients
     tensor_budget: TensorBudget | None = None
-
-    @property
-    def path_to_sender(self) -> ResponsePath:
-        """The end of each model's response path, after the model's own stages."""
-        return to_sender if self.queued_bytes is None else self.queued_bytes.on_response
 
     def arena_of(self, source: ModelSource) -> TensorArena:
         """New input memory for a version."""

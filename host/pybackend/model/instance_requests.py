@@ -73,8 +73,6 @@ class InstanceRequests(RequestOutcomes):
         """Input memory of the version."""
         return self._model.arena.lease(nbytes)
 
-    # Results
-
     def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
         """An instance has returned from ``execute``."""
         statistics, form = self.statistics, self._form
@@ -133,8 +131,6 @@ class InstanceRequests(RequestOutcomes):
             self.statistics.add_success(pending.request, execution.times, time.monotonic_ns())
         self._answer(pending, response)
 
-    # Requests that are returned or refused
-
     def on_rescheduled(self, again: list[PendingRequest]) -> None:
         """The model asked for these requests to be executed again."""
         assert self._scheduler is not None
@@ -173,8 +169,6 @@ class InstanceRequests(RequestOutcomes):
         if self._scheduler is not None:
             what = f"the request to model '{self.name}' was still waiting when the server stopped"
             self.on_refused(self._scheduler.take_all(), InferenceError(what, ErrorCode.UNAVAILABLE))
-
-    # Availability of instances
 
     def has_idle_instance(self) -> bool:
         """Whether an instance could begin with something at once."""

@@ -1,8 +1,4 @@
-"""Distributions of latencies.
-
-Those of all parts of a request cost 1.5 us a request, and servers measure them if they are to show them. Those of the last
-executions cost a fiftieth of that, and every server has them.
-"""
+"""Distributions of latencies: those of the last executions, and those of all parts of a request, which cost 1.5 us a request."""
 
 from __future__ import annotations
 

@@ -122,8 +122,6 @@ class ModelProcesses:
         self._failures = RepeatedFailures()
         self._callers: set[Any] = set()
 
-    # Start
-
     async def open(self, planned: Sequence[InstanceSpec], names: Sequence[str]) -> None:
         """Prepare the resources that the processes of these instances need. Names are given even if none are planned."""
         source, host = self._source, self._host
@@ -183,8 +181,6 @@ class ModelProcesses:
             host.terminal,
         )
 
-    # Change
-
     async def replace_instances(
         self, instances: Sequence[ModelInstance], keeps: Callable[[InstanceExecutor], bool]
     ) -> None:
@@ -215,8 +211,6 @@ class ModelProcesses:
         await instance.stop(self._host.settings.exit_timeout_s)
         del self._leaving[instance], self._places[instance]
 
-    # End
-
     async def stop(self, finalize_timeout_s: float | None) -> bool:
         """Finalize all instances and end their processes; False if one had to be killed after the timeout."""
         leaving = dict(self._leaving)
@@ -239,8 +233,6 @@ class ModelProcesses:
         if self._environment is not None:
             self._environment.release()
             self._environment = None
-
-    # Health and statistics
 
     @property
     def is_debugged(self) -> bool:

@@ -41,22 +41,19 @@ class VersionSequences:
     """The active sequences of one version, and of those that it replaces.
 
     Attributes:
+        active: those of this version; None if it has no sequences.
         predecessors: the versions that are being replaced and have active sequences.
     """
 
     def __init__(self) -> None:
         self.predecessors: Sequence[PythonModel] = ()
-        self._active: ActiveSequences | None = None
+        self.active: ActiveSequences | None = None
         self._is_replaced = False
-
-    def serve(self, scheduler: Scheduler) -> None:
-        """The version is loaded."""
-        self._active = scheduler.active if isinstance(scheduler, SequenceBatcher) else None
 
     @property
     def are_active(self) -> bool:
         """True while further requests of a sequence may come."""
-        return bool(self._active)
+        return bool(self.active)
 
     def begun_at(self, request: InferenceRequest) -> PythonModel | None:
         """The predecessor on which a request's sequence began, None for any other request."""
@@ -71,7 +68,7 @@ class VersionSequences:
         return self._have(request) or self.begun_at(request) is not None
 
     def _have(self, request: InferenceRequest) -> bool:
-        return self._active is not None and self._active.continues(request.correlation_id)
+        return self.active is not None and self.active.continues(request.correlation_id)
 
     def keep(self) -> None:
         """The version is being replaced: its sequences may go on until :meth:`ended_within` returns."""
@@ -82,7 +79,7 @@ class VersionSequences:
 
         Returns at once for any other version. The log names the version as it is given.
         """
-        active = self._active
+        active = self.active
         if active and self._is_replaced:
             ended = asyncio.Event()
             active.on_all_ended = ended.set
@@ -194,7 +191,7 @@ class PythonModel(Model):
         executors = [instance.executor for instance in instances]
         scheduler, path = make_scheduler(version.config, executors, requests, version.states, path)
         requests.serve(scheduler, instances, form, path, decoupled=version.config.decoupled)
-        self.sequences.serve(scheduler)
+        self.sequences.active = scheduler.active if isinstance(scheduler, SequenceBatcher) else None
         self._serving = ServingVersion(version, loader, instances, executors, scheduler, answers, requests)
 
     def can_change_instances(self, source: ModelSource) -> bool:

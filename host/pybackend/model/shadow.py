@@ -120,8 +120,6 @@ class ShadowCopy:
                 copy.data = bytes(data)
         return request
 
-    # Sending
-
     def send_soon(self) -> None:
         """Send it after the request itself has left for its process."""
         asyncio.get_running_loop().call_soon(self._send)
@@ -187,8 +185,6 @@ class ShadowCopy:
         for lease, _ in sources.values():
             lease.release()
         self._request.release()
-
-    # Comparing
 
     def compared(self, on_response: OnResponse) -> OnResponse:
         """The sender's callback; it keeps the answer for the comparison too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pybackend.inference.pending import PendingRequest
@@ -74,8 +74,6 @@ class Traffic:
         elif self._shadow is None or self._shadow.model is not shadowing:
             self._shadow = ShadowCopies(shadowing, shadow.percent)
 
-    # The version that answers
-
     def next_version(self) -> Model | None:
         """The version that answers the next request; None if no version that may answer is ready.
 
@@ -122,13 +120,11 @@ class Traffic:
         lacking = {share.model.version for share in self._shares if share.model.state is not ModelState.READY}
         if lacking != self._lacking:
             self._lacking = lacking
-            log.warning("%s", self._distribution(lacking))
-
-    def _distribution(self, lacking: Iterable[str]) -> str:
-        shares = ", ".join(f"version {version} {percent:.3g} %" for version, percent in self.shares.items())
-        names = ", ".join(sorted(lacking))
-        why = f"version {names} is not ready" if names else "all versions with a weight are ready again"
-        return f"model '{self._name}': {why}; requests that name no version go to: {shares or 'no version'}"
+            shares = ", ".join(f"version {version} {percent:.3g} %" for version, percent in self.shares.items())
+            names = ", ".join(sorted(lacking))
+            why = f"version {names} is not ready" if names else "all versions with a weight are ready again"
+            text = "model '%s': %s; requests that name no version go to: %s"
+            log.warning(text, self._name, why, shares or "no version")
 
     def representative(self) -> Model | None:
         """The version that stands for all in documents: the ready one with the greatest weight, the newest of equals."""
@@ -154,8 +150,6 @@ class Traffic:
     def is_shadow(self, model: Model) -> bool:
         """True if a version gets copies of requests and answers nobody."""
         return self._shadow is not None and self._shadow.model is model
-
-    # Requests
 
     def submit(
         self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse

@@ -13,7 +13,7 @@ from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import Buffer, InputTensor, OutputTensor
+from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.modelconfig.sequences import (
     INITIAL_STATE_DIRECTORY,
     ControlKind,
@@ -125,11 +125,15 @@ class ImplicitStates:
             output = outputs.get(state.output_name)
             if output is None:
                 continue  # states that the model does not return stay unchanged
-            if output.datatype != state.datatype or not self._fits(state, output):
+            dims = (*self._batch_dims, *state.dims)
+            fits = len(output.shape) == len(dims) and all(
+                want in {-1, size} for want, size in zip(dims, output.shape, strict=True)
+            )
+            if output.datatype != state.datatype or not fits:
                 response.error = InferenceError(
                     f"model '{self._model_name}' returned state '{state.output_name}' as {output.datatype} "
                     f"{list(output.shape)}, but its configuration says {state.datatype} "
-                    f"{[*self._batch_dims, *state.dims]}"
+                    f"{list(dims)}"
                 )
                 response.release()
                 return
@@ -137,12 +141,6 @@ class ImplicitStates:
         values.update(kept)
         hidden = set(self.output_names).difference(visible)
         response.outputs = [output for output in response.outputs if output.name not in hidden]
-
-    def _fits(self, state: SequenceState, output: OutputTensor) -> bool:
-        dims = (*self._batch_dims, *state.dims)
-        return len(output.shape) == len(dims) and all(
-            want in {-1, size} for want, size in zip(dims, output.shape, strict=True)
-        )
 
     def _read(self, state: SequenceState, directory: Path, left_bytes: int) -> StateValue:
         shape = (*self._batch_dims, *state.initial_dims)

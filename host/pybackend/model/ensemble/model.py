@@ -53,8 +53,6 @@ class EnsembleModel(Model):
         self._binding: EnsembleBinding | None = None
         self._fault: ModelLoadError | None = None
 
-    # Life
-
     async def load(self) -> None:
         started_ns = time.monotonic_ns()
         for warning in self._configured.warnings:
@@ -148,8 +146,6 @@ class EnsembleModel(Model):
 
         return release_all
 
-    # Health and figures
-
     @property
     def is_ready(self) -> bool:
         return (
@@ -179,8 +175,6 @@ class EnsembleModel(Model):
         """The models in whose instances its steps finally run."""
         models = () if self._binding is None else self._binding.models
         return frozenset(each for model in models for each in model.runs_in)
-
-    # Requests
 
     def lease(self, nbytes: int, name: str = "", *, arriving: bool = False) -> Lease:
         """Allocate memory from the only step that uses the input, which saves a copy, or from the ensemble."""

@@ -27,7 +27,6 @@ class PlannedStep:
 
     Attributes:
         number: position in the configuration.
-        model: the version.
         inputs: the model's input name and the ensemble's tensor name, one pair for each input.
         optional: the inputs that a request to the model may leave out, by the model's names.
         outputs: ensemble tensor by model output; only needed outputs.

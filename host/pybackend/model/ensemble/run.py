@@ -62,12 +62,12 @@ class StepRequests:
     copying = 0
     _paused = False
 
-    def __init__(self, run: EnsembleRun, router: ModelRouter, plan: EnsemblePlan, most_inflight: int) -> None:
+    def __init__(self, run: EnsembleRun, plan: EnsemblePlan, router: ModelRouter, most_inflight: int) -> None:
         self.open: dict[_StepRequest, PendingRequest] = {}
         self._run = run
         self._router = router
         self._plan = plan
-        self._most_inflight = most_inflight or MOST_INFLIGHT
+        self._most_inflight = most_inflight
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy: dict[int, int] = {}
         self._queued: dict[int, deque[tuple[Scope, PlannedStep]]] = {}
@@ -239,18 +239,11 @@ class EnsembleRun:
     _absent: AbstractSet[str] = frozenset()
     _closed = False
 
-    def __init__(
-        self,
-        requests: EnsembleRequests,
-        router: ModelRouter,
-        plan: EnsemblePlan,
-        most_inflight: int,
-        pending: PendingRequest,
-    ) -> None:
+    def __init__(self, requests: EnsembleRequests, plan: EnsemblePlan, pending: PendingRequest) -> None:
         self.pending = pending
         self._requests = requests
         self._plan = plan
-        self._steps = StepRequests(self, router, plan, most_inflight)
+        self._steps = StepRequests(self, plan, requests.router, requests.most_inflight)
         self._root = Scope(ONCE, None, plan.steps(ONCE))
 
     def start(self) -> None:
@@ -459,6 +452,8 @@ class EnsembleRequests(RequestOutcomes):
         answers: the cached answers, to be renewed whenever the parts change; None if requests are always run.
         runs: the requests of which a step is running, even if they are abandoned, and the versions that run them.
         signature: the ensemble's signature, as made by its current parts.
+        router: accepts the requests to steps.
+        most_inflight: limit on the requests that one request has open with each step.
     """
 
     def __init__(self, model: Model, host: ModelHost) -> None:
@@ -466,15 +461,15 @@ class EnsembleRequests(RequestOutcomes):
         self.signature = model.signature
         self.answers, path = response_path(host, model.config, b"", self)
         self._deliver = guarded(path)
-        self._router = host.router
-        self._most_inflight = most_inflight(model.config)
+        self.router = host.router
+        self.most_inflight = most_inflight(model.config) or MOST_INFLIGHT
         self.runs: dict[EnsembleRun, EnsembleBinding] = {}
         self._looked_up: dict[PendingRequest, EnsembleBinding] = {}
 
     def run(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
         """Run a request through its steps."""
         plan = binding.plan(pending.request.requested_outputs)
-        run = EnsembleRun(self, self._router, plan, self._most_inflight, pending)
+        run = EnsembleRun(self, plan, pending)
         self.runs[run] = binding
         run.start()
 

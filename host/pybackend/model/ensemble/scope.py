@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from pybackend.inference.request import ParameterValue, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.model.ensemble.plan import PlannedStep
@@ -15,29 +14,6 @@ from pybackend.modelconfig.ensemble import Chain
 
 Correlation = tuple[int | str, int]
 """Correlation id and flags."""
-
-_FLAGS = (("sequence_start", RequestFlags.SEQUENCE_START), ("sequence_end", RequestFlags.SEQUENCE_END))
-_NAMES = ("sequence_id", *(name for name, _ in _FLAGS))
-
-
-def named_correlation(parameters: Mapping[str, ParameterValue] | None, own: Correlation) -> Correlation | None:
-    """The sequence named by a response's parameters, completed by the step's own; None if they name none."""
-    if not parameters or parameters.keys().isdisjoint(_NAMES):
-        return None
-    correlation_id, flags = own
-    wanted = parameters.get("sequence_id", correlation_id)
-    if isinstance(wanted, str) or type(wanted) is int:
-        correlation_id = wanted
-    for name, flag in _FLAGS:
-        if name in parameters:
-            flags = flags | flag if parameters[name] else flags & ~flag
-    return correlation_id, flags
-
-
-def correlation_parameters(correlation: Correlation) -> Mapping[str, ParameterValue]:
-    """The response parameters that name a sequence."""
-    correlation_id, flags = correlation
-    return {"sequence_id": correlation_id, **{name: bool(flags & flag) for name, flag in _FLAGS}}
 
 
 class Memory(Struct, eq=False):
@@ -80,9 +56,7 @@ class EnsembleTensor(Struct, eq=False):
     """A tensor that flows through the ensemble.
 
     Attributes:
-        datatype: wire name.
         shape: exactly as its producer returned it.
-        data: its bytes.
         batched: True if the first dimension is the batch dimension.
         chain: the streams that it has come through.
         memory: the owner of ``data``; None if that is private to the host.

@@ -6,24 +6,17 @@ the model left them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
 
 from pybackend.inference.region import source_of, tensor_in_region
-from pybackend.inference.request import InferenceRequest
+from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
 from pybackend.model.ensemble.plan import ONCE, EnsemblePlan, Layout, PlannedStep
-from pybackend.model.ensemble.scope import (
-    Correlation,
-    EnsembleTensor,
-    Memory,
-    Scope,
-    correlation_parameters,
-    named_correlation,
-)
+from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Memory, Scope
 from pybackend.modelconfig.ensemble import Chain
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.messages import INLINE_BYTES
@@ -90,10 +83,8 @@ class StepInputs(Struct, eq=False):
             return tensor_in_region(name, tensor.datatype, shape, source)
         if len(tensor.data) <= INLINE_BYTES:
             return InputTensor(name, tensor.datatype, shape, bytes(tensor.data))
-        result, is_only_use = (
-            InputTensor(name, tensor.datatype, shape),
-            step.chain == ONCE and plan.uses(tensor_name) == 1,
-        )
+        result = InputTensor(name, tensor.datatype, shape)
+        is_only_use = step.chain == ONCE and plan.uses(tensor_name) == 1
         if is_only_use and given is not None and given.lease is not None and step.model.owns(given.lease):
             result.lease, result.data, given.lease = given.lease, given.data, None
         else:
@@ -133,6 +124,30 @@ def _shape(step: PlannedStep, name: str, tensor: EnsembleTensor) -> Sequence[int
     return tensor.shape if expected is None else tensor.shape_for(expected.dims, batched=step.batched)
 
 
+_FLAGS = (("sequence_start", RequestFlags.SEQUENCE_START), ("sequence_end", RequestFlags.SEQUENCE_END))
+_NAMES = ("sequence_id", *(name for name, _ in _FLAGS))
+
+
+def _named_correlation(parameters: Mapping[str, ParameterValue] | None, own: Correlation) -> Correlation | None:
+    """The sequence named by a response's parameters, completed by the step's own; None if they name none."""
+    if not parameters or parameters.keys().isdisjoint(_NAMES):
+        return None
+    correlation_id, flags = own
+    wanted = parameters.get("sequence_id", correlation_id)
+    if isinstance(wanted, str) or type(wanted) is int:
+        correlation_id = wanted
+    for name, flag in _FLAGS:
+        if name in parameters:
+            flags = flags | flag if parameters[name] else flags & ~flag
+    return correlation_id, flags
+
+
+def _correlation_parameters(correlation: Correlation) -> Mapping[str, ParameterValue]:
+    """The response parameters that name a sequence."""
+    correlation_id, flags = correlation
+    return {"sequence_id": correlation_id, **{name: bool(flags & flag) for name, flag in _FLAGS}}
+
+
 def take_outputs(
     response: InferenceResponse,
     step: PlannedStep,
@@ -148,7 +163,7 @@ def take_outputs(
     """
     if response.parameters:
         own = correlation or (whole.correlation_id, whole.flags)
-        correlation = named_correlation(response.parameters, own) or correlation
+        correlation = _named_correlation(response.parameters, own) or correlation
     memory = None if response.on_release is None else Memory(response, 0)
     tensors, names, batched, chain = at.tensors, step.outputs, step.batched, at.chain
     made = 0
@@ -198,7 +213,7 @@ def add_outputs(
     if memories:
         response.on_release = partial(_give_back, memories)
     if named is not None:
-        response.parameters = correlation_parameters(named)
+        response.parameters = _correlation_parameters(named)
 
 
 def _give_back(memories: Sequence[Memory]) -> None:
