@@ -87,7 +87,6 @@ class ModelHost:
     :class:`pybackend.model.source.ModelSource`.
 
     Attributes:
-        services: answers requests from model code.
         router: sends ensembles' requests to their parts.
         shared_core: where the server and models' processes wait while requests come one at a time.
         metrics: selects the distributions of latencies that are measured.

@@ -41,15 +41,15 @@ class QuantileWindow:
         self._number = -1
         self._counts: dict[int, int] = {}
 
-    def add(self, value_ns: int, now_ns: int, count: int = 1) -> None:
-        """Count a non-negative value that occurred ``count`` times."""
+    def add(self, value_ns: int, now_ns: int) -> None:
+        """Count a non-negative value."""
         number = now_ns // _SLICE_NS
         if number != self._number:
             self._number, self._counts = number, {}
             self._slices.append((number, self._counts))
         shift = max(0, value_ns.bit_length() - _MANTISSA_BITS)
         key = shift << _MANTISSA_BITS | value_ns >> shift
-        self._counts[key] = self._counts.get(key, 0) + count
+        self._counts[key] = self._counts.get(key, 0) + 1
 
     def quantiles_ns(self, shares: Sequence[float], now_ns: int) -> Iterator[float]:
         """The values below which these shares of all recent values lie, NaN if there are none."""

@@ -60,7 +60,7 @@ class OpenRequests:
     async def drained_within(self, timeout_s: float | None, rest_is_over: Callable[[], bool] = lambda: True) -> bool:
         """Wait until every request is answered and nobody holds the version; False on timeout.
 
-        Whoever passes an additional condition calls :meth:`wake` when it may have become true.
+        With an additional condition, call :meth:`wake` when it may have become true.
         """
         drained = await self._until(lambda: not self.count and not self.holds and rest_is_over(), timeout_s)
         self._drain_is_over = True

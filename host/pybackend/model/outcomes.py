@@ -26,11 +26,7 @@ class RequestOutcomes(ABC):
 
     @abstractmethod
     def enqueue(self, pending: PendingRequest) -> None:
-        """Have a request executed that the cache does not answer.
-
-        Raises:
-            InferenceError: the request is refused.
-        """
+        """Have a request executed that the cache does not answer; raises InferenceError if it is refused."""
 
     def _answer(self, pending: PendingRequest, response: InferenceResponse) -> None:
         self._open_requests.leave(pending.request)

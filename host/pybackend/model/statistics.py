@@ -73,14 +73,7 @@ class ResponseFigures:
 
 @dataclass(slots=True)
 class ShadowFigures:
-    """Counters of a version that gets copies of requests.
-
-    Attributes:
-        sent: copies that its queue accepted.
-        dropped: copies that were due and not sent.
-        compared: answers that were compared with those of the clients.
-        differed: answers of these that were different.
-    """
+    """Counters of a version that gets copies of requests. Dropped copies were due and not sent."""
 
     sent: int = 0
     dropped: int = 0

@@ -38,7 +38,6 @@ class Rehearsal:
     """The outcome of preparing a version without running its code.
 
     Attributes:
-        process_count: number of its processes.
         environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
         level: of its sandbox, None without one.
         missing: layers of the sandbox that cannot be applied, with reasons, as far as that is known without a process.

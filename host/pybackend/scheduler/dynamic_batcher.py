@@ -30,8 +30,6 @@ class DynamicBatcher(Scheduler):
     """A queue in front of instances that execute several requests at once.
 
     Args:
-        config: determines when batches are sent.
-        owner: notified of batches, and of requests that timed out.
         shape_key: None if any requests may share a batch.
         line: keeps the order of responses from the requests' arrival on; None if responses may be sent in any order.
         may_dispatch: tells whether requests may be executed, now that so many wait; None if they always may.

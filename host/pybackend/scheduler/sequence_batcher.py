@@ -30,11 +30,7 @@ from pybackend.scheduler.timing import DispatchBarrier, PreciseTimer
 class SequenceBatcher(Scheduler):
     """The requests of sequences, in front of instances, and a stage of the response path.
 
-    Args:
-        output_names: outputs for clients that request none by name.
-        shape_key: None if any requests may share a batch.
-        pass_on: receives the responses after this stage.
-        barrier: keeps the first requests in their slots; None for no barrier.
+    A barrier keeps the first requests in their slots. Clients that name no outputs get those of ``output_names``.
 
     Attributes:
         path: must receive all responses of the model: this stage, after ordered delivery if that is configured.

@@ -124,12 +124,7 @@ _BACKLOG = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 @dataclass
 class DispatchBarrier:
-    """Opens for good once enough requests wait; tests make batches with it.
-
-    Attributes:
-        waiting: number of requests that must wait; of sequences, those that have slots count.
-        backlog: number of requests that must wait in sequences without slots.
-    """
+    """Opens for good once so many requests wait, and so many in sequences without slots; tests make batches with it."""
 
     waiting: int
     backlog: int

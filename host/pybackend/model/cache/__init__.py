@@ -8,11 +8,7 @@ from pybackend.settings import CacheSettings
 
 
 def make_cache(settings: CacheSettings | None) -> ResponseCache | None:
-    """Make the cache that the operator configured; None if none is configured.
-
-    Raises:
-        ServerError: a required package is not installed.
-    """
+    """Make the cache that the operator configured; None if none is configured."""
     if settings is None:
         return None
     if settings.kind == "local":

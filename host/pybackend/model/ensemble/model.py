@@ -72,8 +72,7 @@ class EnsembleModel(Model):
     def revise(self) -> bool:
         """Bind the versions that run the steps now, after a model was loaded or unloaded; True if anything changed.
 
-        Its cached responses are then no longer used. Requests that have started keep the versions with which they
-        started.
+        Its cached responses are then no longer used. Requests keep the versions with which they started.
         """
         if self.is_unloaded:
             return False
