@@ -101,7 +101,7 @@ _BUSY_CHECK_S = 0.05
 
 
 class ModelProcesses:
-    """The process resources of a loaded version; :meth:`stop` and :meth:`close` release all of them.
+    """The process resources of a version; :meth:`stop` and :meth:`close` release all. Without an owner, none can be started.
 
     Attributes:
         instances: in configured order, without those that are leaving.
