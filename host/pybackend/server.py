@@ -34,7 +34,7 @@ from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.client_regions import ClientRegions
-from pybackend.model.cache.choice import make_cache
+from pybackend.model.cache import make_cache
 from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import DETAIL, LOG
 from pybackend.observability.tracing.tracer import Tracer, make_recorder

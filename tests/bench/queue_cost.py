@@ -74,7 +74,7 @@ class _Queue(NoHolder):
 class _Owner:
     """Wants to know nothing, and is told of nothing that went wrong."""
 
-    def on_rejected(self, pending: PendingRequest, error: InferenceError) -> None:
+    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
         raise error
 
     def lease(self, nbytes: int, name: str) -> Lease:

@@ -127,12 +127,12 @@ def held(model: Model) -> dict[str, int]:
     found = {"requests": model.open_requests.count, "holds": model.open_requests.holds}
     if isinstance(model, EnsembleModel):
         requests = model._requests
-        found |= {"runs": len(requests._runs), "lookups": len(requests._looked_up)}
-        found |= {"input bytes": model._arena.used_bytes}
+        found |= {"runs": len(requests.runs), "lookups": len(requests._looked_up)}
+        found |= {"input bytes": model.arena.used_bytes}
     elif isinstance(model, PythonModel):
         sessions = [instance.session for instance in model.instances if instance.session is not None]
         blocks = [len(segment.held) for session in sessions for segment in session.outputs._segments.values()]
-        found |= {"input bytes": model._arena.used_bytes, "output blocks": sum(blocks)}
+        found |= {"input bytes": model.arena.used_bytes, "output blocks": sum(blocks)}
     return {what: count for what, count in found.items() if count}
 
 

@@ -183,7 +183,7 @@ class InferenceEngine:
             platform=model.config.platform or model.config.backend,
             signature=model.signature,
             document=model.config.document,
-            confinement=model.confinement,
+            confinement=None if model.sandbox is None else model.sandbox.summary(),
             environment=model.environment,
         )
 

@@ -91,24 +91,25 @@ class VersionFigures:
     @property
     def confinement(self) -> Mapping[str, Any] | None:
         """The confinement of its processes, as ``level`` and ``not_in_force``; None if they are not confined."""
-        return self._model.confinement
+        sandbox = self._model.sandbox
+        return None if sandbox is None else sandbox.summary()
 
     # Memory
 
     @property
     def input_memory_bytes(self) -> int:
         """Shared memory that its inputs use or keep warm."""
-        return self._model.input_memory_bytes
+        return self._model.arena.total_bytes
 
     @property
     def output_memory_bytes(self) -> int:
         """Shared memory that its processes have for outputs."""
-        return self._model.output_memory_bytes
+        return sum([each.output_memory_bytes for each in self._model.instances])
 
     @property
     def copied_bytes(self) -> int:
         """Size of all tensors that were copied into its input memory."""
-        return self._model.copied_bytes
+        return self._model.arena.leased_bytes
 
     # Instances
 

@@ -22,7 +22,7 @@ class ExecutionOwner(Protocol):
     def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
         """``execute`` has returned; ``responses`` match its requests, None for those that are answered by a sender."""
 
-    def on_response(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
+    def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         """A sender has sent a response."""
 
     def on_rescheduled(self, again: list[PendingRequest]) -> None:

@@ -186,7 +186,7 @@ class ExecutionsInFlight:
             execution.unanswered -= 1
             if not execution.unanswered:
                 self.streaming.pop(number, None)
-        execution.owner.on_response(execution, pending, response)
+        execution.owner.on_streamed(execution, pending, response)
         if respond.final and pending.granted:
             self.flow(pending, paused=False)
 

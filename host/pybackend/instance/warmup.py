@@ -75,7 +75,7 @@ class WarmupRun:
                 self._count(pending, response)
         self._end()
 
-    def on_response(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
+    def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         self._count(pending, response)
         self._end()
 

@@ -11,18 +11,18 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Protocol
 
 from pybackend.author_files.reading import FileRefused, read_beneath, read_regular
 from pybackend.errors import InferenceError, ModelLoadError
-from pybackend.inference.pending import PendingRequest, ResponsePath
+from pybackend.inference.pending import PendingRequest, ResponsePath, to_sender
 from pybackend.inference.response import InferenceResponse
-from pybackend.model.cache.entry import CachedResponse, cache_key, copy_of, weight_bytes
-from pybackend.model.cache.response_cache import ResponseCache
+from pybackend.model.cache.response_cache import CachedResponse, ResponseCache, cache_key, copy_of, weight_bytes
+from pybackend.model.host import ModelHost
+from pybackend.model.latencies import FirstResponses, LatencySummaries, first_response_bounds_ms
+from pybackend.model.outcomes import RequestOutcomes
 from pybackend.model.source import ModelSource
-from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -34,41 +34,12 @@ LARGE_KEY_BYTES = 1024 * 1024
 """Requests of this size and more are hashed in another thread: each would block the event loop for 1 ms or more."""
 
 
-class CachedModel(Protocol):
-    """The model's interface for its cache."""
-
-    version: str
-    statistics: ModelStatistics
-
-    def enqueue(self, pending: PendingRequest) -> None:
-        """Have a request executed.
-
-        Raises:
-            InferenceError: the request is refused.
-        """
-
-    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
-        """Answer accepted requests that will not be executed after all."""
-
-    def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
-        """A request was answered from the cache."""
-
-    def on_dropped(self, pending: PendingRequest) -> None:
-        """A request was cancelled before its lookup."""
-
-
 class CachedAnswers:
-    """One version's use of the cache, and a stage of the response path.
+    """One version's use of the cache, and a stage of the response path; for the digest, see :meth:`renew`."""
 
-    Args:
-        digest: the version's digest; see :meth:`renew`.
-        model: executes requests that are not in the cache.
-        pass_on: receives the responses after they were copied.
-    """
-
-    def __init__(self, cache: ResponseCache, digest: bytes, model: CachedModel, pass_on: ResponsePath) -> None:
+    def __init__(self, cache: ResponseCache, digest: bytes, requests: RequestOutcomes, pass_on: ResponsePath) -> None:
         self._cache = cache
-        self._model = model
+        self._requests = requests
         self._pass_on = pass_on
         self._keys: dict[PendingRequest, bytes] = {}
         """The cache keys of executing requests."""
@@ -78,20 +49,14 @@ class CachedAnswers:
         self.renew(digest)
 
     def renew(self, digest: bytes) -> None:
-        """From now on, use only answers that were stored under the same digest.
+        """From now on, use only answers that were stored under the same digest; see :func:`version_digest`.
 
-        Args:
-            digest: of the current version, see :func:`version_digest`; empty if servers do not share the cache, so that
-                no earlier answer is used.
+        It is empty if servers do not share the cache: then no earlier answer is used.
         """
         self._identity = digest or os.urandom(16)
 
     def submit(self, pending: PendingRequest) -> None:
-        """Answer a request from the cache in a later loop turn, or have it executed.
-
-        Raises:
-            InferenceError: the request is refused.
-        """
+        """Answer a request from the cache in a later loop turn, or have it executed."""
         nbytes = sum(len(each.data) for each in pending.request.inputs)  # type: ignore[arg-type,misc]  # bytes are there
         if nbytes > LARGE_KEY_BYTES or not self._cache.is_here:
             self._looked_up.add(pending)
@@ -130,22 +95,22 @@ class CachedAnswers:
         try:
             self._execute(pending, key)
         except InferenceError as error:
-            self._model.on_refused([pending], error)
+            self._requests.on_refused([pending], error)
 
     def _answer(self, pending: PendingRequest, found: CachedResponse | None) -> None:
         self._looked_up.remove(pending)
         if pending.cancelled or found is None:
-            self._model.on_dropped(pending)
+            self._requests.on_dropped(pending)
             return
         request = pending.request
-        response = InferenceResponse(request.model_name, self._model.version, request.id)
+        response = InferenceResponse(request.model_name, self._requests.version, request.id)
         found.fill(response)
-        self._model.on_hit(pending, response)
+        self._requests.on_hit(pending, response)
 
     def _execute(self, pending: PendingRequest, key: bytes) -> None:
         self._keys[pending] = key
         try:
-            self._model.enqueue(pending)
+            self._requests.enqueue(pending)
         except BaseException:  # whatever the reason, there will be no response to store
             self._keys.pop(pending, None)
             raise
@@ -165,10 +130,10 @@ class CachedAnswers:
                 self._cache.put(key, copy_of(response))
         except Exception:  # the client gets its answer even if the copy fails
             log.exception("a response of model '%s' cannot be cached", response.model_name)
-        self._model.statistics.cache_miss_ns += time.monotonic_ns() - began_ns
+        self._requests.statistics.cache_miss_ns += time.monotonic_ns() - began_ns
 
     def _count(self, began_ns: int, found: CachedResponse | None) -> None:
-        statistics, now_ns = self._model.statistics, time.monotonic_ns()
+        statistics, now_ns = self._requests.statistics, time.monotonic_ns()
         took_ns, summaries = now_ns - began_ns, statistics.summaries
         if found is None:
             statistics.cache_miss_count += 1
@@ -179,24 +144,23 @@ class CachedAnswers:
             (summaries.cache_miss if found is None else summaries.cache_hit).add(took_ns, now_ns)
 
 
-def cached_answers(
-    cache: ResponseCache | None, config: ModelConfig, digest: bytes, model: CachedModel, pass_on: ResponsePath
+def response_path(
+    host: ModelHost, config: ModelConfig, digest: bytes, requests: RequestOutcomes
 ) -> tuple[CachedAnswers | None, ResponsePath]:
-    """The cached answers of a new version; None if all its requests must be executed.
+    """The cached answers, None if all requests must be executed; and the path through what every kind of model has.
 
-    Args:
-        cache: the server's cache, if it has one.
-        config: the version's configuration; enables or disables caching.
-        digest: see :class:`CachedAnswers`.
-        model: see :class:`CachedAnswers`.
-        pass_on: see :class:`CachedAnswers`.
-
-    Returns:
-        The answers, and the path that fills the cache; ``pass_on`` itself if there is no cache to fill.
+    That is the cache, the histogram of latencies, and the limit on queued bytes.
     """
-    if cache is None or not config.response_cache_enabled:
-        return None, pass_on
-    answers = CachedAnswers(cache, digest, model, pass_on)
+    path: ResponsePath = to_sender if host.queued_bytes is None else host.queued_bytes.on_response
+    statistics = requests.statistics
+    if host.metrics.summary_latencies:
+        statistics.summaries = LatencySummaries()
+    if host.metrics.histogram_latencies:
+        statistics.first_responses = FirstResponses(first_response_bounds_ms(config))
+        path = statistics.first_responses.stage(path)
+    if host.cache is None or not config.response_cache_enabled:
+        return None, path
+    answers = CachedAnswers(host.cache, digest, requests, path)
     return answers, answers.on_response
 
 
@@ -208,11 +172,7 @@ def warn_without_cache(cache: ResponseCache | None, config: ModelConfig) -> None
 
 
 def _code_of(source: ModelSource) -> bytes:
-    """The identity of a version's code: its bytes, or random bytes if the file leaves the model's directory.
-
-    Raises:
-        ModelLoadError: the file cannot be read.
-    """
+    """The identity of a version's code: its bytes, or random bytes if the file leaves the model's directory."""
     try:
         if source.backend_file is not None:
             return read_regular(source.backend_file, _MOST_CODE_BYTES)
@@ -231,12 +191,9 @@ def _code_of(source: ModelSource) -> bytes:
 
 
 def version_digest(source: ModelSource, config: ModelConfig, parts: Iterable[bytes] = ()) -> bytes:
-    """A digest of code and configuration, which changes with either and is equal on all servers. Blocking.
+    """A digest of code and completed configuration, which changes with either and is equal on all servers. Blocking.
 
-    Args:
-        source: the version's files.
-        config: the completed configuration.
-        parts: the digests of an ensemble's models.
+    ``parts`` are the digests of an ensemble's models.
     """
     code = parts if config.is_ensemble else [_code_of(source)]
     digest = blake2b(digest_size=16)

@@ -1,23 +1,28 @@
-"""The services and settings that a server's models share; the server makes them once."""
+"""What a server's models share: services and settings, and the way to run each other with the same rules as clients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
-from pybackend.inference.pending import ResponsePath, to_sender
+from pybackend.inference.pending import PendingRequest
 from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import OnResponse
+from pybackend.inference.validation import Checked
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.instance.shared_core import SharedCore
-from pybackend.ipc.arena import TensorBudget
+from pybackend.ipc.arena import TensorArena, TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
-from pybackend.model.router import ModelRouter
+from pybackend.model.model import Model
+from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
@@ -25,12 +30,53 @@ from pybackend.sandbox.sandbox import Sandbox
 from pybackend.settings import DebugSettings, MetricsSettings, ModelSettings
 
 
-def _environments() -> EnvironmentProvider:
-    return EnvironmentProvider(EnvironmentCache(default_cache_directory()))
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """The reason why no version of a model serves.
+
+    Attributes:
+        known: False if there is no such model, or several.
+        on_purpose: True if it was unloaded.
+    """
+
+    known: bool
+    on_purpose: bool
+    reason: str
 
 
-def _nothing_debugged() -> DebuggerPorts:
-    return DebuggerPorts(DebugSettings())
+class ModelRouter(Protocol):
+    """Finds models, and accepts requests to them."""
+
+    def find(self, name: str, version: str = "", home: str = "") -> Model:
+        """The version that stands for a model; ``version`` is decimal, and ``""`` selects one that answers requests.
+
+        A model of this name in the namespace ``home`` comes before others.
+
+        Raises:
+            InferenceError: there is no such version.
+        """
+
+    def absence(self, name: str, home: str = "") -> Absence:
+        """The reason why :meth:`find` finds no version of a model."""
+
+    def submit(
+        self,
+        model: Model,
+        request: InferenceRequest,
+        on_response: OnResponse,
+        any_version: bool,
+        checked: Checked = Checked.NOTHING,
+    ) -> PendingRequest:
+        """Validate a request against the model's signature, as far as it was not checked before, and queue it.
+
+        If it may go to ``any_version``, because it names none, another version may answer.
+
+        Raises:
+            InferenceError: the request is refused, and its memory remains the caller's.
+        """
+
+    def on_queued(self) -> None:
+        """A model that waits for an ensemble now waits for something else: check whether it waits for itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +87,14 @@ class ModelHost:
     :class:`pybackend.model.source.ModelSource`.
 
     Attributes:
-        launcher: starts model processes.
-        services: answers requests from model code.
         router: sends ensembles' requests to their parts.
         shared_core: where the server and models' processes wait while requests come one at a time.
-        settings: how models are loaded and run.
         metrics: selects the distributions of latencies that are measured.
-        backends: where Python-based backends are, and the operator's settings of each.
-        environments: prepares the environments that models name.
-        sandbox: confines models, None for no confinement.
-        cache: the response cache, None for none.
+        sandbox: None for no confinement.
         queued_bytes: limits the bytes of all queued requests, None for no limit.
-        resources: the rate limiter's resources, None for no rate limiting.
+        resources: the rate limiter's, None for no rate limiting.
         debugger: the models that run under a debugger, and its ports.
         terminal: lent to models that stop at breakpoints, None for no terminal.
-        gpu_count: number of GPUs in this machine.
         runtime_places: candidate locations for the server's private runtime directories.
         disconnect_slow_clients: called when the output memory of a process is short.
         tensor_budget: the memory for the tensors of all models; None for no limit.
@@ -68,19 +107,20 @@ class ModelHost:
     settings: ModelSettings = field(default_factory=ModelSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     backends: BackendPlaces = field(default_factory=BackendPlaces)
-    environments: EnvironmentProvider = field(default_factory=_environments)
+    environments: EnvironmentProvider = field(
+        default_factory=lambda: EnvironmentProvider(EnvironmentCache(default_cache_directory()))
+    )
     sandbox: Sandbox | None = None
     cache: ResponseCache | None = None
     queued_bytes: QueuedBytes | None = None
     resources: ResourceTable | None = None
-    debugger: DebuggerPorts = field(default_factory=_nothing_debugged)
+    debugger: DebuggerPorts = field(default_factory=lambda: DebuggerPorts(DebugSettings()))
     terminal: Terminal | None = None
     gpu_count: int = 0
     runtime_places: Sequence[Path] = field(default_factory=lambda: runtime_places(default_cache_directory()))
     disconnect_slow_clients: DisconnectSlowClients = no_clients
     tensor_budget: TensorBudget | None = None
 
-    @property
-    def path_to_sender(self) -> ResponsePath:
-        """The end of each model's response path, after the model's own stages."""
-        return to_sender if self.queued_bytes is None else self.queued_bytes.on_response
+    def arena_of(self, source: ModelSource) -> TensorArena:
+        """New input memory for a version."""
+        return TensorArena(self.settings.memory_limit_bytes, source.full_name, self.tensor_budget)

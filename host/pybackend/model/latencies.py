@@ -1,8 +1,4 @@
-"""Distributions of latencies.
-
-Those of all parts of a request cost 1.5 us a request, and servers measure them if they are to show them. Those of the last
-executions cost a fiftieth of that, and every server has them.
-"""
+"""Distributions of latencies: those of the last executions, and those of all parts of a request, which cost 1.5 us a request."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ _RECENT_SHARES = ("0.5", 0.5), ("0.99", 0.99)
 
 
 class QuantileWindow:
-    """Quantiles of recent values.
-
-    It counts values by their leading bits, so it takes the same memory for any number of values.
-    """
+    """Quantiles of recent values, which it counts by their leading bits: any number of them takes the same memory."""
 
     __slots__ = ("_counts", "_number", "_slices")
 
@@ -48,15 +41,15 @@ class QuantileWindow:
         self._number = -1
         self._counts: dict[int, int] = {}
 
-    def add(self, value_ns: int, now_ns: int, count: int = 1) -> None:
-        """Count a non-negative value that occurred ``count`` times."""
+    def add(self, value_ns: int, now_ns: int) -> None:
+        """Count a non-negative value."""
         number = now_ns // _SLICE_NS
         if number != self._number:
             self._number, self._counts = number, {}
             self._slices.append((number, self._counts))
         shift = max(0, value_ns.bit_length() - _MANTISSA_BITS)
         key = shift << _MANTISSA_BITS | value_ns >> shift
-        self._counts[key] = self._counts.get(key, 0) + count
+        self._counts[key] = self._counts.get(key, 0) + 1
 
     def quantiles_ns(self, shares: Sequence[float], now_ns: int) -> Iterator[float]:
         """The values below which these shares of all recent values lie, NaN if there are none."""
@@ -103,8 +96,7 @@ class RecentTimes:
     def quantiles_s(self, count: int) -> tuple[tuple[str, float], ...]:
         """Shares, and the values in seconds below which they lie; empty if there are none.
 
-        Args:
-            count: of all values so far; while it stays the same, so do the quantiles.
+        While the count of all values so far stays the same, so do they.
         """
         if count != self._count:
             ordered = sorted(self._times_ns)
@@ -141,10 +133,8 @@ class FirstResponses:
 
     Errors are left out: a model that fails fast is no fast model.
 
-    Args:
-        bounds_ms: upper bounds of its buckets, ascending.
-
     Attributes:
+        bounds_ms: upper bounds of its buckets, ascending.
         counts: responses by bucket; the last one has no bound.
         sum_ns: of all times.
     """

@@ -8,16 +8,17 @@ from enum import Enum
 from typing import Any, ClassVar, Protocol
 
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
-from pybackend.inference.pending import PendingRequest, RunningExecution
+from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.tensor import Lease
 from pybackend.instance.model_instance import ModelInstance
+from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.model.open_requests import OpenRequests
+from pybackend.model.source import ModelSource
 from pybackend.model.statistics import ModelStatistics
-from pybackend.modelconfig.full_name import full_name
-from pybackend.modelconfig.schema import ModelConfig
 from pybackend.modelconfig.signature import ModelSignature, signature_of
+from pybackend.sandbox.model_sandbox import ModelSandbox
 
 UNLOADED = "unloaded"
 """The reason shown for a version that was deliberately unloaded."""
@@ -45,39 +46,31 @@ class Distribution(Protocol):
     def redirect(
         self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
-        """Choose a version for a request that was validated against any of them, and queue it.
-
-        Raises:
-            InferenceError: as for :meth:`submit`.
-        """
+        """Choose a version for a request that was validated against any of them, and :meth:`submit` it."""
 
     def submit(
         self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
-        """Queue a request that names no version.
-
-        Raises:
-            InferenceError: the request is refused; the caller must release its memory.
-        """
+        """Queue a request that names no version; otherwise as :meth:`Model.submit`."""
 
 
 class Model(ABC):
     """A version that is loading, serving, or unloading.
 
     Attributes:
-        name: the model's name.
-        namespace: the model's; ``""`` on a server without namespaces.
-        full_name: both, for messages, and wherever models are told apart by name.
+        namespace: ``""`` on a server without namespaces.
+        full_name: namespace and name, for messages, and wherever models are told apart by name.
         version: its decimal version.
         config: the configuration; completed once the version is loaded.
         signature: the inputs and outputs that requests are validated against.
-        state: the stage of its life.
         was_ready: it has been READY.
         reason: why it is not available, ``""`` if it is.
         failure: the error for requests while all its instances, or those of a part of it, are given up.
-        statistics: its counters.
         digest: identifies its code and configuration, equal on all servers; empty if no cache needs it.
         open_requests: the requests that it has accepted and not answered.
+        arena: the shared memory of its inputs.
+        sandbox: confines its processes, and records their rights even after they have ended; None if they are not confined.
+        environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
         traffic: the rules for requests that name no version; None if the newest version answers them.
         is_newest: no rules, and no version with a higher number: while it is READY, it answers the requests that name no version.
     """
@@ -85,13 +78,13 @@ class Model(ABC):
     may_recover: ClassVar[bool] = False
     """True if a version that failed to load may serve later, without being loaded again."""
 
-    def __init__(self, name: str, version: int, config: ModelConfig, namespace: str = "") -> None:
-        self.name = name
-        self.namespace = namespace
-        self.full_name = full_name(namespace, name)
-        self.version = str(version)
-        self.config = config
-        self.signature: ModelSignature = signature_of(config)
+    def __init__(self, source: ModelSource, arena: TensorArena) -> None:
+        self.name = source.name
+        self.namespace = source.namespace
+        self.full_name = source.full_name
+        self.version = str(source.version)
+        self.config = source.config
+        self.signature: ModelSignature = signature_of(source.config)
         self.state = ModelState.LOADING
         self.was_ready = False
         self.reason = ""
@@ -99,18 +92,11 @@ class Model(ABC):
         self.statistics = ModelStatistics()
         self.digest = b""
         self.open_requests = OpenRequests()
+        self.arena = arena
+        self.sandbox: ModelSandbox | None = None
+        self.environment: Mapping[str, Any] | None = None
         self.traffic: Distribution | None = None
         self.is_newest = False
-
-    @property
-    def environment(self) -> Mapping[str, Any] | None:
-        """Metadata about the Python environment that it brings; None if it runs on the server's Python."""
-        return None
-
-    @property
-    def confinement(self) -> Mapping[str, Any] | None:
-        """The confinement of its processes, as ``level`` and ``not_in_force``; None if they are not confined."""
-        return None
 
     # Life
 
@@ -126,21 +112,15 @@ class Model(ABC):
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         """Answer all accepted requests and release everything; False if anything had to be cut short.
 
-        Args:
-            drain_timeout_s: time limit for the requests that were accepted before.
-            finalize_timeout_s: time limit for the model's ``finalize``. Both limits count from the call; if there is no
-                drain limit, this one counts from the last answer.
+        The first limit is for the requests that were accepted before, the second for the model's ``finalize``. Both count
+        from the call; if there is no drain limit, the other one counts from the last answer.
         """
 
     def hurry(self) -> None:  # noqa: B027  only models with processes have to
         """A request needs the version, which is not ready: try soon whatever may make it so."""
 
     def hold(self) -> Callable[[], None]:
-        """Keep a model that is being unloaded able to answer other models' requests.
-
-        Returns:
-            A function that ends the hold; call it once.
-        """
+        """Keep a model that is being unloaded able to answer other models' requests until the returned function is called."""
         return self.open_requests.hold()
 
     # Health and figures
@@ -180,56 +160,28 @@ class Model(ABC):
         return ()
 
     @property
-    def running(self) -> Sequence[RunningExecution]:
-        """The running executions of this model's stubs; empty if it has no stubs."""
-        return ()
-
-    @property
     def runs_in(self) -> frozenset[Model]:
         """The models whose instances serve its requests."""
         return frozenset((self,))
 
-    @property
-    def input_memory_bytes(self) -> int:
-        """Shared memory that this model's inputs use or keep warm."""
-        return 0
-
-    @property
-    def copied_bytes(self) -> int:
-        """Sum of all tensors that were copied into that memory so far."""
-        return 0
-
-    @property
-    def output_memory_bytes(self) -> int:
-        """Shared memory that its processes have for outputs."""
-        return 0
-
     # Requests
 
-    @abstractmethod
-    def lease(self, nbytes: int, name: str, *, arriving: bool = False) -> Lease:
-        """Allocate memory for an input.
+    def lease(self, nbytes: int, name: str = "", *, arriving: bool = False) -> Lease:
+        """Allocate memory for the input of this name.
 
-        Args:
-            nbytes: size of the block.
-            name: the input's name.
-            arriving: True if the bytes arrive gradually and are reported through :meth:`Lease.arrived`; otherwise all
-                count at once.
+        If ``arriving``, its bytes count as they arrive, which :meth:`Lease.arrived` reports; otherwise all count at once.
 
         Raises:
             InferenceError: UNAVAILABLE when the model's limit is reached.
         """
+        return self.arena.lease(nbytes, arriving=arriving)
 
     def owns(self, lease: Lease) -> bool:
         """True if this block is from :meth:`lease`, so that a request can pass it to the model without a copy."""
-        return False
+        return isinstance(lease, ArenaLease) and self.arena.owns(lease)
 
     def take_regions(self, request: InferenceRequest) -> None:  # noqa: B027  only models with processes have to
-        """Prepare a validated request whose tensors lie in clients' regions, just before :meth:`submit`.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
+        """Prepare a validated request whose tensors lie in clients' regions, just before :meth:`submit`; raises likewise."""
 
     @abstractmethod
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:

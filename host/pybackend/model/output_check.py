@@ -22,9 +22,7 @@ _SIMILAR = 0.6
 class OutputForm:
     """Gives one version's responses the form that clients expect.
 
-    Args:
-        hidden: names of outputs that clients never see; these are not validated.
-        validates: True to validate outputs against the signature; a wrong output turns the response into an error.
+    If it validates outputs, except hidden ones, a wrong output turns the response into an error.
     """
 
     def __init__(self, signature: ModelSignature, hidden: frozenset[str], *, validates: bool) -> None:
@@ -34,19 +32,16 @@ class OutputForm:
 
     def give_to(self, response: InferenceResponse, batch_size: int) -> None:
         """Reshape a response's outputs, and validate them."""
-        if self._signature.has_reshape:
-            self._reshape(response)
+        signature = self._signature
+        for output in response.outputs if signature.has_reshape else ():
+            tensor = signature.outputs.get(output.name)
+            if tensor is not None:
+                output.shape = signature.shape_for_client(tensor, output.shape)
         if self._validates and response.error is None:
             outputs = [output for output in response.outputs if output.name not in self._hidden]
-            response.error = output_error(outputs, self._signature, batch_size)
+            response.error = output_error(outputs, signature, batch_size)
             if response.error is not None:
                 response.release()
-
-    def _reshape(self, response: InferenceResponse) -> None:
-        for output in response.outputs:
-            tensor = self._signature.outputs.get(output.name)
-            if tensor is not None:
-                output.shape = self._signature.shape_for_client(tensor, output.shape)
 
 
 def output_form(signature: ModelSignature, hidden: frozenset[str], *, validates: bool) -> OutputForm | None:
@@ -55,12 +50,9 @@ def output_form(signature: ModelSignature, hidden: frozenset[str], *, validates:
 
 
 def output_error(outputs: Sequence[OutputTensor], signature: ModelSignature, batch_size: int) -> InferenceError | None:
-    """The first mismatch between a response's outputs and the configuration, None if they match.
+    """The first mismatch between a response's outputs, with shapes in client form, and the configuration; or None.
 
-    Args:
-        outputs: with shapes in client form.
-        signature: of the model.
-        batch_size: of the request; the first dimension of every output of a batching model.
+    The batch size is the first dimension of every output of a batching model.
     """
     for output in outputs:
         expected = signature.outputs.get(output.name)
@@ -85,12 +77,7 @@ def output_mismatch(
 ) -> str:
     """How an output differs from its configuration, as the end of a sentence about the model; empty if it does not.
 
-    Args:
-        name: of the output.
-        datatype: as returned.
-        shape: as returned.
-        expected: the output's configuration.
-        dims: the expected shape, -1 for any size.
+    In the expected ``dims``, -1 stands for any size.
     """
     if datatype != expected.datatype:
         return f"returned output '{name}' as {datatype}, but its configuration says {expected.datatype}"
@@ -109,11 +96,7 @@ _ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters tu
 
 
 class OutputWarnings:
-    """Warns once for each output of a version, whichever instance returns it first.
-
-    Args:
-        hidden: names of outputs that clients never see.
-    """
+    """Warns once for each output of a version that clients see, whichever instance returns it first."""
 
     def __init__(self, signature: ModelSignature, hidden: frozenset[str]) -> None:
         self._signature = signature

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,17 +36,7 @@ log = logging.getLogger(__name__)
 async def open_sandbox(
     source: ModelSource, host: ModelHost, environment: ModelEnvironment | None, planned: Sequence[InstanceSpec]
 ) -> ModelSandbox | None:
-    """Open the sandbox of a version, ready for its first instance; None if the version is not confined.
-
-    Args:
-        source: the version's source.
-        host: the server.
-        environment: the environment that it runs in, None for the host's own Python.
-        planned: its instances, according to its configuration.
-
-    Raises:
-        ModelLoadError: the configuration requests something that is forbidden or does not exist.
-    """
+    """Open the sandbox of a version, ready for its first instance; None if the version is not confined."""
     # Uses the configuration as written on disk: changes by the model's own code are not trusted.
     options = sandbox_options_of(source.config, source.directory)
     if host.sandbox is None:
@@ -58,6 +48,8 @@ async def open_sandbox(
     for bound in source.bounds:
         options = await asyncio.to_thread(bound.bounded, source.full_name, options, usual, own, source.config.source)
     required = {layer for bound in source.bounds for layer in bound.in_force}
+    path, shares = source.environment_path, start_options_of(source.config).zygote
+    sharing = partial(host.environments.uses.directories, path) if path is not None and shares else None
     files = ModelFiles(
         directory=source.directory,
         version_directory=source.version_directory,
@@ -65,7 +57,7 @@ async def open_sandbox(
         environment=HOST_ENVIRONMENT if environment is None else environment.environment,
         of_backend=source.backend_file is not None,
         gpu=any(spec.kind in {"GPU", "MODEL"} for spec in planned),
-        sharing=_sharing(source, host),
+        sharing=sharing,
     )
     sandbox = sandbox_of(host.sandbox, source.full_name, options, files, source.config.source, required)
     if sandbox is not None:
@@ -77,29 +69,19 @@ async def open_sandbox(
     return sandbox
 
 
-def _sharing(source: ModelSource, host: ModelHost) -> Callable[[], Collection[Path]] | None:
-    if source.environment_path is None or not start_options_of(source.config).zygote:
-        return None
-    return partial(host.environments.uses.directories, source.environment_path)
-
-
 _CLEARING_S = 5.0
 """Time limit for removing a partly unpacked environment."""
 
 
 async def open_environment(provider: EnvironmentProvider, path: Path) -> ModelEnvironment:
-    """Open an environment; it is kept until it is released.
-
-    Raises:
-        ModelLoadError: the environment is unavailable, or this host cannot run its Python.
-    """
+    """Open an environment; it is kept until it is released."""
     cancelled = threading.Event()
     opening = await begin_apart(provider.open, path, cancelled)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
         cancelled.set()
-        opening.add_done_callback(_let_go)
+        opening.add_done_callback(_discard)
         await asyncio.wait({opening}, timeout=_CLEARING_S)  # its thread does not keep the process from ending
         raise
     except ModelLoadError:
@@ -108,7 +90,7 @@ async def open_environment(provider: EnvironmentProvider, path: Path) -> ModelEn
         raise ModelEnvironmentError(str(error)) from error
 
 
-def _let_go(opening: asyncio.Future[ModelEnvironment]) -> None:
+def _discard(opening: asyncio.Future[ModelEnvironment]) -> None:
     """Nobody waits any more: release the environment, or ignore the failure."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().release()
@@ -119,7 +101,7 @@ _BUSY_CHECK_S = 0.05
 
 
 class ModelProcesses:
-    """The process resources of a loaded version; :meth:`stop` and :meth:`close` release all of them.
+    """The process resources of a version; :meth:`stop` and :meth:`close` release all. Without an owner, none can be started.
 
     Attributes:
         instances: in configured order, without those that are leaving.
@@ -127,7 +109,7 @@ class ModelProcesses:
             their permissions.
     """
 
-    def __init__(self, source: ModelSource, host: ModelHost, owner: InstanceOwner) -> None:
+    def __init__(self, source: ModelSource, host: ModelHost, owner: InstanceOwner | None) -> None:
         self.instances: list[ModelInstance] = []
         self.sandbox: ModelSandbox | None = None
         self._places: dict[ModelInstance, int] = {}
@@ -140,18 +122,8 @@ class ModelProcesses:
         self._failures = RepeatedFailures()
         self._callers: set[Any] = set()
 
-    # Start
-
     async def open(self, planned: Sequence[InstanceSpec], names: Sequence[str]) -> None:
-        """Prepare the resources that processes need.
-
-        Args:
-            planned: the instances, according to the configuration before the model has completed it.
-            names: the names of those instances; at least one.
-
-        Raises:
-            ModelLoadError: the environment, the sandbox or a debugger port is unavailable.
-        """
+        """Prepare the resources that the processes of these instances need. Names are given even if none are planned."""
         source, host = self._source, self._host
         if source.environment_path is not None:
             self._environment = await open_environment(host.environments, source.environment_path)
@@ -160,15 +132,10 @@ class ModelProcesses:
         if host.debugger.debugs(source.name) or host.debugger.debugs(source.full_name):
             self._debugger_points = host.debugger.reserve(names)
 
-    def add_instance(self, name: str) -> ModelInstance:
-        """Add an instance, without a process yet."""
-        instance = self.make_instance(name)
-        self.instances.append(instance)
-        return instance
-
     def make_instance(self, name: str) -> ModelInstance:
-        """Make an instance, without a process yet; :meth:`replace_instances` adds it."""
+        """Make an instance, without a process yet, which is not among :attr:`instances`."""
         host = self._host
+        assert self._owner is not None
         version = str(self._source.version)
         name = full_name(self._source.namespace, name)
         instance = ModelInstance(
@@ -180,21 +147,12 @@ class ModelProcesses:
         return instance
 
     async def prepare(self) -> None:
-        """Make the sandboxes of all instances.
-
-        Raises:
-            ModelLoadError: a required layer is unavailable.
-        """
+        """Make the sandboxes of all instances."""
         if self.sandbox is not None:
             await asyncio.to_thread(self.sandbox.prepare, max(self._places.values()) + 1)
 
     def stub_settings(self, instance: ModelInstance, policy_name: str) -> StubSettings:
-        """The launch settings and load message for an instance's process.
-
-        Args:
-            instance: the instance.
-            policy_name: the host policy that selects its CPU cores.
-        """
+        """The launch settings and load message for an instance's process; its host policy selects its CPU cores."""
         place = self._places[instance]
         source, host = self._source, self._host
         launch = StubLaunch(
@@ -223,23 +181,19 @@ class ModelProcesses:
             host.terminal,
         )
 
-    # Change
-
     async def replace_instances(
         self, instances: Sequence[ModelInstance], keeps: Callable[[InstanceExecutor], bool]
     ) -> None:
         """Serve with other instances from now on. Those left out have ended when this returns, unless they are busy.
 
-        Args:
-            instances: the instances.
-            keeps: tells whether requests that are still to come can run only on an instance: it ends after them.
+        An instance ends after the requests that are still to come and can run only there: ``keeps`` tells of them.
         """
         leaving = [instance for instance in self.instances if instance not in instances]
         self.instances[:] = instances
         ends = []
         for instance in leaving:
             is_busy = instance.is_busy or keeps(instance.executor)
-            end = self._leaving[instance] = asyncio.create_task(self._let_go(instance, keeps))
+            end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
             if not is_busy:
                 ends.append(end)
         if ends:
@@ -251,13 +205,11 @@ class ModelProcesses:
         for instance in instances:
             del self._places[instance]
 
-    async def _let_go(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> None:
+    async def _end_when_idle(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> None:
         while instance.is_busy or keeps(instance.executor):  # noqa: ASYNC110  see the constant
             await asyncio.sleep(_BUSY_CHECK_S)
         await instance.stop(self._host.settings.exit_timeout_s)
         del self._leaving[instance], self._places[instance]
-
-    # End
 
     async def stop(self, finalize_timeout_s: float | None) -> bool:
         """Finalize all instances and end their processes; False if one had to be killed after the timeout."""
@@ -281,8 +233,6 @@ class ModelProcesses:
         if self._environment is not None:
             self._environment.release()
             self._environment = None
-
-    # Health and statistics
 
     @property
     def is_debugged(self) -> bool:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, UnknownSequenceError
-from pybackend.inference.pending import PendingRequest, RunningExecution
+from pybackend.inference.pending import CANCELLED, NoHolder, PendingRequest, RunningExecution
 from pybackend.inference.region import source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
-from pybackend.inference.tensor import Lease
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.ipc.arena import ArenaLease, TensorArena
-from pybackend.model.cached_answers import cached_answers
-from pybackend.model.executions import Executions, ModelQueue
+from pybackend.model.cached_answers import CachedAnswers, response_path
 from pybackend.model.host import ModelHost
-from pybackend.model.latencies import FirstResponses, LatencySummaries, first_response_bounds_ms
+from pybackend.model.instance_requests import InstanceRequests
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.output_check import output_form
 from pybackend.model.processes import ModelProcesses
@@ -30,8 +26,7 @@ from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import CompletedVersion, VersionLoader
 from pybackend.modelconfig.loader import planned_instances
 from pybackend.modelconfig.signature import ModelSignature
-from pybackend.observability.log_lines import about_model
-from pybackend.sandbox.model_sandbox import ModelSandbox
+from pybackend.scheduler.active_sequences import ActiveSequences
 from pybackend.scheduler.choice import make_scheduler
 from pybackend.scheduler.scheduler import Scheduler
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
@@ -39,27 +34,26 @@ from pybackend_wire.messages import INLINE_BYTES
 
 log = logging.getLogger(__name__)
 
+_SEQUENCE_CANCELLED = InferenceError("a client cancelled another request of the same sequence", ErrorCode.CANCELLED)
+
 
 class VersionSequences:
     """The active sequences of one version, and of those that it replaces.
 
     Attributes:
+        active: those of this version; None if it has no sequences.
         predecessors: the versions that are being replaced and have active sequences.
     """
 
     def __init__(self) -> None:
         self.predecessors: Sequence[PythonModel] = ()
-        self._sequencer: SequenceBatcher | None = None
+        self.active: ActiveSequences | None = None
         self._is_replaced = False
-
-    def serve(self, scheduler: Scheduler) -> None:
-        """The version is loaded."""
-        self._sequencer = scheduler if isinstance(scheduler, SequenceBatcher) else None
 
     @property
     def are_active(self) -> bool:
         """True while further requests of a sequence may come."""
-        return self._sequencer is not None and self._sequencer.has_active
+        return bool(self.active)
 
     def begun_at(self, request: InferenceRequest) -> PythonModel | None:
         """The predecessor on which a request's sequence began, None for any other request."""
@@ -67,31 +61,28 @@ class VersionSequences:
 
     def continues(self, request: InferenceRequest) -> bool:
         """True if a request belongs to a sequence that may end here although the version was replaced."""
-        sequencer = self._sequencer
-        return sequencer is not None and self._is_replaced and sequencer.continues(request.correlation_id)
+        return self._is_replaced and self._have(request)
 
     def run(self, request: InferenceRequest) -> bool:
         """True if a request belongs to an active sequence of this version, or of one that it replaces."""
-        sequencer = self._sequencer
-        if sequencer is not None and sequencer.continues(request.correlation_id):
-            return True
-        return self.begun_at(request) is not None
+        return self._have(request) or self.begun_at(request) is not None
+
+    def _have(self, request: InferenceRequest) -> bool:
+        return self.active is not None and self.active.continues(request.correlation_id)
 
     def keep(self) -> None:
         """The version is being replaced: its sequences may go on until :meth:`ended_within` returns."""
         self._is_replaced = True
 
     async def ended_within(self, timeout_s: float | None, version: str) -> None:
-        """Wait for the end of the sequences of a version that was replaced; return at once for any other.
+        """Wait for the end of the sequences of a version that was replaced, or cut them short after this time.
 
-        Args:
-            timeout_s: the time limit, None for no limit. Sequences that have not ended by then are cut short.
-            version: names the version in the log.
+        Returns at once for any other version. The log names the version as it is given.
         """
-        sequencer = self._sequencer
-        if sequencer is not None and self._is_replaced and sequencer.has_active:
+        active = self.active
+        if active and self._is_replaced:
             ended = asyncio.Event()
-            sequencer.on_all_ended = ended.set
+            active.on_all_ended = ended.set
             try:
                 async with asyncio.timeout(timeout_s):
                     await ended.wait()
@@ -100,42 +91,55 @@ class VersionSequences:
                     "%s was replaced %.1f s ago, and its sequences that go on are cut short", version, timeout_s
                 )
             finally:
-                sequencer.on_all_ended = None
+                active.on_all_ended = None
         self._is_replaced = False
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """The outcome of preparing a version without running its code.
-
-    Attributes:
-        process_count: number of its processes.
-        environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
-        level: of its sandbox, None without one.
-        missing: layers of the sandbox that cannot be applied, with reasons, as far as that is known without a process.
-    """
-
-    process_count: int
-    environment: Mapping[str, Any] | None
-    level: str | None
-    missing: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class _Serving:
-    """A loaded version.
+@dataclass(eq=False)
+class ServingVersion(NoHolder):
+    """A loaded version: its instances, and the holder of the requests that wait for them.
 
     Attributes:
         version: with its completed configuration.
         loader: loaded it, or changed its instances last.
-        instances: those that accept requests; shared with the queue and the executions.
-        executors: of these instances; shared with the scheduler.
+        instances: those that accept requests; the requests share this list.
+        executors: of these instances; the scheduler shares this list.
+        answers: the cached answers, which see requests first; None if all requests are executed.
     """
 
     version: CompletedVersion
     loader: VersionLoader
     instances: list[ModelInstance]
     executors: list[InstanceExecutor]
+    scheduler: Scheduler
+    answers: CachedAnswers | None
+    requests: InstanceRequests
+
+    def cancel(self, pending: PendingRequest) -> None:
+        """Drop a waiting request; its sender is answered on the next loop turn, as for every request.
+
+        If it belongs to a sequence, so are the senders of the sequence's other waiting requests.
+        """
+        if self.answers is not None and self.answers.concerns(pending):
+            return  # the lookup notices the cancellation
+        for removed in self.scheduler.remove(pending):
+            self.requests.on_dropped(removed, CANCELLED if removed is pending else _SEQUENCE_CANCELLED)
+
+    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
+        """All running executions, unless an instance could run one more."""
+        if any(instance.has_place for instance in self.instances):
+            return ()
+        return [execution for instance in self.instances for execution in instance.running]
+
+    async def change_instances(self, loader: VersionLoader) -> list[ModelInstance]:
+        """Serve with the instances of another configuration; returns them, with those that accept no requests."""
+        version = replace(self.version, config=loader.renewed(self.version.config))
+        every, serves = await loader.change_instances(self.version, version)
+        self.instances[:] = serves
+        self.executors[:] = [instance.executor for instance in serves]
+        self.scheduler.change_instances()
+        self.version, self.loader = version, loader
+        return every
 
 
 class PythonModel(Model):
@@ -146,30 +150,19 @@ class PythonModel(Model):
     """
 
     def __init__(self, source: ModelSource, host: ModelHost) -> None:
-        super().__init__(source.name, source.version, source.config, source.namespace)
+        super().__init__(source, host.arena_of(source))
         self._source = source
         self._host = host
-        self._arena = TensorArena(host.settings.memory_limit_bytes, source.full_name, host.tensor_budget)
-        self._executions = Executions(
-            self.name, self.version, self.statistics, self.open_requests, self._arena, self._on_given_up, self._on_back
-        )
-        self._processes = ModelProcesses(source, host, self._executions)
-        self._queue: ModelQueue | None = None
+        self._requests = InstanceRequests(self, host.services.on_turn)
+        self._processes = ModelProcesses(source, host, self._requests)
+        self._serving: ServingVersion | None = None
         self._views_regions = False
         self._states: frozenset[str] = frozenset()
-        if host.metrics.summary_latencies:
-            self.statistics.summaries = LatencySummaries()
-        self._serving: _Serving | None = None
         self.sequences = VersionSequences()
 
     # Life
 
     async def load(self) -> None:
-        """Start, complete and initialise the model; it is READY afterwards.
-
-        Raises:
-            ModelLoadError: loading failed; :attr:`reason` then shows the reason.
-        """
         started_ns = time.monotonic_ns()
         try:
             await self._load()
@@ -179,45 +172,27 @@ class PythonModel(Model):
             failed = ModelLoadError(error.message, error.code)
             self.state, self.reason = ModelState.UNAVAILABLE, failed.reason()
             raise failed from error
+        finally:
+            self.sandbox = self._processes.sandbox
         self.statistics.load_duration_ns = time.monotonic_ns() - started_ns
         self.state, self.reason, self.was_ready = ModelState.READY, "", True
 
-    async def rehearse(self) -> Rehearsal:
-        """Do what :meth:`load` does before any code of the model runs, and release everything again.
-
-        Raises:
-            ModelLoadError: loading would fail; the text gives the reason.
-        """
-        try:
-            planned = await VersionLoader(self._source, self._host, self._processes).open()
-            if self.sandbox is None:
-                return Rehearsal(max(1, len(planned)), self.environment, None, {})
-            missing = self.sandbox.of_instance(0).confinement.left_out
-            return Rehearsal(max(1, len(planned)), self.environment, self.sandbox.level, missing)
-        finally:
-            await self._processes.close()
-            self._arena.close()
-
     async def _load(self) -> None:
-        host, executions = self._host, self._executions
-        loader = VersionLoader(self._source, host, self._processes)
+        requests = self._requests
+        loader = VersionLoader(self._source, self._host, self._processes)
         version = await loader.complete()
+        self.environment = self._processes.environment
         self.config, self.signature, self.digest = version.config, version.signature, version.digest
-        path = host.path_to_sender
-        if host.metrics.histogram_latencies:
-            first = self.statistics.first_responses = FirstResponses(first_response_bounds_ms(version.config))
-            path = first.stage(path)
-        answers, path = cached_answers(host.cache, version.config, version.digest, executions, path)
+        answers, path = response_path(self._host, version.config, version.digest, requests)
         self._views_regions = version.options.views_regions
         self._states = frozenset(() if version.states is None else version.states.output_names)
         form = output_form(version.signature, version.hidden_outputs, validates=version.options.validate_outputs)
         instances = await loader.initialize(version)
         executors = [instance.executor for instance in instances]
-        scheduler, path = make_scheduler(version.config, executors, executions, version.states, path)
-        executions.serve(scheduler, instances, form, path, decoupled=version.config.decoupled)
-        self._queue = ModelQueue(scheduler, answers, instances, executions)
-        self.sequences.serve(scheduler)
-        self._serving = _Serving(version, loader, instances, executors)
+        scheduler, path = make_scheduler(version.config, executors, requests, version.states, path)
+        requests.serve(scheduler, instances, form, path, decoupled=version.config.decoupled)
+        self.sequences.active = scheduler.active if isinstance(scheduler, SequenceBatcher) else None
+        self._serving = ServingVersion(version, loader, instances, executors, scheduler, answers, requests)
 
     def can_change_instances(self, source: ModelSource) -> bool:
         """True if :meth:`change_instances` can bring it up to date with a source of which only the instances differ."""
@@ -240,51 +215,21 @@ class PythonModel(Model):
         """
         serving = self._serving
         assert serving is not None
-        assert self._queue is not None
         try:
-            loader = VersionLoader(source, self._host, self._processes, serving.loader.warnings)
-            version = replace(serving.version, config=loader.renewed(serving.version.config))
-            every, serves = await loader.change_instances(serving.version, version)
+            every = await serving.change_instances(
+                VersionLoader(source, self._host, self._processes, serving.loader.warnings)
+            )
         except InferenceError as error:
             raise ModelLoadError(error.message, error.code) from error
-        # The scheduler, the queue and the executions share these lists.
-        serving.instances[:] = serves
-        serving.executors[:] = [instance.executor for instance in serves]
-        self._queue.scheduler.change_instances()
-        self._serving = replace(serving, version=version, loader=loader)
-        self._source, self.config = source, version.config
-        self._executions.on_available()
-        await self._processes.replace_instances(every, self._queue.scheduler.keeps)
-
-    def _on_given_up(self, failure: InferenceError, last_words: str) -> None:
-        """Every instance was given up."""
-        self.failure = failure
-        if self.state is not ModelState.UNLOADING:
-            self.state, self.reason = ModelState.UNAVAILABLE, f"Internal: {failure.message}{last_words}"
-            self._host.services.on_turn(self.full_name)
-
-    def _on_back(self) -> None:
-        """An instance that was given up serves again."""
-        self.failure = None
-        if self.state is ModelState.UNAVAILABLE:
-            self.state, self.reason = ModelState.READY, ""
-            about = about_model(self.full_name, self.version)
-            log.info("'%s' version %s serves again", self.full_name, self.version, extra=about)
-            self._host.services.on_turn(self.full_name)
+        self._source, self.config = source, serving.version.config
+        self._requests.on_available()
+        await self._processes.replace_instances(every, serving.scheduler.keeps)
 
     def hurry(self) -> None:
-        """Try instances that were given up again soon."""
         for instance in self.instances:
             instance.hurry()
 
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
-        """Answer all accepted requests, finalize all instances and release everything; False if anything was cut short.
-
-        Args:
-            drain_timeout_s: time limit for the requests that were accepted before.
-            finalize_timeout_s: time limit for ``finalize``. Both limits count from the call; if there is no drain
-                limit, this one counts from the last answer.
-        """
         began_s = time.monotonic()
         self.state = ModelState.UNLOADING
         if drain_timeout_s is None:
@@ -293,108 +238,53 @@ class PythonModel(Model):
             )
         drained = await self.open_requests.drained_within(drain_timeout_s)
         if not drained:
-            self._executions.refuse_waiting()
+            self._requests.refuse_waiting()
         if finalize_timeout_s is not None and drain_timeout_s is not None:
             finalize_timeout_s = max(0.0, finalize_timeout_s - (time.monotonic() - began_s))
         ended = await self._processes.stop(finalize_timeout_s)
-        queue = self._queue
-        if queue is not None and queue.answers is not None:
-            await queue.answers.finish()
+        serving = self._serving
+        if serving is not None and serving.answers is not None:
+            await serving.answers.finish()
         # Requests that were sent to a killed stub and not started now wait for another instance, but none will come.
-        self._executions.refuse_waiting()
+        self._requests.refuse_waiting()
         await self._processes.close()
-        if queue is not None:
-            queue.scheduler.close()
-        self._arena.close()
+        if serving is not None:
+            serving.scheduler.close()
+        self.arena.close()
         self.state, self.reason = ModelState.UNAVAILABLE, UNLOADED
         return drained and ended
 
     # Health and statistics
 
     @property
-    def environment(self) -> Mapping[str, Any] | None:
-        """Metadata about the Python environment that it brings; None if it runs on the server's Python."""
-        return self._processes.environment
-
-    @property
-    def sandbox(self) -> ModelSandbox | None:
-        """The sandbox of its processes, even after they have ended; None if they are not confined."""
-        return self._processes.sandbox
-
-    @property
-    def confinement(self) -> Mapping[str, Any] | None:
-        """The confinement of its processes; None if they are not confined."""
-        return None if self.sandbox is None else self.sandbox.summary()
-
-    @property
     def is_ready(self) -> bool:
-        """True if requests are accepted and every instance is alive; excludes the model's own ``is_ready``."""
         return self.state is ModelState.READY and self._processes.are_ready
 
     @property
     def has_is_ready(self) -> bool:
-        """True if the model has its own readiness check."""
         return any(instance.has_is_ready for instance in self.instances)
 
     async def not_ready_reason(self) -> str:
-        """The reason why the model is not ready; empty if it is ready. Calls every instance's ``is_ready``."""
         if self.state is not ModelState.READY:
-            return self.reason or self.state.value.lower()
+            return await super().not_ready_reason()
         return await self._processes.not_ready_reason()
 
     @property
     def pending_count(self) -> int:
-        """Number of requests that wait for an instance."""
-        if self._queue is None:
+        if self._serving is None:
             return 0
-        return len(self._queue.scheduler) + sum([instance.executor.sent_ahead for instance in self.instances])
+        return len(self._serving.scheduler) + sum([instance.executor.sent_ahead for instance in self.instances])
 
     @property
     def instances(self) -> Sequence[ModelInstance]:
-        """All instances, in configured order."""
         return self._processes.instances
 
-    @property
-    def running(self) -> Sequence[RunningExecution]:
-        """The running executions of this model's stubs."""
-        return () if self._queue is None else self._queue.running
-
-    @property
-    def input_memory_bytes(self) -> int:
-        """Shared memory that this model's inputs use or keep warm."""
-        return self._arena.total_bytes
-
-    @property
-    def copied_bytes(self) -> int:
-        """Sum of all tensors that were copied into that memory so far."""
-        return self._arena.leased_bytes
-
-    @property
-    def output_memory_bytes(self) -> int:
-        """Shared memory that its processes have for outputs."""
-        return sum([instance.output_memory_bytes for instance in self.instances])
-
     # Requests
-
-    def lease(self, nbytes: int, name: str = "", *, arriving: bool = False) -> ArenaLease:
-        """Allocate input memory for a tensor.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
-        return self._arena.lease(nbytes, arriving=arriving)
-
-    def owns(self, lease: Lease) -> bool:
-        """True if this block is from :meth:`lease`."""
-        return isinstance(lease, ArenaLease) and self._arena.owns(lease)
 
     def take_regions(self, request: InferenceRequest) -> None:
         """Give each input in a region the memory into which the stub copies it, and let the stub write the outputs.
 
         The host needs the outputs of implicit states itself.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
         """
         for tensor in request.inputs:
             source = source_of(tensor)
@@ -403,39 +293,34 @@ class PythonModel(Model):
             if self._views_regions:
                 source.is_view = True
             elif source.nbytes > INLINE_BYTES:
-                source.block = self._arena.lease(source.nbytes)
+                source.block = self.arena.lease(source.nbytes)
         for name, output in (request.regions or {}).items():
             output.by_stub = name not in self._states
 
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
-        """Queue a validated request; the answer goes to ``on_response``, never before this returns.
-
-        Raises:
-            InferenceError: the request is refused; the caller must release its memory.
-        """
-        queue = self._queue
-        if queue is None or not (self.state is ModelState.READY or self.open_requests.admits(request)):
+        serving = self._serving
+        if serving is None or not (self.state is ModelState.READY or self.open_requests.admits(request)):
             if self.failure is not None:
                 raise self.failure.again()
             raise not_ready(self.name, self.version)
-        if self._executions.all_failed:
-            raise self._executions.no_instance()
+        if self._requests.all_failed:
+            raise self._requests.no_instance()
         for tensor in request.inputs:
             data = tensor.data
             if tensor.lease is None and len(data) > INLINE_BYTES:  # type: ignore[arg-type]  # bytes have arrived
-                lease = self._arena.lease(len(data))  # type: ignore[arg-type]
+                lease = self.arena.lease(len(data))  # type: ignore[arg-type]
                 lease.view[:] = data  # type: ignore[assignment]
                 tensor.lease, tensor.data = lease, lease.view
         if self.signature.has_reshape:
             for tensor in request.inputs:
                 tensor.shape = self.signature.shape_for_model(self.signature.inputs[tensor.name], tensor.shape)
-        pending = PendingRequest(request, on_response, queue)
+        pending = PendingRequest(request, on_response, serving)
         request.queued_ns = time.monotonic_ns()
         try:
-            if queue.answers is None or request.regions is not None:  # what lies in a region may change at any time
-                queue.scheduler.enqueue(pending)
+            if serving.answers is None or request.regions is not None:  # what lies in a region may change at any time
+                serving.scheduler.enqueue(pending)
             else:
-                queue.answers.submit(pending)
+                serving.answers.submit(pending)
         except InferenceError as error:
             predecessor = self.sequences.begun_at(request) if isinstance(error, UnknownSequenceError) else None
             if predecessor is not None:
@@ -447,7 +332,6 @@ class PythonModel(Model):
         return pending
 
     def runs_sequence(self, request: InferenceRequest) -> bool:
-        """True if the sequence to which a request belongs has begun here and not ended."""
         return self.sequences.run(request)
 
     def continue_sequence(
@@ -455,16 +339,10 @@ class PythonModel(Model):
     ) -> PendingRequest:
         """Queue a request of a sequence that began here; otherwise as :meth:`submit`.
 
-        Args:
-            request: its memory may be the successor's.
-            on_response: as for :meth:`submit`.
-            checked: the signature that it was validated against.
-
-        Raises:
-            InferenceError: the request is refused; the caller must release its memory.
+        It was ``checked`` against the successor's signature, and its memory may be the successor's.
         """
-        queue = self._queue
-        assert queue is not None
+        serving = self._serving
+        assert serving is not None
         if checked.inputs != self.signature.inputs:
             raise InferenceError(
                 f"sequence {request.correlation_id} began before model '{self.name}' was replaced by a version with other "
@@ -473,20 +351,19 @@ class PythonModel(Model):
             )
         for tensor in request.inputs:
             if tensor.lease is not None and not self.owns(tensor.lease):
-                lease = self._arena.lease(len(tensor.data))  # type: ignore[arg-type]  # bytes have arrived
+                lease = self.arena.lease(len(tensor.data))  # type: ignore[arg-type]  # bytes have arrived
                 lease.view[:] = tensor.data  # type: ignore[assignment]
                 tensor.release()
                 tensor.lease, tensor.data = lease, lease.view
         request.model_version = self.version
-        pending = PendingRequest(request, on_response, queue)
-        queue.scheduler.enqueue(pending)
+        pending = PendingRequest(request, on_response, serving)
+        serving.scheduler.enqueue(pending)
         self.open_requests.enter(request)
         return pending
 
     def trim(self, now_ns: int) -> None:
-        """Release unused memory; called about once a second."""
         dropped: list[int] = []
-        self._arena.trim(now_ns, dropped.append)
+        self.arena.trim(now_ns, dropped.append)
         for instance in self.instances:
             instance.trim(dropped, now_ns)
         limit_s = self._host.settings.abandoned_limit_s

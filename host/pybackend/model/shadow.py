@@ -40,14 +40,10 @@ _Answer = tuple[tuple[str, str, tuple[int, ...], bytes], ...] | ErrorCode
 
 
 class ShadowCopies:
-    """Makes copies for one shadow.
-
-    Args:
-        model: the version that gets the copies.
-        percent: the share of the requests that are copied.
+    """Makes copies for one shadow, of this share of the requests.
 
     Attributes:
-        model: the version.
+        model: the version that gets the copies.
         open: copies that it has not answered yet.
         transfers: copies of which large inputs are on their way.
         figures: counters.
@@ -59,7 +55,7 @@ class ShadowCopies:
         self.transfers = 0
         self._share_ppm = round(percent * _WHOLE_PPM / 100)
         self._credit_ppm = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         if model.statistics.shadow is None:
             model.statistics.shadow = ShadowFigures()
         self.figures: ShadowFigures = model.statistics.shadow
@@ -70,32 +66,21 @@ class ShadowCopies:
         if self._credit_ppm < _WHOLE_PPM:
             return None
         self._credit_ppm -= _WHOLE_PPM
-        if self._has_room(request):
+        if self._may_copy(request):
             return ShadowCopy(self, request)
         self.figures.dropped += 1
         return None
 
-    def _has_room(self, request: InferenceRequest) -> bool:
+    def _may_copy(self, request: InferenceRequest) -> bool:
         if self.open >= MOST_COPIES or self.model.state is not ModelState.READY or self.model.config.decoupled:
             return False
         if request.regions is not None:
             return False  # tensors in clients' regions may change as soon as the client has its answer
         return self.transfers < MOST_TRANSFERS or not any(map(_is_large, request.inputs))
 
-    def transfer(self, copy: ShadowCopy) -> None:
-        """Move a copy's large inputs to the shadow's memory in the background, then submit it."""
-        task = asyncio.get_running_loop().create_task(copy.transfer())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
 
 class ShadowCopy:
-    """The copy of one request, and its comparison.
-
-    Args:
-        shadow: gets it.
-        original: the request, not yet submitted.
-    """
+    """The copy of one request that is not submitted yet, and the comparison of both answers."""
 
     def __init__(self, shadow: ShadowCopies, original: InferenceRequest) -> None:
         self._shadow = shadow
@@ -110,14 +95,14 @@ class ShadowCopy:
         request = InferenceRequest(
             original.model_name,
             self._shadow.model.version,
-            id=original.id,
+            original.id,
             requested_outputs=original.requested_outputs,
             parameters=original.parameters,
-        )
-        request.correlation_id, request.flags = original.correlation_id, original.flags
-        request.priority, request.timeout_us = original.priority, original.timeout_us
-        request.is_inner = (
-            True  # no client waits for it: neither the limit on queued bytes nor the server's end counts it
+            correlation_id=original.correlation_id,
+            flags=original.flags,
+            priority=original.priority,
+            timeout_us=original.timeout_us,
+            is_inner=True,  # no client waits for it: queued bytes and the server's end do not count it
         )
         for place, tensor in enumerate(original.inputs):
             copy = InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape))
@@ -135,19 +120,19 @@ class ShadowCopy:
                 copy.data = bytes(data)
         return request
 
-    # Sending
-
     def send_soon(self) -> None:
         """Send it after the request itself has left for its process."""
         asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        if self._sources:
-            self._shadow.transfer(self)
-        else:
+        if not self._sources:
             self._submit()
+            return
+        task, tasks = asyncio.get_running_loop().create_task(self._transfer()), self._shadow.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
-    async def transfer(self) -> None:
+    async def _transfer(self) -> None:
         """Copy the large inputs to the shadow's memory, then submit."""
         request, model = self._request, self._shadow.model
         try:
@@ -200,8 +185,6 @@ class ShadowCopy:
         for lease, _ in sources.values():
             lease.release()
         self._request.release()
-
-    # Comparing
 
     def compared(self, on_response: OnResponse) -> OnResponse:
         """The sender's callback; it keeps the answer for the comparison too."""

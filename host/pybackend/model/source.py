@@ -18,12 +18,10 @@ class ModelSource:
     """The properties of one version; :class:`pybackend.model.host.ModelHost` has those that all models share.
 
     Attributes:
-        name: the model's name.
-        version: its decimal version.
         directory: the model directory.
         config: read from disk, not yet completed by the model.
         backend_file: code of a Python-based backend, None for a model with its own code.
-        environment_path: path of its environment, None if the model runs on the host's own Python.
+        environment_path: None if the model runs on the host's own Python.
         bounds: upper limits on its rights, all of which apply; empty if the operator installed the model.
         is_brought: True if all files of its directory came with the load request.
         namespace: of the model; ``""`` on a server without namespaces.
@@ -55,11 +53,7 @@ class ModelSource:
         return self.backend_file or self.version_directory / self.config.default_model_filename
 
     def check_model_file(self) -> None:
-        """Check that the file to import exists. Blocking: not for the event loop.
-
-        Raises:
-            ModelLoadError: the file does not exist, or the server cannot check.
-        """
+        """Check that the file to import exists. Blocking: not for the event loop."""
         try:
             if self.backend_file is not None:
                 found = self.backend_file.is_file()

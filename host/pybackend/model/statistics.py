@@ -59,7 +59,6 @@ class ResponseFigures:
         compute_infer: from the response before it, or the start of the execution, until the model sent it.
         compute_output: passing it on to the sender of the request.
         success: the sum of both.
-        fail: errors.
         empty_response: ends of streams without a response.
         cancel: ends of streams whose sender had cancelled the request.
     """
@@ -74,14 +73,7 @@ class ResponseFigures:
 
 @dataclass(slots=True)
 class ShadowFigures:
-    """Counters of a version that gets copies of requests.
-
-    Attributes:
-        sent: copies that its queue accepted.
-        dropped: copies that were due and not sent.
-        compared: answers that were compared with those of the clients.
-        differed: answers of these that were different.
-    """
+    """Counters of a version that gets copies of requests. Dropped copies were due and not sent."""
 
     sent: int = 0
     dropped: int = 0
@@ -102,13 +94,11 @@ class ModelStatistics:
         compute_infer_ns: in ``execute``.
         compute_output_ns: from the end of ``execute`` until the host has the outputs.
         inference_count: sum of the batch sizes of executed requests.
-        execution_count: calls of ``execute``.
         cache_hit_count: requests answered from the response cache.
         cache_hit_ns: time spent on lookups that found an answer.
         cache_miss_count: executed requests of models that use the cache.
         cache_miss_ns: time spent on lookups that found nothing, and on inserting the responses.
-        failures: failed requests by reason.
-        batches: batches that the dynamic batcher sent, by the reason for their size.
+        batches: those that the dynamic batcher sent, by the reason for their size.
         batch_sizes: executions by the sum of their requests' batch sizes.
         responses: of decoupled models, by the response's place in its stream.
         summaries: recent latencies, None if the server does not show them.
@@ -116,7 +106,6 @@ class ModelStatistics:
         first_responses: histogram of the times to first responses, None likewise.
         shadow: copies that it got, None if it was never a shadow.
         last_success_ns: ``time.monotonic_ns()`` of the last successful answer, 0 if there was none.
-        load_duration_ns: duration of the load.
     """
 
     success_count: int = 0
@@ -146,12 +135,7 @@ class ModelStatistics:
     def add_successes(self, count: int, executed: int, queued_ns: int, times: ExecutionTimes, now_ns: int) -> None:
         """Count requests of one execution that were just answered with a result.
 
-        Args:
-            count: number of requests.
-            executed: sum of their batch sizes.
-            queued_ns: sum of the times at which they were queued.
-            times: of the execution.
-            now_ns: the time at which they were answered.
+        ``executed`` is the sum of their batch sizes, ``queued_ns`` that of the times at which they were queued.
         """
         self.success_count += count
         self.inference_count += executed
@@ -172,13 +156,7 @@ class ModelStatistics:
             self.summaries.add(request.queued_ns, times, now_ns, 0)
 
     def add_execution(self, batch_size: int, times: ExecutionTimes, now_ns: int) -> None:
-        """Count a call of ``execute``.
-
-        Args:
-            batch_size: sum of the batch sizes of its requests.
-            times: of the execution.
-            now_ns: the time at which the host had its outputs.
-        """
+        """Count a call of ``execute``, by the sum of its requests' batch sizes; the host has its outputs now."""
         self.execution_count += 1
         figures = self.batch_sizes.get(batch_size)
         if figures is None:
@@ -214,13 +192,7 @@ class ModelStatistics:
         self.last_success_ns = now_ns
 
     def add_failure(self, reason: FailureReason, queued_ns: int, now_ns: int = 0) -> None:
-        """Count a request that was answered with an error.
-
-        Args:
-            reason: the label of the failure counter.
-            queued_ns: the time at which it was queued.
-            now_ns: the time at which it was answered, 0 for now.
-        """
+        """Count a request that was answered with an error, now unless a time is given."""
         self.failures[reason] += 1
         self.fail_ns += (now_ns or time.monotonic_ns()) - queued_ns
 
@@ -241,14 +213,12 @@ MOST_PLACES = 1000
 """Responses beyond this place in their stream have no figures: models choose the number of responses."""
 
 
+@dataclass(slots=True)
 class _Stream:
-    """One request's responses so far: their number, and the time of the last one."""
+    """One request's responses so far: the time of the last one, or of the execution's start, and their number."""
 
-    __slots__ = ("count", "last_ns")
-
-    def __init__(self, began_ns: int) -> None:
-        self.count = 0
-        self.last_ns = began_ns
+    last_ns: int
+    count: int = 0
 
 
 class StreamStatistics:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -18,22 +19,17 @@ from pybackend.modelconfig.traffic import TrafficRules
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class _Share:
     """A version that answers a share of the requests.
 
-    Attributes:
-        model: the version.
-        weight: its weight.
-        credit: grows by the weight with each request. The version with the highest credit answers, and pays the sum of
-            all weights.
+    Its credit grows by its weight with each request. The version with the highest credit answers, and pays the sum of all
+    weights.
     """
 
-    __slots__ = ("credit", "model", "weight")
-
-    def __init__(self, model: Model, weight: int) -> None:
-        self.model = model
-        self.weight = weight
-        self.credit = 0
+    model: Model
+    weight: int
+    credit: int = 0
 
 
 class Traffic:
@@ -63,12 +59,10 @@ class Traffic:
         shadowing = None if shadow is None else versions.get(shadow.version)
         self._newest_first = tuple(model for model in reversed(list(versions.values())) if model is not shadowing)
         self._shares = [
-            _Share(versions[version], weight)
+            _Share(versions[version], weight, earlier.get(str(version), 0))
             for version, weight in rules.weights.items()
             if weight and version in versions
         ]
-        for share in self._shares:
-            share.credit = earlier.get(share.model.version, 0)
         named = {*rules.weights, *(() if shadow is None else (shadow.version,))}
         absent = sorted(named.difference(versions)) if versions else []
         if absent != self._absent:
@@ -79,8 +73,6 @@ class Traffic:
             self._shadow = None
         elif self._shadow is None or self._shadow.model is not shadowing:
             self._shadow = ShadowCopies(shadowing, shadow.percent)
-
-    # The version that answers
 
     def next_version(self) -> Model | None:
         """The version that answers the next request; None if no version that may answer is ready.
@@ -128,13 +120,11 @@ class Traffic:
         lacking = {share.model.version for share in self._shares if share.model.state is not ModelState.READY}
         if lacking != self._lacking:
             self._lacking = lacking
-            log.warning("%s", self._distribution(lacking))
-
-    def _distribution(self, lacking: Iterable[str]) -> str:
-        shares = ", ".join(f"version {version} {percent:.3g} %" for version, percent in self.shares.items())
-        names = ", ".join(sorted(lacking))
-        why = f"version {names} is not ready" if names else "all versions with a weight are ready again"
-        return f"model '{self._name}': {why}; requests that name no version go to: {shares or 'no version'}"
+            shares = ", ".join(f"version {version} {percent:.3g} %" for version, percent in self.shares.items())
+            names = ", ".join(sorted(lacking))
+            why = f"version {names} is not ready" if names else "all versions with a weight are ready again"
+            text = "model '%s': %s; requests that name no version go to: %s"
+            log.warning(text, self._name, why, shares or "no version")
 
     def representative(self) -> Model | None:
         """The version that stands for all in documents: the ready one with the greatest weight, the newest of equals."""
@@ -161,18 +151,12 @@ class Traffic:
         """True if a version gets copies of requests and answers nobody."""
         return self._shadow is not None and self._shadow.model is model
 
-    # Requests
-
     def submit(
         self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
         """Queue a request that names no version, and perhaps a copy of it for the shadow.
 
-        Args:
-            submit: queues it.
-            model: the version that :meth:`next_version` chose; the request was validated against it.
-            request: as for :meth:`Model.submit`.
-            on_response: likewise.
+        It was validated against the version that :meth:`next_version` chose.
 
         Raises:
             InferenceError: the request is refused, and its memory remains the caller's.
@@ -195,11 +179,7 @@ class Traffic:
     def redirect(
         self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
     ) -> PendingRequest:
-        """Choose a version for a request that was validated against ``model``, and queue it; see :meth:`submit`.
-
-        Raises:
-            InferenceError: as for :meth:`submit`.
-        """
+        """Choose a version for a request that was validated against ``model``, and queue it; see :meth:`submit`."""
         return self.submit(submit, self._moved(request, self.next_version() or model, model), request, on_response)
 
     def _of_sequence(self, model: Model, request: InferenceRequest) -> Model:
@@ -216,11 +196,7 @@ class Traffic:
 
     @staticmethod
     def _moved(request: InferenceRequest, to: Model, model: Model) -> Model:
-        """Prepare a request for another version than the one that it was validated against.
-
-        Raises:
-            InferenceError: INVALID_ARG, it does not match the other version's signature.
-        """
+        """Prepare a request for another version, if it is not the one that it was validated against."""
         if to is not model:
             request.leave()
             request.model_version = to.version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,44 @@ from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.normalisation import with_scheduling
 from pybackend.modelconfig.options import ModelOptions, options_of
-from pybackend.modelconfig.schema import ModelConfig, from_document
-from pybackend.modelconfig.sequences import hidden_outputs, is_iterative
+from pybackend.modelconfig.schema import ModelConfig, Scheduling, from_document
+from pybackend.modelconfig.sequences import hidden_outputs, is_iterative, sequences_of
 from pybackend.modelconfig.signature import ModelSignature, signature_of
 from pybackend.modelconfig.validation import validate
 from pybackend.modelconfig.warmup import WarmupSample, warmup_samples
-from pybackend.scheduler.choice import read_states
-from pybackend.scheduler.sequence_state import ImplicitStates
+from pybackend.scheduler.sequence_inputs import ImplicitStates
 from pybackend_wire.host_messages import Initialize
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The outcome of preparing a version without running its code.
+
+    Attributes:
+        environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
+        level: of its sandbox, None without one.
+        missing: layers of the sandbox that cannot be applied, with reasons, as far as that is known without a process.
+    """
+
+    process_count: int
+    environment: Mapping[str, Any] | None
+    level: str | None
+    missing: Mapping[str, str]
+
+
+async def rehearse(source: ModelSource, host: ModelHost) -> Rehearsal:
+    """Do what loading a version does before any of its code runs, and release everything again."""
+    processes = ModelProcesses(source, host, None)
+    try:
+        count, sandbox = max(1, len(await VersionLoader(source, host, processes).open())), processes.sandbox
+        if sandbox is None:
+            return Rehearsal(count, processes.environment, None, {})
+        missing = sandbox.of_instance(0).confinement.left_out
+        return Rehearsal(count, processes.environment, sandbox.level, missing)
+    finally:
+        await processes.close()
 
 
 @dataclass(frozen=True)
@@ -39,8 +67,7 @@ class CompletedVersion:
     """A version whose model has completed its configuration.
 
     Attributes:
-        config: the completed configuration.
-        signature: the version's signature, with the labels of its outputs.
+        signature: with the labels of its outputs.
         options: the server options among its parameters.
         hidden_outputs: outputs that clients never see.
         digest: identifies its code and configuration; empty if no cache needs it.
@@ -58,12 +85,7 @@ class CompletedVersion:
 
 
 def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelConfig, bool]:
-    """The configuration with which a model runs, and whether its instances were moved from GPUs to the CPU.
-
-    Args:
-        config: from :func:`pybackend.modelconfig.loader.load_config`.
-        host: the server.
-    """
+    """The configuration with which a model runs, and whether its instances were moved from GPUs to the CPU."""
     moved = on_cpu(config) if host.settings.gpu_models_on_cpu and not host.gpu_count else None
     return moved or config, moved is not None
 
@@ -71,18 +93,12 @@ def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelC
 def completed_version(
     config: ModelConfig, directory: Path, digest: bytes = b"", *, validate_outputs: bool = False
 ) -> CompletedVersion:
-    """Read the files that a completed configuration names. Blocking.
+    """Read the files in the model directory that a completed, validated configuration names. Blocking.
 
-    Args:
-        config: completed and validated.
-        directory: the model directory.
-        digest: see :class:`CompletedVersion`.
-        validate_outputs: for a model that does not say.
-
-    Raises:
-        ModelLoadError: a file is missing or wrong.
+    ``validate_outputs`` is for a model that does not say.
     """
     signature = signature_of(config, read_labels(config, directory))
+    has_sequences = config.scheduling is Scheduling.SEQUENCE_BATCHING
     return CompletedVersion(
         config=config,
         signature=signature,
@@ -90,27 +106,21 @@ def completed_version(
         hidden_outputs=hidden_outputs(config),
         digest=digest,
         warmup=warmup_samples(config, signature, directory),
-        states=read_states(config, directory),
+        states=ImplicitStates(sequences_of(config.document), directory) if has_sequences else None,
     )
 
 
 class VersionLoader:
     """Loads one version in two steps.
 
-    Args:
-        processes: of the version. They hold everything that was started or made, even if loading fails halfway.
-        warnings: about the version's outputs, None for a version that has not been loaded before.
+    Its processes hold everything that was started or made, even if loading fails halfway.
 
     Attributes:
         warnings: about the version's outputs, None for none.
     """
 
     def __init__(
-        self,
-        source: ModelSource,
-        host: ModelHost,
-        processes: ModelProcesses,
-        warnings: OutputWarnings | None = None,
+        self, source: ModelSource, host: ModelHost, processes: ModelProcesses, warnings: OutputWarnings | None = None
     ) -> None:
         self.warnings = warnings
         self._source = source
@@ -118,16 +128,20 @@ class VersionLoader:
         self._processes = processes
         self._config, self._was_moved = config_on_this_machine(source.config, host)
         self._files = f"the files of model '{source.full_name}'"
+        self._first_name = f"{source.name}_0"
 
     async def complete(self) -> CompletedVersion:
         """Import the model in the first process, let it complete its configuration, and read the files this names.
 
         Raises:
-            ModelLoadError: loading failed; the text gives the reason.
-            InferenceError: the same.
+            ModelLoadError: loading failed, or InferenceError likewise; the text gives the reason.
         """
         source, host, files = self._source, self._host, self._files
-        completed = await self._load_first(await self.open())
+        planned = await self.open()
+        first = self._processes.make_instance(planned[0].name if planned else self._first_name)
+        self._processes.instances.append(first)
+        stub = self._processes.stub_settings(first, planned[0].policy_name if planned else "")
+        completed = await first.load(stub, self._config.to_json() if host.settings.auto_complete else None)
         config = await apart(files, finish_config, self._config, completed, host.gpu_count)
         if self._was_moved:
             log.warning("model '%s' is configured for GPUs, and runs on the CPU: --gpu-models=cpu", source.full_name)
@@ -143,50 +157,27 @@ class VersionLoader:
     async def open(self) -> list[InstanceSpec]:
         """Check and prepare everything that must be right before the model's code can run; the first step of a load.
 
-        Returns:
-            The instances, according to the configuration before the model has completed it.
-
-        Raises:
-            ModelLoadError: something is missing or wrong; the text gives the reason.
+        Returns the instances, according to the configuration before the model has completed it.
         """
         await apart(self._files, self._source.check_model_file)
         planned = planned_instances(self._config, self._host.gpu_count)
-        await self._processes.open(planned, self._names(planned))
+        await self._processes.open(planned, [spec.name for spec in planned] or [self._first_name])
         return planned
 
-    def _names(self, planned: list[InstanceSpec]) -> list[str]:
-        return [spec.name for spec in planned] or [f"{self._source.name}_0"]
-
-    async def _load_first(self, planned: list[InstanceSpec]) -> dict[str, Any] | None:
-        host, names = self._host, self._names(planned)
-        first = self._processes.add_instance(names[0])
-        policy_name = planned[0].policy_name if planned else ""
-        config_json = self._config.to_json() if host.settings.auto_complete else None
-        return await first.load(self._processes.stub_settings(first, policy_name), config_json)
-
     async def initialize(self, version: CompletedVersion) -> list[ModelInstance]:
-        """Start the other instances and initialise all of them; returns those that accept requests.
-
-        Raises:
-            ModelLoadError: loading failed; the text gives the reason.
-            InferenceError: the same.
-        """
+        """Start the other instances and initialise all of them; returns those that accept requests."""
         processes, config = self._processes, version.config
         specs = instances(config)
-        for spec in specs[1:]:
-            processes.add_instance(spec.name)
-        if (
-            not version.options.validate_outputs
-        ):  # outputs that are validated need no warning: their clients get an error
+        processes.instances += [processes.make_instance(spec.name) for spec in specs[1:]]
+        if not version.options.validate_outputs:  # otherwise their clients get an error
             self.warnings = OutputWarnings(version.signature, version.hidden_outputs)
-        await self._start(version, processes.instances, specs)
-        return [instance for instance, spec in zip(processes.instances, specs, strict=True) if not spec.passive]
+        every = list(zip(processes.instances, specs, strict=True))
+        await self._start(version, every)
+        return [instance for instance, spec in every if not spec.passive]
 
-    async def _start(
-        self, version: CompletedVersion, started: Sequence[ModelInstance], specs: Sequence[InstanceSpec]
-    ) -> None:
+    async def _start(self, version: CompletedVersion, added: Sequence[tuple[ModelInstance, InstanceSpec]]) -> None:
         resources, config = self._host.resources, version.config
-        for instance, spec in zip(started, specs, strict=True):
+        for instance, spec in added:
             limit = rate_limit_of(config, spec.group, spec.device_id)
             if resources is not None and limit is not None:
                 instance.executor.limit_by(resources, limit)
@@ -195,7 +186,7 @@ class VersionLoader:
         outcomes = await asyncio.gather(
             *(
                 instance.initialize(self._instance_settings(version, instance, spec, config_json))
-                for instance, spec in zip(started, specs, strict=True)
+                for instance, spec in added
             ),
             return_exceptions=True,
         )
@@ -204,11 +195,7 @@ class VersionLoader:
                 raise outcome
 
     def renewed(self, config: ModelConfig) -> ModelConfig:
-        """A completed configuration with the instances of this loader's source.
-
-        Raises:
-            ModelConfigError: there can be no such instances.
-        """
+        """A completed configuration with the instances of this loader's source."""
         groups = with_scheduling(self._config.document, self._host.gpu_count)["instance_group"]
         renewed = from_document({**config.document, "instance_group": groups}, self._config.source)
         validate(renewed, self._host.gpu_count)
@@ -219,41 +206,31 @@ class VersionLoader:
     ) -> tuple[list[ModelInstance], list[ModelInstance]]:
         """Start the instances that a serving version lacks.
 
-        Returns:
-            All instances that it is to have, and those of them that accept requests.
-
-        Raises:
-            ModelLoadError: an instance could not be started, and nothing has changed.
-            InferenceError: the same.
+        Returns all instances that it is to have, and those of them that accept requests.
         """
         processes = self._processes
         present = list(zip(self._descriptions(before.config), processes.instances, strict=True))
         wanted, added = [], []
         for description in self._descriptions(after.config):
-            found = next((pair for pair in present if pair[0] == description), None)
+            found, spec = next((pair for pair in present if pair[0] == description), None), description[0]
             if found is not None:
                 present.remove(found)
-                wanted.append(found[1])
+                wanted.append((found[1], spec))
             else:
-                added.append((processes.make_instance(description[0].name), description[0]))
-                wanted.append(added[-1][0])
+                added.append((processes.make_instance(spec.name), spec))
+                wanted.append(added[-1])
         try:
-            await self._start(after, [instance for instance, _ in added], [spec for _, spec in added])
+            await self._start(after, added)
         except BaseException:  # cancelled, too: processes must not outlive their load
             await processes.drop([instance for instance, _ in added])
             raise
-        specs = instances(after.config)
-        return wanted, [instance for instance, spec in zip(wanted, specs, strict=True) if not spec.passive]
+        return [instance for instance, _ in wanted], [instance for instance, spec in wanted if not spec.passive]
 
     def _descriptions(self, config: ModelConfig) -> list[tuple[InstanceSpec, RateLimit | None]]:
         return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]
 
     def _instance_settings(
-        self,
-        version: CompletedVersion,
-        instance: ModelInstance,
-        spec: InstanceSpec,
-        config_json: str,
+        self, version: CompletedVersion, instance: ModelInstance, spec: InstanceSpec, config_json: str
     ) -> InstanceSettings:
         config, options, debugged = version.config, version.options, self._processes.is_debugged
         initialize = Initialize(

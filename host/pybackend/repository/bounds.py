@@ -16,7 +16,6 @@ from pybackend.environment.specification import is_specification
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
-from pybackend.model.python_model import PythonModel
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.loader import load_config
 from pybackend.modelconfig.model_directory import config_file
@@ -52,7 +51,7 @@ class Bounds:
             is_repositorys: True if no load request limited their rights, so that the operator has chosen them.
         """
         for model in models:
-            had = model.sandbox.had if isinstance(model, PythonModel) and model.sandbox is not None else None
+            had = None if model.sandbox is None else model.sandbox.had
             if had is not None and (is_repositorys or name not in self._had):
                 self._had[name] = had
 

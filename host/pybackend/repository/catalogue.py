@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 from typing import NoReturn
 
 from pybackend.errors import AmbiguousModelError, ErrorCode, InferenceError, NotServingError, UnknownModelError
+from pybackend.model.host import Absence
 from pybackend.model.model import Model, ModelState, not_ready
-from pybackend.model.router import Absence
 from pybackend.repository.ensembles import Ensembles
 from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.layout import DUPLICATE_REASON

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.ensemble.model import EnsembleModel
+from pybackend.model.host import Absence
 from pybackend.model.model import ModelState
-from pybackend.model.router import Absence
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.layout import DUPLICATE_REASON

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from pybackend.inference.pending import ResponsePath
-from pybackend.inference.request import InferenceRequest
 from pybackend.modelconfig.batching import batching_of
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.modelconfig.sequences import sequences_of
 from pybackend.scheduler.default import DefaultScheduler
-from pybackend.scheduler.dynamic_batcher import DynamicBatcher
-from pybackend.scheduler.ordered_delivery import OrderedDelivery
-from pybackend.scheduler.request_queue import queue_hold
+from pybackend.scheduler.dynamic_batcher import DynamicBatcher, ShapeKey
+from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
 from pybackend.scheduler.scheduler import BatchExecutor, Scheduler, SchedulerOwner
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
-from pybackend.scheduler.sequence_state import ImplicitStates
+from pybackend.scheduler.sequence_inputs import ImplicitStates
+from pybackend.scheduler.timing import dispatch_barrier
 
 
-def shape_key_of(config: ModelConfig) -> Callable[[InferenceRequest], object] | None:
+def shape_key_of(config: ModelConfig) -> ShapeKey | None:
     """A function that returns equal keys for requests that may share a batch; None if all may.
 
     Inputs with variable shapes must agree unless ``allow_ragged_batch`` is set. If inputs are optional, requests that
@@ -48,48 +46,21 @@ def make_scheduler(
     states: ImplicitStates | None,
     pass_on: ResponsePath,
 ) -> tuple[Scheduler, ResponsePath]:
-    """Make a model's scheduler.
-
-    Args:
-        config: the completed configuration.
-        instances: the instances that accept requests.
-        owner: the model.
-        states: from :func:`read_states`.
-        pass_on: receives the responses after the scheduler's stages.
-
-    Returns:
-        The scheduler, and the path through its stages, which must receive all responses of the model; ``pass_on``
-        itself if there are no stages.
-
-    Raises:
-        ModelLoadError: the environment demands a hold without saying how many requests must wait.
-    """
-    hold = queue_hold(os.environ, config.name) if config.scheduling in _BATCHING else None
+    """Make a model's scheduler, and the path through its stages to ``pass_on``, which must receive all responses."""
+    barrier = dispatch_barrier(os.environ, config.name) if config.scheduling in _BATCHING else None
     if config.scheduling is Scheduling.DYNAMIC_BATCHING:
         batching = batching_of(config.document)
-        if not batching.preserve_ordering:
-            return DynamicBatcher(batching, instances, owner, shape_key_of(config), hold=hold), pass_on
-        delivery = OrderedDelivery(pass_on)
-        batcher = DynamicBatcher(batching, instances, owner, shape_key_of(config), delivery.new_line(), hold)
-        return batcher, delivery.on_response
+        line = None
+        if batching.preserve_ordering:
+            delivery = OrderedDelivery(pass_on)
+            line, pass_on = DeliveryLine(delivery), delivery.on_response
+        may_dispatch = None if barrier is None else barrier.is_open
+        return DynamicBatcher(batching, instances, owner, shape_key_of(config), line, may_dispatch), pass_on
     if config.scheduling is Scheduling.SEQUENCE_BATCHING:
         sequences = sequences_of(config.document)
         output_names = tuple(tensor.name for tensor in config.outputs)
         assert states is not None
         shape_key = shape_key_of(config)
-        sequencer = SequenceBatcher(sequences, states, instances, owner, output_names, shape_key, pass_on, hold)
+        sequencer = SequenceBatcher(sequences, states, instances, owner, output_names, shape_key, pass_on, barrier)
         return sequencer, sequencer.path
     return DefaultScheduler(instances), pass_on
-
-
-def read_states(config: ModelConfig, directory: Path) -> ImplicitStates | None:
-    """Read the initial states of a model's sequences; None for a model without sequences.
-
-    Blocking: not for the event loop.
-
-    Raises:
-        ModelLoadError: an initial state's file cannot be read.
-    """
-    if config.scheduling is not Scheduling.SEQUENCE_BATCHING:
-        return None
-    return ImplicitStates(sequences_of(config.document), directory)

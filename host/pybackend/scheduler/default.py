@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
-from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
-from pybackend.loop_turn import loop_turn_of
 from pybackend.scheduler.request_queue import arrival
-from pybackend.scheduler.scheduler import BatchExecutor
+from pybackend.scheduler.scheduler import BatchExecutor, Scheduler
+
+_prefetch_capacity = attrgetter("prefetch_capacity")
 
 
-class DefaultScheduler:
+class DefaultScheduler(Scheduler):
     """A queue in front of the instances.
 
     Idle instances get work first. When all are busy, each receives further requests ahead of time, as far as its
-    prefetch allows. Requests that arrive in one turn of the event loop are dispatched together, so that they share a frame.
+    prefetch allows.
     """
 
     def __init__(self, instances: Sequence[BatchExecutor]) -> None:
-        self._turn = loop_turn_of(asyncio.get_running_loop())
+        super().__init__()
         self._instances = instances
         self._queue: deque[PendingRequest] = deque()
         self._gone: set[PendingRequest] = set()
-        """Requests that were removed, of which the queue still has the places: never the first one, and never most of them."""
+        """Removed requests that are still in the queue: never its first one, and never most of it."""
         self._next = 0
-        self._scheduled = False
 
     def __len__(self) -> int:
-        """Number of waiting requests."""
         return len(self._queue) - len(self._gone)
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Accept a request. All that arrive until the next iteration of the event loop are dispatched together."""
         self._queue.append(pending)
-        if not self._scheduled:
-            self._scheduled = True
+        if not self._is_scheduled:  # `_schedule` without a call
+            self._is_scheduled = True
             self._turn.soon(self._dispatch_scheduled)
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
-        """Return requests to their places in the queue, in order of arrival."""
         returned = list(waiting)
         latest_ns = max((arrival(pending) for pending in returned), default=0)
         queue = self._queue
@@ -53,22 +49,10 @@ class DefaultScheduler:
         self._pass_over_gone()
 
     def reschedule(self, pending: PendingRequest) -> None:
-        """Accept a request again, behind the waiting ones."""
         self.enqueue(pending)
 
-    def on_lost(self, instance: object, error: InferenceError) -> None:
-        """Do nothing: any other instance can serve the requests."""
-
-    def change_instances(self) -> None:
-        """Do nothing: every dispatch looks at the list."""
-
-    def keeps(self, instance: object) -> bool:
-        """False: any instance will do."""
-        return False
-
     def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
-        """Remove a waiting request. A search for it would take as long as the queue is."""
-        self._gone.add(pending)
+        self._gone.add(pending)  # a search for it would take as long as the queue is
         if 2 * len(self._gone) > len(self._queue):
             left = self.take_all()
             self._queue.extend(left)
@@ -81,14 +65,12 @@ class DefaultScheduler:
             gone.discard(queue.popleft())
 
     def take_all(self) -> list[PendingRequest]:
-        """Empty the queue, so that the caller can answer requests that cannot be served."""
         taken = [each for each in self._queue if each not in self._gone]
         self._queue.clear()
         self._gone.clear()
         return taken
 
     def dispatch(self) -> None:
-        """Dispatch as many requests as instances can accept now."""
         queue, gone, instances = self._queue, self._gone, self._instances
         if not queue:
             return
@@ -112,14 +94,3 @@ class DefaultScheduler:
                 instance.execute([queue.popleft()])
                 if gone:
                     self._pass_over_gone()
-
-    def close(self) -> None:
-        """Close the scheduler; no more requests will be enqueued."""
-
-    def _dispatch_scheduled(self) -> None:
-        self._scheduled = False
-        self.dispatch()
-
-
-def _prefetch_capacity(instance: BatchExecutor) -> int:
-    return instance.prefetch_capacity

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
-from pybackend.loop_turn import loop_turn_of
 from pybackend.modelconfig.batching import BatchingConfig
 from pybackend.scheduler.ordered_delivery import DeliveryLine
-from pybackend.scheduler.request_queue import PreciseTimer, QueueHold, RequestQueue
-from pybackend.scheduler.scheduler import BatchExecutor, BatchReason, SchedulerOwner
+from pybackend.scheduler.request_queue import RequestQueue, arrival
+from pybackend.scheduler.scheduler import BatchExecutor, BatchReason, Scheduler, SchedulerOwner
+from pybackend.scheduler.timing import PreciseTimer
 
 
 class _Batch(NamedTuple):
@@ -22,15 +22,17 @@ class _Batch(NamedTuple):
     reason: BatchReason
 
 
-class DynamicBatcher:
+ShapeKey = Callable[[InferenceRequest], object]
+"""Returns equal keys for requests that may share a batch."""
+
+
+class DynamicBatcher(Scheduler):
     """A queue in front of instances that execute several requests at once.
 
     Args:
-        config: determines when batches are sent.
-        owner: notified of batches, and of requests that timed out.
-        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
+        shape_key: None if any requests may share a batch.
         line: keeps the order of responses from the requests' arrival on; None if responses may be sent in any order.
-        hold: keeps the first requests in the queue; None for no hold.
+        may_dispatch: tells whether requests may be executed, now that so many wait; None if they always may.
     """
 
     def __init__(
@@ -38,65 +40,44 @@ class DynamicBatcher:
         config: BatchingConfig,
         instances: Sequence[BatchExecutor],
         owner: SchedulerOwner,
-        shape_key: Callable[[InferenceRequest], object] | None = None,
+        shape_key: ShapeKey | None = None,
         line: DeliveryLine | None = None,
-        hold: QueueHold | None = None,
+        may_dispatch: Callable[[int], bool] | None = None,
     ) -> None:
-        self._turn = loop_turn_of(asyncio.get_running_loop())
+        super().__init__()
         self._config = config
         self._instances = instances
         self._owner = owner
         self._shape_key = shape_key
         self._queue = RequestQueue(config)
         self._line = line
-        self._hold = hold
+        self._may_dispatch = may_dispatch
         self._delay_ns = config.max_queue_delay_us * 1000
         self._largest_preferred = max(config.preferred_batch_sizes, default=0)
         self._timer = PreciseTimer(self.dispatch)
         self._next = 0
-        self._scheduled = False
 
     def __len__(self) -> int:
-        """Number of waiting requests."""
         return len(self._queue)
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Accept a request; it is dispatched before the loop's next turn, if a batch is due then.
-
-        Raises:
-            InferenceError: UNAVAILABLE, the queue is full.
-        """
         self._queue.append(pending)
         if self._line is not None:
             self._line.add(pending)
         self._schedule()
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
-        """Return requests to their places in the queue."""
         self._queue.put_back(waiting)
 
     def reschedule(self, pending: PendingRequest) -> None:
-        """Accept a request again, behind the waiting ones; it keeps its place in the order of responses."""
-        self._queue.append(pending)
+        self._queue.append(pending)  # it keeps its place in the order of responses
         self._schedule()
 
-    def on_lost(self, instance: object, error: InferenceError) -> None:
-        """Do nothing: any other instance can serve the requests."""
-
-    def change_instances(self) -> None:
-        """Do nothing: every dispatch looks at the list."""
-
-    def keeps(self, instance: object) -> bool:
-        """False: any instance will do."""
-        return False
-
     def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
-        """Remove a waiting request; its answer keeps its place in the order of responses."""
-        self._queue.remove(pending)
+        self._queue.remove(pending)  # its answer keeps its place in the order of responses
         return (pending,)
 
     def take_all(self) -> list[PendingRequest]:
-        """Empty the queue, so that the caller can answer requests that cannot be served."""
         taken = list(self._queue)
         for pending in taken:
             self._queue.remove(pending)
@@ -104,7 +85,6 @@ class DynamicBatcher:
         return taken
 
     def close(self) -> None:
-        """Close the scheduler; no more requests will be enqueued."""
         self._timer.close()
 
     def dispatch(self) -> None:
@@ -112,30 +92,21 @@ class DynamicBatcher:
         now_ns = time.monotonic_ns()
         for pending in self._queue.expire(now_ns):
             expired = InferenceError(f"{pending.request.prefix}Request timeout expired", ErrorCode.UNAVAILABLE)
-            self._owner.on_rejected(pending, expired)
+            self._owner.on_refused([pending], expired)
         ripe_ns = 0
-        while self._queue and (self._hold is None or self._hold.is_over(len(self._queue))):
+        while self._queue and (self._may_dispatch is None or self._may_dispatch(len(self._queue))):
             instance = self._idle_instance() or self._prefetching_instance()
             if instance is None:
                 break
             batch = self._form(now_ns)
             if batch is None:
-                ripe_ns = min(pending.request.queued_ns for pending in self._queue) + self._delay_ns
+                ripe_ns = min(map(arrival, self._queue)) + self._delay_ns
                 break
             if not instance.is_idle and batch.reason is not BatchReason.FULL:
                 break  # it may grow until the instance is free
             self._send(instance, batch)
-        deadline_ns = self._queue.next_deadline_ns
+        deadline_ns = self._queue.deadlines.next_ns()
         self._timer.set(min(ripe_ns, deadline_ns) if ripe_ns and deadline_ns else ripe_ns or deadline_ns)
-
-    def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self._turn.soon(self._dispatch_scheduled)
-
-    def _dispatch_scheduled(self) -> None:
-        self._scheduled = False
-        self.dispatch()
 
     def _idle_instance(self) -> BatchExecutor | None:
         """The instance that has been idle longest."""
@@ -152,11 +123,7 @@ class DynamicBatcher:
         return next((instance for instance in self._instances if instance.prefetch_capacity), None)
 
     def _send(self, instance: BatchExecutor, batch: _Batch) -> None:
-        requests: list[PendingRequest] = []
-        for pending in self._queue:
-            requests.append(pending)
-            if len(requests) == batch.request_count:
-                break
+        requests = list(islice(self._queue, batch.request_count))
         for pending in requests:
             self._queue.remove(pending)
         self._owner.on_batch(batch.reason)

@@ -9,20 +9,12 @@ from pybackend.inference.response import InferenceResponse
 
 
 class OrderedDelivery:
-    """A stage of the response path. It keeps any number of lines, each in its own order.
-
-    Args:
-        pass_on: receives responses whose turn has come, and responses to requests in no line.
-    """
+    """A stage of the response path. It keeps any number of lines, each in its own order."""
 
     def __init__(self, pass_on: ResponsePath) -> None:
         self.pass_on = guarded(pass_on)
         self.lines: dict[PendingRequest, DeliveryLine] = {}
         """The line of each request that is in one; the lines update it."""
-
-    def new_line(self) -> DeliveryLine:
-        """Create an empty line."""
-        return DeliveryLine(self)
 
     def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
         """Pass a response on, or hold it back until all earlier requests are answered."""

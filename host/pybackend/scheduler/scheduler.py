@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
@@ -9,6 +11,7 @@ from typing import Protocol
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.tensor import Lease
+from pybackend.loop_turn import loop_turn_of
 
 
 class BatchReason(StrEnum):
@@ -46,26 +49,31 @@ class BatchExecutor(Protocol):
 class SchedulerOwner(Protocol):
     """The model, as schedulers see it."""
 
-    def on_rejected(self, pending: PendingRequest, error: InferenceError) -> None:
-        """A request will not be executed, e.g. because it timed out: answer it."""
+    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
+        """Requests will not be executed, e.g. because they timed out: answer them."""
 
     def lease(self, nbytes: int, name: str) -> Lease:
-        """Allocate input memory for tensors that the scheduler adds to requests.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
+        """Allocate input memory for tensors that the scheduler adds to requests."""
 
     def on_batch(self, reason: BatchReason) -> None:
         """A batch was sent."""
 
 
-class Scheduler(Protocol):
-    """A queue in front of a model's instances."""
+class Scheduler(ABC):
+    """A queue in front of a model's instances.
 
+    All that changes in one turn of the event loop is dispatched together, so that messages to a stub share a frame.
+    """
+
+    def __init__(self) -> None:
+        self._turn = loop_turn_of(asyncio.get_running_loop())
+        self._is_scheduled = False
+
+    @abstractmethod
     def __len__(self) -> int:
         """Number of waiting requests."""
 
+    @abstractmethod
     def enqueue(self, pending: PendingRequest) -> None:
         """Accept a request; it is dispatched in one of the loop's next turns, never from inside this call.
 
@@ -73,36 +81,47 @@ class Scheduler(Protocol):
             InferenceError: the request is refused.
         """
 
+    @abstractmethod
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
         """Return requests to their places in the queue: an instance had received them, and has not started them."""
 
+    @abstractmethod
     def reschedule(self, pending: PendingRequest) -> None:
-        """Accept an executed request again, because the model asked for another execution."""
+        """Accept an executed request again, behind the waiting ones: the model asked for another execution."""
 
-    def on_lost(self, instance: object, error: InferenceError) -> None:
+    @abstractmethod
+    def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
+        """Remove a waiting request; returns it, and others that were removed because they cannot run without it."""
+
+    @abstractmethod
+    def take_all(self) -> list[PendingRequest]:
+        """Empty the queue, so that the caller can answer requests that cannot be served."""
+
+    @abstractmethod
+    def dispatch(self) -> None:
+        """Dispatch as many requests as instances can accept now; called whenever an instance may have become free."""
+
+    def on_lost(self, instance: object, error: InferenceError) -> None:  # noqa: B027  any other instance will do
         """An instance's process has died, and the model's state in it is lost; ``error`` gives the reason.
 
         Requests it had started are already answered, and those it had not started are back in the queue.
         """
 
-    def change_instances(self) -> None:
+    def change_instances(self) -> None:  # noqa: B027  every dispatch looks at the list
         """The list of instances that the scheduler was made with has other members now."""
 
     def keeps(self, instance: object) -> bool:
         """True while requests that are still to come can run only on this instance, which may have left that list."""
+        return False
 
-    def remove(self, pending: PendingRequest) -> Sequence[PendingRequest]:
-        """Remove a waiting request.
-
-        Returns:
-            The request, and others that were removed because they cannot be executed without it.
-        """
-
-    def take_all(self) -> list[PendingRequest]:
-        """Empty the queue, so that the caller can answer requests that cannot be served."""
-
-    def dispatch(self) -> None:
-        """Dispatch as many requests as instances can accept now; called whenever an instance may have become free."""
-
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most hold nothing
         """Close the scheduler; the queue is empty, and no more requests will be enqueued."""
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._turn.soon(self._dispatch_scheduled)
+
+    def _dispatch_scheduled(self) -> None:
+        self._is_scheduled = False
+        self.dispatch()

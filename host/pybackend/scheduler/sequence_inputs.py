@@ -1,19 +1,28 @@
-"""Adds the sequence batcher's inputs to requests, and makes fillers for empty slots."""
+"""The inputs that the server adds to requests of a sequence: controls and states; and fillers for empty slots."""
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Collection, Sequence
 from math import prod
+from pathlib import Path
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.author_files.reading import read_beneath
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor
-from pybackend.modelconfig.sequences import ControlKind, SequenceConfig, SequenceControl
+from pybackend.modelconfig.sequences import (
+    INITIAL_STATE_DIRECTORY,
+    ControlKind,
+    SequenceConfig,
+    SequenceControl,
+    SequenceState,
+)
 from pybackend.scheduler.scheduler import SchedulerOwner
-from pybackend.scheduler.sequence_slots import SequenceRequest
-from pybackend.scheduler.sequence_state import ImplicitStates, StateValues
+from pybackend.scheduler.sequences import SequenceRequest, StateValue, StateValues
 from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.messages import INLINE_BYTES
@@ -34,7 +43,7 @@ class ControlTensors:
             if control.kind is ControlKind.CORRELATION_ID:
                 self._correlation = control
             else:
-                low, high = (_encoded(control.datatype, value) for value in control.false_true)
+                low, high = (struct.pack(_FORMATS[control.datatype], value) for value in control.false_true)
                 self._values.append((control, low, high))
 
     @property
@@ -43,11 +52,7 @@ class ControlTensors:
         return self._correlation is not None and self._correlation.datatype == "BYTES"
 
     def check_id(self, request: InferenceRequest) -> None:
-        """Check a request's correlation id against the datatype that the model expects.
-
-        Raises:
-            InferenceError: INVALID_ARG, a string instead of a number or a number instead of a string.
-        """
+        """Check a request's correlation id against the datatype that the model expects."""
         control = self._correlation
         is_text = isinstance(request.correlation_id, str)
         if control is None or is_text == (control.datatype == "BYTES"):
@@ -61,9 +66,7 @@ class ControlTensors:
     def inputs(self, request: InferenceRequest, *, ready: bool = True) -> list[InputTensor]:
         """The control inputs of a request, each of shape ``[1]``, or ``[1, 1]`` with a batch dimension.
 
-        Args:
-            request: supplies the flags and the correlation id.
-            ready: False for a filler in an empty slot.
+        ``ready`` is False for a filler in an empty slot.
         """
         tensors = []
         for control, low, high in self._values:
@@ -76,10 +79,6 @@ class ControlTensors:
         return tensors
 
 
-def _encoded(datatype: str, value: float) -> bytes:
-    return struct.pack(_FORMATS[datatype], value)
-
-
 def _encoded_id(datatype: str, correlation_id: int | str) -> bytes:
     if datatype == "BYTES":
         return encode_elements([correlation_id or ""])
@@ -88,27 +87,101 @@ def _encoded_id(datatype: str, correlation_id: int | str) -> bytes:
     return (number & ((1 << 8 * itemsize) - 1)).to_bytes(itemsize, "little")  # 32-bit numbers lose the upper half
 
 
+MOST_STATE_BYTES = 256 * 1024 * 1024
+"""Limit on the total size of a model's initial states."""
+
+
+class ImplicitStates:
+    """Tensors that the server stores between the requests of a sequence: the initial ones, and their updates.
+
+    The model receives a state as an input and returns the next one as an output, which clients do not see. The files of
+    initial states are in the model directory.
+    """
+
+    def __init__(self, config: SequenceConfig, directory: Path) -> None:
+        self.states: Sequence[SequenceState] = config.states
+        self.output_names = tuple(state.output_name for state in config.states)
+        self._model_name = config.model_name
+        self._batch_dims = (1,) if config.max_batch_size else ()
+        self._initial: StateValues = {}
+        left_bytes = MOST_STATE_BYTES
+        for state in config.states:
+            value = self._read(state, directory, left_bytes)
+            self._initial[state.input_name] = value
+            left_bytes -= len(value.data)
+
+    def initial(self) -> StateValues:
+        """The initial states of a sequence."""
+        return dict(self._initial)
+
+    def keep(self, response: InferenceResponse, values: StateValues, visible: Collection[str]) -> None:
+        """Store a response's states in ``values``, and remove outputs that the client should not see.
+
+        A state that does not match the configuration turns the response into an error.
+        """
+        outputs = {output.name: output for output in response.outputs}
+        kept: StateValues = {}
+        for state in self.states:
+            output = outputs.get(state.output_name)
+            if output is None:
+                continue  # states that the model does not return stay unchanged
+            dims = (*self._batch_dims, *state.dims)
+            fits = len(output.shape) == len(dims) and all(
+                want in {-1, size} for want, size in zip(dims, output.shape, strict=True)
+            )
+            if output.datatype != state.datatype or not fits:
+                response.error = InferenceError(
+                    f"model '{self._model_name}' returned state '{state.output_name}' as {output.datatype} "
+                    f"{list(output.shape)}, but its configuration says {state.datatype} "
+                    f"{list(dims)}"
+                )
+                response.release()
+                return
+            kept[state.input_name] = StateValue(tuple(output.shape), bytes(output.data))
+        values.update(kept)
+        hidden = set(self.output_names).difference(visible)
+        response.outputs = [output for output in response.outputs if output.name not in hidden]
+
+    def _read(self, state: SequenceState, directory: Path, left_bytes: int) -> StateValue:
+        shape = (*self._batch_dims, *state.initial_dims)
+        itemsize = ITEMSIZE[state.datatype]
+        size = prod(shape) * (itemsize or 4)  # an empty string is its length, which is 0
+        if size > left_bytes:
+            raise ModelLoadError(
+                f"state '{state.input_name}' of {self._model_name} begins with {size} bytes: all states together have "
+                f"more than the {MOST_STATE_BYTES} that they may have"
+            )
+        if not state.initial_file:
+            return StateValue(shape, bytes(size))
+        home = directory / INITIAL_STATE_DIRECTORY
+        path = home / state.initial_file
+        inside = os.path.normpath(state.initial_file)
+        what = f"cannot read the initial state of '{state.input_name}' for {self._model_name}"
+        if os.path.isabs(inside) or inside.split("/")[0] == "..":
+            raise ModelLoadError(f"{what}: {path} leaves {home}")
+        most_bytes = size if itemsize else left_bytes
+        try:
+            data = read_beneath(directory, f"{INITIAL_STATE_DIRECTORY}/{inside}", most_bytes)
+        except OSError as error:
+            raise ModelLoadError(f"{what}: {path}: {error.strerror}") from error
+        if itemsize and len(data) != size:
+            raise ModelLoadError(f"{what}: {path} has {len(data)} bytes, the tensor {size}")
+        return StateValue(shape, data)
+
+
 _EMPTY_STRING_BYTES = 4
 
 
 class SequenceInputs:
-    """Adds control tensors and states to requests.
-
-    Args:
-        owner: the model, which provides input memory for large states.
-    """
+    """Adds control tensors and states to requests; their owner provides memory for large states."""
 
     def __init__(self, controls: ControlTensors, states: ImplicitStates, owner: SchedulerOwner) -> None:
         self._controls = controls
         self._states = states
-        self._owner = owner
+        self.owner = owner
 
     def add(self, item: SequenceRequest) -> None:
-        """Add the control inputs of a request and the current states of its sequence; it must be the sequence's next.
-
-        Raises:
-            InferenceError: UNAVAILABLE, there is no memory for a state.
-        """
+        """Add the control inputs of a request and the current states of its sequence; it must be the sequence's next."""
         item.strip()
         request, sequence = item.pending.request, item.sequence
         request.inputs += self._controls.inputs(request)
@@ -125,14 +198,7 @@ class SequenceInputs:
             request.requested_outputs = tuple(dict.fromkeys((*item.requested, *self._states.output_names)))
 
     def filler(self, like: SequenceRequest) -> PendingRequest:
-        """A request that fills an empty slot; its responses are dropped.
-
-        Args:
-            like: another request of the batch; the filler's inputs have the same size and are zero.
-
-        Raises:
-            InferenceError: UNAVAILABLE, there is no memory for it.
-        """
+        """A request that fills an empty slot: inputs of the same size as another request's, all zero; no answer."""
         model = like.pending.request
         request = InferenceRequest(model.model_name, model.model_version, requested_outputs=model.requested_outputs)
         try:
@@ -156,7 +222,7 @@ class SequenceInputs:
     def _tensor(self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> InputTensor:
         tensor = InputTensor(name, datatype, shape, data)
         if len(data) > INLINE_BYTES:
-            tensor.lease = self._owner.lease(len(data), name)
+            tensor.lease = self.owner.lease(len(data), name)
             tensor.data = tensor.lease.view
             tensor.data[:] = data
         return tensor

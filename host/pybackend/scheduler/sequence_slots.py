@@ -1,123 +1,21 @@
-"""Sequences, their requests, and their slots.
-
-A slot is a place at one instance. A sequence keeps its slot to its end, so that all its requests reach that instance.
-"""
+"""The slots of sequences: who has which, which are free, and who waits for one."""
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import count
 
-from pybackend.errors import InferenceError
-from pybackend.inference.pending import PendingRequest
 from pybackend.scheduler.scheduler import BatchExecutor
-from pybackend.scheduler.sequence_state import StateValues
-
-
-class Slot(NamedTuple):
-    """A slot: its number at its instance, and the instance's number. Slots sort in the order of their use."""
-
-    number: int
-    instance: int
-
-
-class LiveSequence:
-    """A sequence that has started and not ended.
-
-    Attributes:
-        id: its correlation id.
-        slot: its slot; None while it waits for one, and after its end.
-        waiting: its requests that are not running, in order.
-        current: its request that is running, or about to run.
-        ended: True once its last request has arrived.
-        begun: True once an instance has worked for it; only that instance can continue it.
-        lost: the reason why it cannot continue; None while it can.
-        over: True once it has ended and none of its requests remains.
-        active_ns: time of its latest request or answer.
-        states: its implicit states.
-    """
-
-    __slots__ = ("active_ns", "begun", "current", "ended", "id", "lost", "over", "slot", "states", "waiting")
-
-    def __init__(self, correlation_id: int | str, now_ns: int) -> None:
-        self.id = correlation_id
-        self.slot: Slot | None = None
-        self.waiting: OrderedDict[SequenceRequest, None] = OrderedDict()
-        self.current: SequenceRequest | None = None
-        self.ended = False
-        self.begun = False
-        self.lost: InferenceError | None = None
-        self.over = False
-        self.active_ns = now_ns
-        self.states: StateValues = {}
-
-    @property
-    def is_ready(self) -> bool:
-        """True if its next request may run."""
-        return self.current is None and bool(self.waiting) and self.lost is None
-
-    @property
-    def is_idle(self) -> bool:
-        """True if none of its requests is running or waiting."""
-        return self.current is None and not self.waiting
-
-    @property
-    def front(self) -> SequenceRequest:
-        """The first waiting request."""
-        return next(iter(self.waiting))
-
-    def pop(self) -> SequenceRequest:
-        """Take its next request, which counts as running from now on."""
-        request, _ = self.waiting.popitem(last=False)
-        self.current = request
-        return request
-
-    def put_back(self, request: SequenceRequest) -> None:
-        """Return the running request to the front of the waiting ones."""
-        self.current = None
-        self.waiting[request] = None
-        self.waiting.move_to_end(request, last=False)
-
-
-class SequenceRequest:
-    """A request of a sequence.
-
-    Attributes:
-        pending: the request.
-        sequence: its sequence.
-        input_count: number of the sender's inputs; inputs after them were added by the server.
-        requested: the outputs that its sender requested.
-        sent: True while an instance holds it.
-        deadline_ns: deadline for its sequence to get a slot; 0 for none.
-    """
-
-    __slots__ = ("deadline_ns", "input_count", "pending", "requested", "sent", "sequence")
-
-    def __init__(self, pending: PendingRequest, sequence: LiveSequence) -> None:
-        request = pending.request
-        self.pending = pending
-        self.sequence = sequence
-        self.sent = False
-        self.input_count = len(request.inputs)
-        self.requested = request.requested_outputs
-        self.deadline_ns = request.queued_ns + request.timeout_us * 1000 if request.timeout_us else 0
-
-    def strip(self) -> None:
-        """Remove the inputs that the server added."""
-        inputs = self.pending.request.inputs
-        for tensor in inputs[self.input_count :]:
-            tensor.release()
-        del inputs[self.input_count :]
+from pybackend.scheduler.sequence_strategies import SequenceStrategy
+from pybackend.scheduler.sequences import LiveSequence, Slot
 
 
 class SlotPool:
     """The free slots. Low numbers are used first, so that sequences spread over the instances.
 
-    A slot is created when the previous slot at the same instance is first taken.
-
-    Args:
-        slot_count: slots per instance, at least 1.
+    Each instance has at most ``slot_count``. A slot is created when the previous one at its instance is first taken.
     """
 
     def __init__(self, slot_count: int) -> None:
@@ -167,3 +65,85 @@ class SlotPool:
                 return slot
             self._parked.append(slot)
         return None
+
+
+class SequenceSlots:
+    """The sequences that have slots at instances, and those that wait for one.
+
+    An instance that has left gets no new sequences, and keeps those that it has.
+
+    Attributes:
+        backlog: the sequences without a slot, in order of arrival.
+        strategies: make the batches of each instance's sequences, by the instance's number.
+    """
+
+    def __init__(self, slot_count: int, make_strategy: Callable[[BatchExecutor], SequenceStrategy]) -> None:
+        self.backlog: OrderedDict[LiveSequence, None] = OrderedDict()
+        self.strategies: dict[int, SequenceStrategy] = {}
+        self._make_strategy = make_strategy
+        self._pool = SlotPool(slot_count)
+        self._given_numbers = count()
+        self._numbers: dict[object, int] = {}
+        """The number of each present instance, and of each that left while sequences were at it."""
+        self._served: dict[int, dict[LiveSequence, None]] = {}
+
+    def change_instances(self, instances: Sequence[BatchExecutor]) -> None:
+        """Offer the slots of these instances only."""
+        for instance, number in list(self._numbers.items()):
+            if instance not in instances and self._pool.offers(number):
+                self._pool.remove(number)
+                self._forget_if_unused(number)
+        for instance in instances:
+            if instance not in self._numbers:
+                number = self._numbers[instance] = next(self._given_numbers)
+                self._served[number] = {}
+                self.strategies[number] = self._make_strategy(instance)
+                self._pool.add(number, instance)
+
+    def at(self, instance: object) -> Sequence[LiveSequence]:
+        """The sequences that have slots at an instance."""
+        number = self._numbers.get(instance)  # None for an instance that accepts no requests
+        return () if number is None else list(self._served[number])
+
+    def assign(self) -> None:
+        """Give free slots to waiting sequences."""
+        self._pool.revive()
+        while self.backlog:
+            slot = self._pool.acquire()
+            if slot is None:
+                return
+            sequence, _ = self.backlog.popitem(last=False)
+            sequence.slot = slot
+            self._served[slot.instance][sequence] = None
+            self.strategies[slot.instance].update(sequence)
+
+    def leave(self, sequence: LiveSequence) -> None:
+        """A sequence leaves its slot, or the backlog."""
+        self.backlog.pop(sequence, None)
+        slot = sequence.slot
+        if slot is not None:
+            self.strategies[slot.instance].leave(sequence)
+            del self._served[slot.instance][sequence]
+            self._pool.release(slot)
+            sequence.slot = None
+            self._forget_if_unused(slot.instance)
+
+    def start_over(self, sequences: Sequence[LiveSequence]) -> None:
+        """Let sequences leave their slots, and wait for others before all that are waiting."""
+        for sequence in reversed(sequences):
+            self.leave(sequence)
+            self.backlog[sequence] = None
+            self.backlog.move_to_end(sequence, last=False)
+
+    def _forget_if_unused(self, number: int) -> None:
+        """Forget an instance that has left, once no sequence is at it."""
+        if self._served[number] or self._pool.offers(number):
+            return
+        self.strategies.pop(number).close()
+        del self._served[number]
+        self._numbers = {instance: known for instance, known in self._numbers.items() if known != number}
+
+    def close(self) -> None:
+        """No requests wait any more, and none will come."""
+        for strategy in self.strategies.values():
+            strategy.close()

@@ -240,13 +240,13 @@ def test_memory_is_given_back_to_the_system_after_a_pause(engine_and_run):
     engine, run = engine_and_run
     model = engine.repository.find("other")
     run(answered(engine, "other", np.zeros(3_000_000)))
-    assert model.input_memory_bytes > 12_000_000
+    assert model.arena.total_bytes > 12_000_000
     before = _shared_bytes(model.instances[0].pid)
     assert before > 12_000_000
     now_ns = time.monotonic_ns()
     model.trim(now_ns)
     model.trim(now_ns + 60 * 10**9)
-    assert model.input_memory_bytes == 0
+    assert model.arena.total_bytes == 0
     assert run(answered(engine, "other", [0, 5])).tolist() == [0, 5]  # which the stub reads after it let go
     assert _shared_bytes(model.instances[0].pid) < before - 12_000_000
 

@@ -52,7 +52,8 @@ class WaitGraph:
     def _add(self, calls: Iterable[OpenCall]) -> None:
         """Add the executions of the models that these calls run, the calls those wait for, and so on."""
         models = {part for call in calls if call.admission is not None for part in call.admission.model.runs_in}
-        for execution in [execution for model in models for execution in model.running]:
+        instances = [instance for model in models for instance in model.instances]
+        for execution in [execution for instance in instances for execution in instance.running]:
             if execution in self._calls or execution.caller is None:
                 continue
             waiting = [

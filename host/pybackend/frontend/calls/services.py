@@ -17,8 +17,8 @@ from pybackend.inference.validation import Checked, validate
 from pybackend.instance.services import CallingStub
 from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
+from pybackend.model.host import Absence
 from pybackend.model.model import Model
-from pybackend.model.router import Absence
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.repository.repository import ModelRepository
 

@@ -11,9 +11,7 @@ from math import prod
 import msgspec
 
 from pybackend.errors import ServerError
-from pybackend.inference.request import ParameterValue
-from pybackend.model.cache.entry import CachedOutput, CachedResponse, weight_bytes_of
-from pybackend.model.cache.response_cache import ResponseCache
+from pybackend.model.cache.response_cache import CachedResponse, ResponseCache
 from pybackend.observability.log_lines import one_line
 from pybackend_wire.bytes_tensor import element_problem
 from pybackend_wire.dtypes import ITEMSIZE
@@ -33,31 +31,14 @@ _SILENCE_S = 10
 """Time between two log lines about an unreachable server: every request would log one."""
 
 
-class _Output(msgspec.Struct, array_like=True):
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-class _Entry(msgspec.Struct, array_like=True):
-    outputs: list[_Output]
-    parameters: dict[str, ParameterValue] | None
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Entry).decode
+_decode = msgspec.msgpack.Decoder(CachedResponse).decode
 
 
 class RedisCache(ResponseCache):
     """Responses in Redis. Any failure there counts as a miss, and the log reports it.
 
-    Args:
-        options: host and port; user, password, db; connect_timeout, socket_timeout and wait_timeout in milliseconds;
-            pool_size, the number of connections.
-
-    Raises:
-        ServerError: the client is not installed.
+    The time-outs among the options are in milliseconds; ``pool_size`` is the number of connections.
     """
 
     is_here = False
@@ -89,11 +70,6 @@ class RedisCache(ResponseCache):
         self._silent_until_s = 0.0
 
     async def open(self) -> None:
-        """Check that the Redis server answers.
-
-        Raises:
-            ServerError: it cannot be reached, or refuses access.
-        """
         try:
             await self._redis.ping()
         except self._errors as error:
@@ -101,16 +77,13 @@ class RedisCache(ResponseCache):
             raise ServerError(f"the response cache at {self._place} cannot be used: {error}") from None
 
     async def close(self) -> None:
-        """Wait for pending insertions and disconnect."""
         await asyncio.gather(*self._insertions)
         await self._redis.aclose()
 
     def get(self, key: bytes) -> CachedResponse | None:
-        """None: nothing is stored in this process."""
         return None
 
     async def look_up(self, key: bytes) -> CachedResponse | None:
-        """The response stored under this key by any server."""
         try:
             found = await self._redis.get(_PREFIX + key.hex().encode())
             if not isinstance(found, bytes):
@@ -121,20 +94,16 @@ class RedisCache(ResponseCache):
             return None
 
     def takes(self, nbytes: int) -> bool:
-        """True if Redis accepts values of this size."""
         return nbytes <= _LARGEST_BYTES
 
     def put(self, key: bytes, response: CachedResponse) -> None:
-        """Send a response to Redis, without waiting."""
         task = asyncio.get_running_loop().create_task(self._insert(key, response))
         self._insertions.add(task)
         task.add_done_callback(self._insertions.discard)
 
     async def _insert(self, key: bytes, response: CachedResponse) -> None:
-        outputs = [_Output(each.name, each.datatype, each.shape, each.data) for each in response.outputs]
-        parameters = dict(response.parameters) if response.parameters else None
         try:
-            await self._redis.set(_PREFIX + key.hex().encode(), _encode(_Entry(outputs, parameters)))
+            await self._redis.set(_PREFIX + key.hex().encode(), _encode(response))
         except Exception as error:  # noqa: BLE001  whatever the server there has answered
             self._complain(error)
 
@@ -150,11 +119,7 @@ def _seconds(options: Mapping[str, str], key: str) -> float:
 
 
 def _response(found: bytes) -> CachedResponse:
-    """Decode an entry, and check what encoders rely on: anybody who may write to Redis can have written it.
-
-    Raises:
-        ValueError: it is no entry of a server like this one.
-    """
+    """Decode an entry, and check what encoders rely on: anybody who may write to Redis can have written it."""
     entry = _decode(found)
     if len({each.name for each in entry.outputs}) < len(entry.outputs):
         raise ValueError("an entry has two outputs of one name")
@@ -166,8 +131,7 @@ def _response(found: bytes) -> CachedResponse:
             problem = f"{len(each.data)} bytes for {each.datatype[:10]} {list(each.shape)[:10]}"
         if problem:
             raise ValueError(f"an entry's output '{one_line(each.name[:100])}' has {problem}")
-    outputs = [CachedOutput(each.name, each.datatype, each.shape, each.data) for each in entry.outputs]
-    return CachedResponse(outputs, entry.parameters, weight_bytes_of(len(each.data) for each in outputs))
+    return entry
 
 
 def _elements_problem(data: bytes, count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
@@ -13,9 +13,8 @@ from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.tensor import Lease
-from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.model.cached_answers import version_digest, warn_without_cache
-from pybackend.model.ensemble.parts import EnsembleBinding, EnsembleParts
+from pybackend.model.ensemble.parts import EnsembleBinding, PartError, find_parts
 from pybackend.model.ensemble.run import EnsembleRequests
 from pybackend.model.host import ModelHost
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
@@ -34,34 +33,27 @@ class EnsembleModel(Model):
     """A version of an ensemble.
 
     It has no process. It is READY while its parts are, waits while they are not, and serves again once they are back.
+
+    Attributes:
+        part_names: the names of the models that it consists of.
     """
 
     may_recover = True
 
     def __init__(self, source: ModelSource, host: ModelHost) -> None:
-        super().__init__(source.name, source.version, source.config, source.namespace)
+        super().__init__(source, host.arena_of(source))
         self._configured = source.config
         self._source = source
         self._labels: Labels | None = None
         self._unread = ModelLoadError(f"the labels of ensemble '{source.full_name}' are not read yet")
         self._host = host
         self._steps = steps_of(source.config)
-        self._parts = EnsembleParts(self.full_name, self.namespace, self._steps, host.router)
-        self._requests = EnsembleRequests(
-            self.name, self.version, self.statistics, self.open_requests, source.config, host
-        )
+        self.part_names = frozenset(step.model_name for step in self._steps)
+        self._requests = EnsembleRequests(self, host)
         self._binding: EnsembleBinding | None = None
         self._fault: ModelLoadError | None = None
-        self._arena = TensorArena(host.settings.memory_limit_bytes, source.full_name, host.tensor_budget)
-
-    # Life
 
     async def load(self) -> None:
-        """Check that all steps can run; the model is READY afterwards.
-
-        Raises:
-            ModelLoadError: loading failed; :attr:`reason` shows the reason until the parts allow it to serve.
-        """
         started_ns = time.monotonic_ns()
         for warning in self._configured.warnings:
             log.warning("%s", warning)
@@ -80,8 +72,7 @@ class EnsembleModel(Model):
     def revise(self) -> bool:
         """Bind the versions that run the steps now, after a model was loaded or unloaded; True if anything changed.
 
-        Its cached responses are then no longer used. Requests that have started keep the versions with which they
-        started.
+        Its cached responses are then no longer used. Requests keep the versions with which they started.
         """
         if self.is_unloaded:
             return False
@@ -91,7 +82,7 @@ class EnsembleModel(Model):
         except ModelLoadError as error:
             self._fault = error.with_traceback(None)  # the traceback would keep unloaded models alive
             self.state, self.reason = ModelState.UNAVAILABLE, error.reason()
-            down = self._parts.may_come_back
+            down = isinstance(error, PartError) and error.may_come_back
             self.failure = InferenceError(error.message, ErrorCode.UNAVAILABLE) if down else None
         else:
             self._fault = self.failure = None
@@ -102,9 +93,14 @@ class EnsembleModel(Model):
         """Raises ModelLoadError: a part is unavailable or incompatible."""
         if self._labels is None:
             raise self._unread
-        models = self._parts.find()
+        models = find_parts(self.full_name, self.namespace, self._steps, self._host.router)
         validate_connections(self._configured, [model.config for model in models])
-        self.signature = signature_of(self._configured, self._parts_labels(models) | self._labels)
+        of_parts = {
+            tensor: model.signature.outputs[inner].labels
+            for step, model in zip(self._steps, models, strict=True)
+            for inner, tensor in step.outputs.items()
+        }
+        self.signature = signature_of(self._configured, of_parts | self._labels)
         self._requests.signature = self.signature
         streams = any(model.config.decoupled for model in models)
         self.config = with_decoupled(self._configured) if streams else self._configured
@@ -116,17 +112,8 @@ class EnsembleModel(Model):
             self._requests.answers.renew(self.digest)
         self._binding = EnsembleBinding(self._steps, models, self.signature)
 
-    def _parts_labels(self, models: Sequence[Model]) -> Labels:
-        """The labels of outputs, from the steps that make them."""
-        return {
-            tensor: model.signature.outputs[inner].labels
-            for step, model in zip(self._steps, models, strict=True)
-            for inner, tensor in step.outputs.items()
-        }
-
     @property
     def load_failure(self) -> str:
-        """The error text for a failed load request: the same for all versions."""
         return super().load_failure if self._fault is None else f"{self._fault.message}\n"
 
     @property
@@ -134,43 +121,32 @@ class EnsembleModel(Model):
         """True if it is or is being unloaded: it will not serve again."""
         return self.state is ModelState.UNLOADING or self.reason == UNLOADED
 
-    @property
-    def part_names(self) -> frozenset[str]:
-        """The names of the models that it consists of."""
-        return self._parts.names
-
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
-        """Wait for all accepted requests; True if they were answered in time."""
         self.state = ModelState.UNLOADING
-        drained = await self.open_requests.drained_within(drain_timeout_s, lambda: self._requests.have_run)
+        drained = await self.open_requests.drained_within(drain_timeout_s, lambda: not self._requests.runs)
         await self._requests.end()
-        self._arena.close()
+        self.arena.close()
         self.state, self.reason = ModelState.UNAVAILABLE, UNLOADED
         return drained
 
     def hurry(self) -> None:
-        """Try parts that were given up again soon."""
         for model in () if self._binding is None else self._binding.models:
             model.hurry()
 
     def hold(self) -> Callable[[], None]:
-        """Keep this model and its parts able to answer other models' requests until the returned function is called."""
-        let_go, binding = super().hold(), self._binding
+        release, binding = super().hold(), self._binding
         if binding is None:
-            return let_go
+            return release
         binding.enter()
 
-        def let_all_go() -> None:
+        def release_all() -> None:
             binding.leave()
-            let_go()
+            release()
 
-        return let_all_go
-
-    # Health and figures
+        return release_all
 
     @property
     def is_ready(self) -> bool:
-        """True if every step can run now."""
         return (
             self.state is ModelState.READY
             and self._binding is not None
@@ -179,16 +155,13 @@ class EnsembleModel(Model):
 
     @property
     def is_off(self) -> bool:
-        """True if it, or one of its parts, was unloaded."""
-        return super().is_off or self._parts.lack_unloaded
+        return super().is_off or (isinstance(self._fault, PartError) and self._fault.of_unloaded)
 
     @property
     def has_is_ready(self) -> bool:
-        """True if a part has its own readiness check."""
         return self._binding is not None and any(model.has_is_ready for model in self._binding.models)
 
     async def not_ready_reason(self) -> str:
-        """The reason why the model is not ready, including its parts' own checks; empty if it is ready."""
         binding = self._binding
         if self.state is not ModelState.READY or binding is None:
             return await super().not_ready_reason()
@@ -202,42 +175,20 @@ class EnsembleModel(Model):
         models = () if self._binding is None else self._binding.models
         return frozenset(each for model in models for each in model.runs_in)
 
-    @property
-    def input_memory_bytes(self) -> int:
-        """Shared memory of inputs that several steps use."""
-        return self._arena.total_bytes
-
-    @property
-    def copied_bytes(self) -> int:
-        """Sum of all tensors that were copied into that memory so far."""
-        return self._arena.leased_bytes
-
-    # Requests
-
-    def lease(self, nbytes: int, name: str, *, arriving: bool = False) -> Lease:
-        """Allocate memory for an input: from the only step that uses it, which saves a copy, or from the ensemble.
-
-        Raises:
-            InferenceError: UNAVAILABLE when a limit is reached.
-        """
-        taker = None if self._binding is None else self._binding.only_taker(name)
-        if taker is None:
-            return self._arena.lease(nbytes, arriving=arriving)
-        model, inner_name = taker
+    def lease(self, nbytes: int, name: str = "", *, arriving: bool = False) -> Lease:
+        """Allocate memory from the only step that uses the input, which saves a copy, or from the ensemble."""
+        consumer = None if self._binding is None else self._binding.only_consumer(name)
+        if consumer is None:
+            return self.arena.lease(nbytes, arriving=arriving)
+        model, inner_name = consumer
         return model.lease(nbytes, inner_name, arriving=arriving)
 
     def owns(self, lease: Lease) -> bool:
-        """True if this block is from :meth:`lease`."""
-        if isinstance(lease, ArenaLease) and self._arena.owns(lease):
+        if super().owns(lease):
             return True
         return self._binding is not None and any(model.owns(lease) for model in self._binding.models)
 
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
-        """Run a validated request through the steps; the answer goes to ``on_response``, never before this returns.
-
-        Raises:
-            InferenceError: the request is refused; the caller must release its memory.
-        """
         if self.state is ModelState.READY and self._binding is not None and not self._binding.is_current:
             self.revise()  # a part has failed permanently; another version may exist
         binding = self._binding
@@ -254,5 +205,4 @@ class EnsembleModel(Model):
         return pending
 
     def trim(self, now_ns: int) -> None:
-        """Release unused memory."""
-        self._arena.trim(now_ns, lambda _segment: None)
+        self.arena.trim(now_ns, lambda _segment: None)

@@ -2,87 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError
 from pybackend.model.ensemble.plan import ONCE, EnsemblePlan
+from pybackend.model.host import Absence, ModelRouter
 from pybackend.model.model import Model, ModelState
-from pybackend.model.router import ModelRouter
 from pybackend.modelconfig.ensemble import EnsembleStep
 from pybackend.modelconfig.signature import ModelSignature
 
 
-class EnsembleParts:
-    """Finds the versions that run the steps.
-
-    Args:
-        namespace: the ensemble's; its models come before those of others.
+class PartError(ModelLoadError):
+    """A step of an ensemble cannot run.
 
     Attributes:
-        lack_unloaded: True if the last search failed because a model was deliberately unloaded.
-        may_come_back: True if it failed because of a model that may serve again without being loaded.
+        of_unloaded: its model was deliberately unloaded.
+        may_come_back: its model may serve again without being loaded.
     """
 
-    def __init__(self, name: str, namespace: str, steps: Sequence[EnsembleStep], router: ModelRouter) -> None:
-        self.lack_unloaded = False
-        self.may_come_back = False
-        self._name = name
-        self._namespace = namespace
-        self._steps = steps
-        self._router = router
+    of_unloaded = False
+    may_come_back = False
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of the models."""
-        return frozenset(step.model_name for step in self._steps)
 
-    def find(self) -> list[Model]:
-        """The version that runs each step.
+def find_parts(name: str, namespace: str, steps: Sequence[EnsembleStep], router: ModelRouter) -> list[Model]:
+    """The version that runs each step; models of the ensemble's namespace come before those of others.
 
-        Raises:
-            ModelLoadError: INVALID_ARG, a step cannot run; the text names the missing model and the reason.
-        """
-        self.lack_unloaded = self.may_come_back = False
-        models: list[Model] = []
-        for step in self._steps:
-            try:
-                models.append(self._router.find(step.model_name, step.model_version, self._namespace))
-            except InferenceError as error:
-                self.may_come_back = isinstance(error, NotServingError) and error.code is ErrorCode.UNAVAILABLE
-                raise self._absence(step) from None
-        return models
-
-    def _absence(self, step: EnsembleStep) -> ModelLoadError:
-        """The reason why a step cannot run; if several models are unknown, it names all of them."""
-        part = step.model_name
-        absences = {name: self._router.absence(name, self._namespace) for name in self.names}
-        unknown = sorted(name for name, absence in absences.items() if not absence.known)
-        if unknown:
-            text = f"ensemble {self._name} contains models that are not available or ambiguous: {', '.join(unknown)}"
-            reasons = "; ".join(absences[name].reason for name in unknown if absences[name].reason)
-            advice = f" ({reasons})" if reasons else ". Load a model of that name, or correct model_name in the step"
-            return ModelLoadError(text + advice, ErrorCode.INVALID_ARG)
-        if step.model_version and self._serves_some_version(part):
-            text = f"ensemble '{self._name}' depends on '{part}' whose required version {step.model_version} is not loaded."
-            advice = (
-                " A step without model_version means version 0; -1 is the newest." if step.model_version == "0" else ""
-            )
-            return ModelLoadError(text + advice, ErrorCode.INVALID_ARG)
-        text = f"ensemble '{self._name}' depends on '{part}' which has no loaded version."
-        absence = absences[part]
-        self.lack_unloaded = absence.on_purpose
-        if absence.on_purpose:
-            text += f" '{part}' was unloaded: load it again, or load '{self._name}', which loads its parts"
-        else:
-            text += f" Model '{part}' loading failed with error: {absence.reason}"
-        return ModelLoadError(text, ErrorCode.INVALID_ARG)
-
-    def _serves_some_version(self, name: str) -> bool:
+    Raises:
+        PartError: INVALID_ARG, a step cannot run; the text names the missing model and the reason.
+    """
+    models: list[Model] = []
+    for step in steps:
         try:
-            self._router.find(name, home=self._namespace)
-        except InferenceError:
-            return False
-        return True
+            models.append(router.find(step.model_name, step.model_version, namespace))
+        except InferenceError as error:
+            absences = {each.model_name: router.absence(each.model_name, namespace) for each in steps}
+            fault = _fault(name, namespace, step, absences, router)
+            fault.may_come_back = isinstance(error, NotServingError) and error.code is ErrorCode.UNAVAILABLE
+            raise fault from None
+    return models
+
+
+def _fault(
+    name: str, namespace: str, step: EnsembleStep, absences: Mapping[str, Absence], router: ModelRouter
+) -> PartError:
+    """The reason why a step cannot run; if several models are unknown, it names all of them."""
+    part = step.model_name
+    unknown = sorted(each for each, absence in absences.items() if not absence.known)
+    if unknown:
+        text = f"ensemble {name} contains models that are not available or ambiguous: {', '.join(unknown)}"
+        reasons = "; ".join(absences[each].reason for each in unknown if absences[each].reason)
+        advice = f" ({reasons})" if reasons else ". Load a model of that name, or correct model_name in the step"
+        return PartError(text + advice, ErrorCode.INVALID_ARG)
+    if step.model_version and _serves_some_version(part, namespace, router):
+        text = f"ensemble '{name}' depends on '{part}' whose required version {step.model_version} is not loaded."
+        advice = " A step without model_version means version 0; -1 is the newest." * (step.model_version == "0")
+        return PartError(text + advice, ErrorCode.INVALID_ARG)
+    text = f"ensemble '{name}' depends on '{part}' which has no loaded version."
+    if absences[part].on_purpose:
+        text += f" '{part}' was unloaded: load it again, or load '{name}', which loads its parts"
+    else:
+        text += f" Model '{part}' loading failed with error: {absences[part].reason}"
+    fault = PartError(text, ErrorCode.INVALID_ARG)
+    fault.of_unloaded = absences[part].on_purpose
+    return fault
+
+
+def _serves_some_version(name: str, namespace: str, router: ModelRouter) -> bool:
+    try:
+        router.find(name, home=namespace)
+    except InferenceError:
+        return False
+    return True
 
 
 _MOST_PLANS = 64
@@ -90,26 +80,18 @@ _MOST_PLANS = 64
 
 
 class EnsembleBinding:
-    """The bound versions, and the plans made for them.
+    """The versions that run each step, and the plans made for them.
 
     Requests that use a binding are answered by its versions to their end, even if these are unloaded meanwhile.
-
-    Args:
-        models: the version that runs each step.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[EnsembleStep],
-        models: Sequence[Model],
-        signature: ModelSignature,
-    ) -> None:
+    def __init__(self, steps: Sequence[EnsembleStep], models: Sequence[Model], signature: ModelSignature) -> None:
         self._steps = steps
         self._models = models
         self._outputs = tuple(signature.outputs)
         self._plans: dict[tuple[str, ...], EnsemblePlan] = {}
         self._users = 0
-        self._let_go: list[Callable[[], None]] = []
+        self._releases: list[Callable[[], None]] = []
         self.models: Sequence[Model] = tuple(dict.fromkeys(models))
 
     @property
@@ -130,31 +112,27 @@ class EnsembleBinding:
             plan = self._plans[requested_outputs] = EnsemblePlan(self._steps, self._models, wanted)
         return plan
 
-    def only_taker(self, name: str) -> tuple[Model, str] | None:
+    def only_consumer(self, name: str) -> tuple[Model, str] | None:
         """The version and its input that alone use an ensemble's input; None if none, or several, use it."""
         plan = self.plan(())
         if plan.uses(name) != 1:
             return None
-        return next(
-            (
-                (step.model, inner)
-                for step in plan.takers(name)
-                for inner, tensor in step.inputs
-                if tensor == name and step.chain == ONCE
-            ),
-            None,
-        )
+        for step in plan.consumers(name):
+            for inner, tensor in step.inputs:
+                if tensor == name and step.chain == ONCE:
+                    return step.model, inner
+        return None
 
     def enter(self) -> None:
         """A request starts."""
         self._users += 1
         if self._users == 1:
-            self._let_go = [model.hold() for model in self.models]
+            self._releases = [model.hold() for model in self.models]
 
     def leave(self) -> None:
         """A request has ended."""
         self._users -= 1
         if not self._users:
-            let_go, self._let_go = self._let_go, []
-            for each in let_go:
-                each()
+            releases, self._releases = self._releases, []
+            for release in releases:
+                release()

@@ -27,7 +27,6 @@ class PlannedStep:
 
     Attributes:
         number: position in the configuration.
-        model: the version.
         inputs: the model's input name and the ensemble's tensor name, one pair for each input.
         optional: the inputs that a request to the model may leave out, by the model's names.
         outputs: ensemble tensor by model output; only needed outputs.
@@ -42,23 +41,6 @@ class PlannedStep:
         batch_sizes: the batch size of requests that have all inputs, by their layout. One such request was validated, and
             nothing in the next but the bytes of numbers can differ.
     """
-
-    __slots__ = (
-        "any_version",
-        "batch_sizes",
-        "batched",
-        "chain",
-        "followers",
-        "inputs",
-        "model",
-        "needs",
-        "number",
-        "optional",
-        "outputs",
-        "requested",
-        "signature",
-        "streams",
-    )
 
     def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:
         self.number = number
@@ -100,7 +82,7 @@ class EnsemblePlan:
         self._chains = stream_chains(steps, [model.config.decoupled for model in models])
         needed = needed_tensors(steps, wanted)
         self._steps: dict[Chain, list[PlannedStep]] = defaultdict(list)
-        self._takers: dict[str, list[PlannedStep]] = defaultdict(list)
+        self._consumers: dict[str, list[PlannedStep]] = defaultdict(list)
         for number, (step, model) in enumerate(zip(steps, models, strict=True)):
             outputs = {name: tensor for name, tensor in step.outputs.items() if tensor in needed}
             if outputs:
@@ -108,12 +90,12 @@ class EnsemblePlan:
                 planned = PlannedStep(number, step, model, in_chain, outputs)
                 self._steps[in_chain].append(planned)
                 for tensor in dict.fromkeys(step.inputs.values()):
-                    self._takers[tensor].append(planned)
+                    self._consumers[tensor].append(planned)
         made = {tensor for planned in self._all_steps() for tensor in planned.outputs.values()}
         self.first = [planned for planned in self.steps(ONCE) if made.isdisjoint(planned.needs)]
         for planned in self._all_steps():
-            takers = (taker for tensor in planned.outputs.values() for taker in self.takers(tensor))
-            planned.followers = tuple(dict.fromkeys(takers))
+            consumers = (consumer for tensor in planned.outputs.values() for consumer in self.consumers(tensor))
+            planned.followers = tuple(dict.fromkeys(consumers))
         ends = {self.chain(tensor) for tensor in wanted}
         self.leaves = {end for end in ends if not any(end != other and other[: len(end)] == end for other in ends)}
         self._uses = self._count_uses()
@@ -140,9 +122,9 @@ class EnsemblePlan:
         """The steps that run once per response of these streams, in configured order."""
         return self._steps.get(chain, ())
 
-    def takers(self, tensor: str) -> Sequence[PlannedStep]:
+    def consumers(self, tensor: str) -> Sequence[PlannedStep]:
         """The steps that use a tensor."""
-        return self._takers.get(tensor, ())
+        return self._consumers.get(tensor, ())
 
     def uses(self, tensor: str) -> int:
         """The number of reads of a tensor; a step within a later stream counts once, however often it runs."""

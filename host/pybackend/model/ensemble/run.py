@@ -19,26 +19,23 @@ from pybackend.inference.region import RegionOutput, RegionOutputs
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import Checked
-from pybackend.model.cached_answers import cached_answers
+from pybackend.model.cached_answers import response_path
 from pybackend.model.ensemble.parts import EnsembleBinding
 from pybackend.model.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
 from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Memory, Scope
 from pybackend.model.ensemble.step_io import StepInputs, add_outputs, take_outputs
-from pybackend.model.host import ModelHost
-from pybackend.model.latencies import FirstResponses, LatencySummaries, first_response_bounds_ms
-from pybackend.model.open_requests import OpenRequests, RequestOutcomes
-from pybackend.model.router import ModelRouter
-from pybackend.model.statistics import FailureReason, ModelStatistics
+from pybackend.model.host import ModelHost, ModelRouter
+from pybackend.model.model import Model
+from pybackend.model.outcomes import RequestOutcomes
+from pybackend.model.statistics import FailureReason
 from pybackend.modelconfig.ensemble import most_inflight
-from pybackend.modelconfig.schema import ModelConfig
-from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.dtypes import ITEMSIZE
 
 log = logging.getLogger(__name__)
 
 
 MOST_INFLIGHT = 256
-"""Default limit on the requests that one ensemble request has open with each step.
+"""Limit on the requests that one ensemble request has open with each step, unless it is configured.
 
 Beyond it, streams are paused; otherwise the responses of a fast stream would pile up before a slow step."""
 
@@ -46,7 +43,7 @@ MOST_OPEN = 1024
 """Limit on one stream's responses that have not yet led to an ensemble response, e.g. because the first is slow."""
 
 
-class _StepRun(Struct, eq=False):
+class _StepRequest(Struct, eq=False):
     """A request to a step, until its final response."""
 
     scope: Scope
@@ -54,125 +51,62 @@ class _StepRun(Struct, eq=False):
     correlation: Correlation | None
 
 
-class EnsembleRun:
-    """Runs each step as soon as its inputs are available.
+class StepRequests:
+    """The requests to steps that one request to an ensemble has open; for its sender, it holds the request.
 
-    Each response of a streaming step opens a new scope, in which the following steps run again.
-
-    Args:
-        most_inflight: limit on open requests per step; 0 for :data:`MOST_INFLIGHT`.
-        pending: the request; this object takes over its inputs' memory.
+    Attributes:
+        open: the requests that their models have accepted.
+        copying: number of requests whose tensors are being copied.
     """
 
-    _absent: AbstractSet[str] = frozenset()
-    _copying = 0
-    _paused = _ended = _closed = False
+    copying = 0
+    _paused = False
 
-    def __init__(
-        self,
-        owner: EnsembleRequests,
-        router: ModelRouter,
-        plan: EnsemblePlan,
-        most_inflight: int,
-        pending: PendingRequest,
-    ) -> None:
-        self.pending = pending
-        self._owner = owner
+    def __init__(self, run: EnsembleRun, plan: EnsemblePlan, router: ModelRouter, most_inflight: int) -> None:
+        self.open: dict[_StepRequest, PendingRequest] = {}
+        self._run = run
         self._router = router
         self._plan = plan
-        self._most_inflight = most_inflight or MOST_INFLIGHT
-        self._root = Scope(ONCE, None, plan.steps(ONCE))
-        self._running: dict[_StepRun, PendingRequest] = {}
+        self._most_inflight = most_inflight
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy: dict[int, int] = {}
         self._queued: dict[int, deque[tuple[Scope, PlannedStep]]] = {}
 
-    def start(self) -> None:
-        """Start the steps that need only the request's own inputs."""
-        root, signature, given = self._root, self._owner.signature, self.pending.request.inputs
-        batched, tensors = signature.max_batch_size > 0, root.tensors
-        self.pending.holder = self
-        for each in given:
-            memory = None
-            if each.lease is not None:
-                memory = Memory(each, self._plan.uses(each.name))
-                root.keep(memory)
-            shape = each.shape
-            if signature.has_reshape:
-                shape = signature.shape_for_model(signature.inputs[each.name], shape)
-            data: Any = each.data  # the bytes have arrived
-            tensors[each.name] = EnsembleTensor(each.datatype, shape, data, memory, batched, ONCE, each)
-        if len(given) < len(signature.inputs):
-            self._absent = signature.inputs.keys() - tensors.keys()
-        root.running += 1
-        for step in self._plan.first:
-            self._begin_if_able(root, step)
-        if self._running or self._copying:
-            self._leave(root)
-        else:  # no steps: the response must not be sent in the loop turn in which the request was submitted
-            asyncio.get_running_loop().call_soon(self._leave, root)
+    # Interface for the sender
 
-    # Interface for the request
-
-    def cancel(self, _pending: PendingRequest) -> None:
+    def cancel(self, _pending: PendingRequest | None = None) -> None:
         """The sender has left: cancel the steps."""
-        for step in list(self._running.values()):
-            step.cancel()
+        for pending in list(self.open.values()):
+            pending.cancel()
 
     def flow(self, _pending: PendingRequest, *, paused: bool) -> None:
         """Stop the steps from sending more responses, or let them continue."""
-        if not self._ended:
+        if not self._run.ended:
             self._paused = paused
-            self._regulate()
+            self.regulate()
 
     def is_running(self, _pending: PendingRequest) -> bool:
-        """True if every open step request has started, or tensors are being copied."""
-        return bool(self._copying) or all(step.holder.is_running(step) for step in self._running.values())
+        """True if every open request has started, or tensors are being copied."""
+        return bool(self.copying) or all(pending.holder.is_running(pending) for pending in self.open.values())
 
     def blockers(self, _pending: PendingRequest) -> Sequence[RunningExecution]:
-        """The blockers of all open step requests; empty if one of them can continue."""
-        if self._copying:
+        """The blockers of all open requests; empty if one of them can continue."""
+        if self.copying:
             return ()
-        of_steps = [step.holder.blockers(step) for step in self._running.values()]
+        of_steps = [pending.holder.blockers(pending) for pending in self.open.values()]
         return [execution for blockers in of_steps for execution in blockers] if all(of_steps) else ()
 
-    def abort(self, error: InferenceError) -> None:
-        """Answer the request with an error immediately."""
-        self._fail(error)
+    # Requests
 
-    # Starting steps
-
-    def _begin_if_able(self, scope: Scope, step: PlannedStep) -> None:
-        if self._ended or step not in scope.waiting:
-            return
-        if not (step.needs <= scope.tensors.keys() or self._is_able(scope, step)):
-            return
-        scope.waiting.remove(step)
-        scope.running += 1
-        if not step.streams:
-            scope.unsettled += 1
-        if step.chain and self._busy.get(step.number, 0) >= self._most_inflight:
-            self._queued.setdefault(step.number, deque()).append((scope, step))
-            self._regulate()
-        else:
-            self._begin(scope, step)
-
-    def _is_able(self, scope: Scope, step: PlannedStep) -> bool:
-        """True if all inputs are there or need not be."""
-        return all(
-            scope.find(tensor) is not None or tensor in self._absent or self._may_lack(scope, step, name, tensor)
-            for name, tensor in step.inputs
-        )
-
-    @staticmethod
-    def _may_lack(scope: Scope, step: PlannedStep, name: str, tensor: str) -> bool:
-        """True if a step can run without this input, whose tensor an earlier step has left out."""
-        return name in step.optional and scope.lacks(tensor)
-
-    def _begin(self, scope: Scope, step: PlannedStep) -> None:
-        """Move the tensors to the step's model, then submit the request."""
+    def begin(self, scope: Scope, step: PlannedStep) -> None:
+        """Move the tensors to the step's model and submit the request, as soon as the step has not too many."""
         if step.chain:  # all others run once
-            self._busy[step.number] = self._busy.get(step.number, 0) + 1
+            busy = self._busy.get(step.number, 0)
+            if busy >= self._most_inflight:
+                self._queued.setdefault(step.number, deque()).append((scope, step))
+                self.regulate()
+                return
+            self._busy[step.number] = busy + 1
         inputs = StepInputs()
         try:
             inputs.take(scope, step, self._plan)
@@ -181,7 +115,7 @@ class EnsembleRun:
             return
         if inputs.copies:
             if inputs.take_long:
-                self._copying += 1
+                self.copying += 1
                 task = asyncio.get_running_loop().create_task(self._copy_and_submit(scope, step, inputs))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -190,15 +124,15 @@ class EnsembleRun:
         self._submit(scope, step, inputs)
 
     async def _copy_and_submit(self, scope: Scope, step: PlannedStep, inputs: StepInputs) -> None:
+        run = self._run
         try:
             await inputs.copy_slowly()
-        except Exception:  # e.g. no thread is available; the sender waits for an answer
-            log.exception("a request to ensemble '%s' failed", self._owner.name)
-            self._fail(InferenceError("internal error: see the server's log"))
-        self._copying -= 1
-        if self._ended:
+        except Exception as error:  # noqa: BLE001  e.g. no thread is available; the sender waits for an answer
+            run.on_fault(error)
+        self.copying -= 1
+        if run.ended:
             inputs.release()
-            self._close_if_idle()
+            run.close_if_idle()
         else:
             self._submit(scope, step, inputs)
 
@@ -206,10 +140,11 @@ class EnsembleRun:
         """Submit a step to its model as an ordinary request."""
         if inputs.read:
             inputs.used()
-        if self.pending.cancelled:
+        run = self._run
+        if run.pending.cancelled:
             self._refuse(inputs, CANCELLED)
             return
-        whole, model, layout = self.pending.request, step.model, inputs.layout
+        whole, model, layout = run.pending.request, step.model, inputs.layout
         batch_size = step.batch_sizes.get(layout) if step.signature is model.signature else None
         correlation_id, flags = inputs.correlation or (whole.correlation_id, whole.flags)
         request = InferenceRequest(
@@ -230,12 +165,12 @@ class EnsembleRun:
             request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
         if whole.trace is not None:
             request.trace = whole.trace.child(of_execution=False)
-        step_run = _StepRun(scope, step, inputs.correlation)
+        step_request = _StepRequest(scope, step, inputs.correlation)
         try:
-            self._running[step_run] = self._router.submit(
+            self.open[step_request] = self._router.submit(
                 model,
                 request,
-                partial(self.on_response, step_run),
+                partial(run.on_step_response, step_request),
                 step.any_version,
                 Checked.NOTHING if batch_size is None else Checked.ALL,
             )
@@ -245,7 +180,7 @@ class EnsembleRun:
         if batch_size is None and layout and all(ITEMSIZE[tensor.datatype] for tensor in inputs.tensors):
             step.remember(layout, request.batch_size)
         if step.streams:
-            self._regulate()
+            self.regulate()
         if whole.is_inner:
             self._router.on_queued()
 
@@ -254,59 +189,152 @@ class EnsembleRun:
         parts = {
             name: RegionOutput.of(wanted[tensor])
             for name, tensor in step.outputs.items()
-            if tensor in wanted and not self._plan.takers(tensor)
+            if tensor in wanted and not self._plan.consumers(tensor)
         }
         return parts if parts or has_inputs else None
 
     def _refuse(self, inputs: StepInputs, error: InferenceError) -> None:
         inputs.release()
-        self._fail(error)
+        self._run.fail(error)
+
+    def on_end(self, step: PlannedStep) -> None:
+        """One of a step's requests within a stream is over: another one may begin."""
+        self._busy[step.number] -= 1
+        queued = self._queued.get(step.number)
+        if queued:
+            self.begin(*queued.popleft())
+            self.regulate()
+
+    def regulate(self) -> None:
+        """Pause streams while the sender is paused, or while following steps have reached their limit."""
+        full = {number for queue in self._queued.values() if queue for number in queue[0][1].chain}
+        for step_request, pending in list(self.open.items()):
+            step = step_request.step
+            if step.streams:
+                is_full = step.number in full or len(step_request.scope.streams.get(step.number, ())) >= MOST_OPEN
+                if self._paused or (is_full and step.number in self._plan.may_wait):
+                    pending.pause()
+                else:
+                    pending.resume()
+
+    def give_up(self) -> None:
+        """Cancel all requests, and begin no other ones."""
+        self._queued.clear()
+        self._paused = False
+        self.regulate()  # paused streams would otherwise never continue
+        self.cancel()
+
+
+class EnsembleRun:
+    """Runs each step as soon as its inputs are available.
+
+    Each response of a streaming step opens a new scope, in which the following steps run again.
+
+    Attributes:
+        pending: the request; this object takes over its inputs' memory.
+        ended: True once the final response has been sent.
+    """
+
+    ended = False
+    _absent: AbstractSet[str] = frozenset()
+    _closed = False
+
+    def __init__(self, requests: EnsembleRequests, plan: EnsemblePlan, pending: PendingRequest) -> None:
+        self.pending = pending
+        self._requests = requests
+        self._plan = plan
+        self._steps = StepRequests(self, plan, requests.router, requests.most_inflight)
+        self._root = Scope(ONCE, None, plan.steps(ONCE))
+
+    def start(self) -> None:
+        """Start the steps that need only the request's own inputs."""
+        root, signature, given = self._root, self._requests.signature, self.pending.request.inputs
+        batched, tensors = signature.max_batch_size > 0, root.tensors
+        steps = self.pending.holder = self._steps
+        for each in given:
+            memory = None
+            if each.lease is not None:
+                memory = Memory(each, self._plan.uses(each.name))
+                root.keep(memory)
+            shape = each.shape
+            if signature.has_reshape:
+                shape = signature.shape_for_model(signature.inputs[each.name], shape)
+            data: Any = each.data  # the bytes have arrived
+            tensors[each.name] = EnsembleTensor(each.datatype, shape, data, memory, batched, ONCE, each)
+        if len(given) < len(signature.inputs):
+            self._absent = signature.inputs.keys() - tensors.keys()
+        root.running += 1
+        for step in self._plan.first:
+            self._begin_if_able(root, step)
+        if steps.open or steps.copying:
+            self._leave(root)
+        else:  # no steps: the response must not be sent in the loop turn in which the request was submitted
+            asyncio.get_running_loop().call_soon(self._leave, root)
+
+    # Starting steps
+
+    def _begin_if_able(self, scope: Scope, step: PlannedStep) -> None:
+        if self.ended or step not in scope.waiting:
+            return
+        if not (step.needs <= scope.tensors.keys() or self._is_able(scope, step)):
+            return
+        scope.waiting.remove(step)
+        scope.running += 1
+        if not step.streams:
+            scope.unsettled += 1
+        self._steps.begin(scope, step)
+
+    def _is_able(self, scope: Scope, step: PlannedStep) -> bool:
+        """True if all inputs are there or need not be, e.g. because an earlier step has left out an optional one."""
+        return all(
+            scope.find(tensor) is not None or tensor in self._absent or (name in step.optional and scope.lacks(tensor))
+            for name, tensor in step.inputs
+        )
 
     # Responses of steps
 
-    def on_response(self, step_run: _StepRun, response: InferenceResponse) -> None:
+    def on_step_response(self, step_request: _StepRequest, response: InferenceResponse) -> None:
         """A step has sent a response."""
         if response.final:
-            del self._running[step_run]  # breaks a reference cycle, which would stay until garbage collection
-        scope, step = step_run.scope, step_run.step
+            del self._steps.open[step_request]  # breaks a reference cycle, which would stay until garbage collection
+        scope, step = step_request.scope, step_request.step
         try:
-            if self._ended or response.empty:
+            if self.ended or response.empty:
                 response.release()
             elif response.error is not None:
-                self._fail(response.error)
+                self.fail(response.error)
             elif step.streams:
-                self._branch(step_run, response)
+                self._branch(step_request, response)
             else:
-                take_outputs(response, step, step_run.correlation, scope, self._plan, self.pending.request)
+                take_outputs(response, step, step_request.correlation, scope, self._plan, self.pending.request)
                 for follower in step.followers:
                     if follower.chain == scope.chain:
                         self._begin_if_able(scope, follower)
                     else:
                         self._offer(scope, follower)
-            if self._ended:
-                self._close_if_idle()
+            if self.ended:
+                self.close_if_idle()
             elif response.final:
                 if step.chain:
-                    self._begin_queued(step)
+                    self._steps.on_end(step)
                 if not step.streams:
                     scope.unsettled -= 1
                 self._leave(scope)
-        except Exception:  # the sender waits for an answer in any case
-            log.exception("a request to ensemble '%s' failed", self._owner.name)
-            self._fail(InferenceError("internal error: see the server's log"))
+        except Exception as error:  # noqa: BLE001  the sender waits for an answer in any case
+            self.on_fault(error)
 
-    def _branch(self, step_run: _StepRun, response: InferenceResponse) -> None:
+    def _branch(self, step_request: _StepRequest, response: InferenceResponse) -> None:
         """Open a scope for one response of a stream, because the following steps have separate tensors."""
-        scope, step = step_run.scope, step_run.step
+        scope, step = step_request.scope, step_request.step
         chain = (*scope.chain, step.number)
         child = Scope(chain, scope, self._plan.steps(chain))
         children = scope.streams.setdefault(step.number, deque())
         children.append(child)
         if len(children) == MOST_OPEN:
-            self._regulate()
+            self._steps.regulate()
         scope.running += 1
         child.running += 1
-        take_outputs(response, step, step_run.correlation, child, self._plan, self.pending.request)
+        take_outputs(response, step, step_request.correlation, child, self._plan, self.pending.request)
         for following in list(child.waiting):
             self._begin_if_able(child, following)
         self._leave(child)
@@ -319,40 +347,18 @@ class EnsembleRun:
         for child in tuple(scope.streams.get(step.chain[len(scope.chain)], ())):
             self._offer(child, step)
 
-    def _begin_queued(self, step: PlannedStep) -> None:
-        """One of a step's requests within a stream is over."""
-        self._busy[step.number] -= 1
-        queued = self._queued.get(step.number)
-        if queued:
-            self._begin(*queued.popleft())
-            self._regulate()
-
-    # Flow control of streams
-
-    def _regulate(self) -> None:
-        """Pause streams while the sender is paused, or while following steps have reached their limit."""
-        full = {number for queue in self._queued.values() if queue for number in queue[0][1].chain}
-        for step_run, pending in list(self._running.items()):
-            step = step_run.step
-            if step.streams:
-                is_full = step.number in full or len(step_run.scope.streams.get(step.number, ())) >= MOST_OPEN
-                if self._paused or (is_full and step.number in self._plan.may_wait):
-                    pending.pause()
-                else:
-                    pending.resume()
-
     # Ends of scopes
 
     def _leave(self, scope: Scope) -> None:
         """Something that ran in a scope has ended."""
         scope.running -= 1
         root = self._root
-        if self._ended:
+        if self.ended:
             return
         if not root.streams:
             if not root.running:
                 self._finish()
-        elif self._is_over(root) and not self._ended:
+        elif self._is_over(root) and not self.ended:
             self._finish()
 
     def _is_over(self, scope: Scope) -> bool:
@@ -361,28 +367,29 @@ class EnsembleRun:
         As a side effect, sends the responses of streams whose turn has come, in each stream's order.
         """
         for children in scope.streams.values():
-            while children and self._is_over(children[0]) and not self._ended:
+            while children and self._is_over(children[0]) and not self.ended:
                 child = children.popleft()
                 if child.chain in self._plan.leaves:
                     self._send(child)
                 child.abandon()
                 scope.running -= 1
                 if len(children) == MOST_OPEN - 1:
-                    self._regulate()
+                    self._steps.regulate()
         return not scope.running and scope.is_settled
 
     def _send(self, scope: Scope) -> None:
         """Send the available outputs, if any of them depends on the stream's response."""
         found = [(name, tensor) for name in self._plan.wanted if (tensor := scope.find(name)) is not None]
         if any(tensor.chain == scope.chain for _, tensor in found):
-            response = self._response(final=False)
-            add_outputs(response, found, scope.chain, self._owner.signature)
-            self._owner.on_response(self, response)
+            requests = self._requests
+            response = InferenceResponse(requests.name, requests.version, self.pending.request.id, final=False)
+            add_outputs(response, found, scope.chain, requests.signature)
+            requests.answer(self, response)
 
     def _finish(self) -> None:
         """All steps have ended: send the last response."""
-        plan, tensors, owner = self._plan, self._root.tensors, self._owner
-        response = InferenceResponse(owner.name, owner.version, self.pending.request.id)
+        plan, tensors, requests = self._plan, self._root.tensors, self._requests
+        response = InferenceResponse(requests.name, requests.version, self.pending.request.id)
         if ONCE in plan.leaves:
             found = []
             for name in plan.wanted:
@@ -390,96 +397,80 @@ class EnsembleRun:
                 if tensor is not None:
                     found.append((name, tensor))
                 elif self._root.lacks(name):
-                    log.debug("Composing models did not output tensor %s of ensemble '%s'", name, owner.name)
+                    log.debug("Composing models did not output tensor %s of ensemble '%s'", name, requests.name)
                 else:
-                    self._fail(self._unset(name))
+                    text = (
+                        "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+                    )
+                    text = f"{self.pending.request.prefix}{text}: no step has set '{name}'"
+                    self.fail(InferenceError(text, ErrorCode.INVALID_ARG))
                     return
-            add_outputs(response, found, ONCE, owner.signature)
+            add_outputs(response, found, ONCE, requests.signature)
         else:
             response.empty = True
-        self._ended = True
-        owner.on_response(self, response)
-        self._close_if_idle()
+        self.ended = True
+        requests.answer(self, response)
+        self.close_if_idle()
 
-    def _unset(self, name: str) -> InferenceError:
-        what = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
-        return InferenceError(f"{self.pending.request.prefix}{what}: no step has set '{name}'", ErrorCode.INVALID_ARG)
-
-    def _response(self, *, final: bool = True, error: InferenceError | None = None) -> InferenceResponse:
-        owner = self._owner
-        return InferenceResponse(owner.name, owner.version, self.pending.request.id, error=error, final=final)
-
-    def _fail(self, error: InferenceError) -> None:
+    def fail(self, error: InferenceError) -> None:
         """The first error ends the request; running steps are cancelled, and their responses dropped."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         if error is not CANCELLED:
-            error = InferenceError(f"in ensemble '{self._owner.name}', {error.message}", error.code)
+            error = InferenceError(f"in ensemble '{self._requests.name}', {error.message}", error.code)
+        requests = self._requests
+        response = InferenceResponse(requests.name, requests.version, self.pending.request.id, error=error)
         # On the next loop turn: the request may have been submitted in this one, and a model that fails one step at
         # once may be about to fail another.
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._owner.on_response, self, self._response(error=error))
-        loop.call_soon(self._give_up_steps)
-        self._close_if_idle()
+        loop.call_soon(requests.answer, self, response)
+        loop.call_soon(self._steps.give_up)
+        self.close_if_idle()
 
-    def _give_up_steps(self) -> None:
-        self._queued.clear()
-        self._paused = False
-        self._regulate()  # paused streams would otherwise never continue
-        self.cancel(self.pending)
+    def on_fault(self, error: Exception) -> None:
+        """End the request after an error of the server."""
+        log.error("a request to ensemble '%s' failed", self._requests.name, exc_info=error)
+        self.fail(InferenceError("internal error: see the server's log"))
 
-    def _close_if_idle(self) -> None:
-        if not self._ended or self._copying:
+    def close_if_idle(self) -> None:
+        """Leave the steps and the request once nothing runs that nobody waits for."""
+        if not self.ended or self._closed or self._steps.copying:
             return
         self._root.abandon()  # even while abandoned steps run: they already hold their inputs
-        if not self._running and not self._closed:
+        if not self._steps.open:
             self._closed = True
-            self.pending.wait()  # removes the reference cycle between the request and this object
-            self._owner.on_end(self)
+            self.pending.wait()
+            del self._steps  # nothing refers to each other any more, which garbage collection would have to find
+            self._requests.on_end(self)
 
 
 class EnsembleRequests(RequestOutcomes):
     """Runs requests through the steps, and answers them.
 
-    Args:
-        version: its decimal version.
-
     Attributes:
         answers: the cached answers, to be renewed whenever the parts change; None if requests are always run.
+        runs: the requests of which a step is running, even if they are abandoned, and the versions that run them.
         signature: the ensemble's signature, as made by its current parts.
+        router: accepts the requests to steps.
+        most_inflight: limit on the requests that one request has open with each step.
     """
 
-    signature: ModelSignature
-
-    def __init__(
-        self,
-        name: str,
-        version: str,
-        statistics: ModelStatistics,
-        open_requests: OpenRequests,
-        config: ModelConfig,
-        host: ModelHost,
-    ) -> None:
-        super().__init__(name, version, statistics, open_requests)
-        path = host.path_to_sender
-        if host.metrics.summary_latencies:
-            statistics.summaries = LatencySummaries()
-        if host.metrics.histogram_latencies:
-            first = statistics.first_responses = FirstResponses(first_response_bounds_ms(config))
-            path = first.stage(path)
-        self.answers, path = cached_answers(host.cache, config, b"", self, path)
+    def __init__(self, model: Model, host: ModelHost) -> None:
+        super().__init__(model)
+        self.signature = model.signature
+        self.answers, path = response_path(host, model.config, b"", self)
         self._deliver = guarded(path)
-        self._router = host.router
-        self._most_inflight = most_inflight(config)
-        self._runs: dict[EnsembleRun, EnsembleBinding] = {}
+        self.router = host.router
+        self.most_inflight = most_inflight(model.config) or MOST_INFLIGHT
+        self.runs: dict[EnsembleRun, EnsembleBinding] = {}
         self._looked_up: dict[PendingRequest, EnsembleBinding] = {}
 
     def run(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
         """Run a request through its steps."""
         plan = binding.plan(pending.request.requested_outputs)
-        run = EnsembleRun(self, self._router, plan, self._most_inflight, pending)
-        self._runs[run] = binding
+        run = EnsembleRun(self, plan, pending)
+        self.runs[run] = binding
         run.start()
 
     def look_up(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
@@ -489,21 +480,18 @@ class EnsembleRequests(RequestOutcomes):
         self.answers.submit(pending)
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Run a request that the cache does not answer."""
         self.run(pending, self._looked_up.pop(pending))
 
     def on_hit(self, pending: PendingRequest, response: InferenceResponse) -> None:
-        """A request was answered from the cache."""
         self._looked_up.pop(pending).leave()
         super().on_hit(pending, response)
 
     def on_dropped(self, pending: PendingRequest, error: InferenceError = CANCELLED) -> None:
-        """A request was cancelled before its lookup."""
         self._looked_up.pop(pending).leave()
         super().on_dropped(pending, error)
 
-    def on_response(self, run: EnsembleRun, response: InferenceResponse) -> None:
-        """A run has produced a response."""
+    def answer(self, run: EnsembleRun, response: InferenceResponse) -> None:
+        """Send a response of a run."""
         pending = run.pending
         pending.succeeded &= response.error is None
         if not response.final:
@@ -520,18 +508,13 @@ class EnsembleRequests(RequestOutcomes):
 
     def on_end(self, run: EnsembleRun) -> None:
         """A run has ended completely."""
-        self._runs.pop(run).leave()
+        self.runs.pop(run).leave()
         self._open_requests.wake()
-
-    @property
-    def have_run(self) -> bool:
-        """True if no step is running, not even for an abandoned request."""
-        return not self._runs
 
     async def end(self) -> None:
         """The ensemble is being unloaded: wait for cache lookups, and end all remaining runs."""
         if self.answers is not None:
             await self.answers.finish()
-        for run in list(self._runs):
+        for run in list(self.runs):
             what = f"the request to model '{self.name}' was still running when it was unloaded"
-            run.abort(InferenceError(what, ErrorCode.UNAVAILABLE))
+            run.fail(InferenceError(what, ErrorCode.UNAVAILABLE))

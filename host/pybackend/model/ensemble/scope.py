@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from pybackend.inference.request import ParameterValue, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.model.ensemble.plan import PlannedStep
@@ -16,42 +15,13 @@ from pybackend.modelconfig.ensemble import Chain
 Correlation = tuple[int | str, int]
 """Correlation id and flags."""
 
-_FLAGS = (("sequence_start", RequestFlags.SEQUENCE_START), ("sequence_end", RequestFlags.SEQUENCE_END))
-_NAMES = ("sequence_id", *(name for name, _ in _FLAGS))
-
-
-def named_correlation(parameters: Mapping[str, ParameterValue] | None, own: Correlation) -> Correlation | None:
-    """The sequence named by a response's parameters; None if they name none.
-
-    Args:
-        parameters: of the response.
-        own: the correlation of the step's request, for values that the parameters omit.
-    """
-    if not parameters or parameters.keys().isdisjoint(_NAMES):
-        return None
-    correlation_id, flags = own
-    wanted = parameters.get("sequence_id", correlation_id)
-    if isinstance(wanted, str) or type(wanted) is int:
-        correlation_id = wanted
-    for name, flag in _FLAGS:
-        if name in parameters:
-            flags = flags | flag if parameters[name] else flags & ~flag
-    return correlation_id, flags
-
-
-def correlation_parameters(correlation: Correlation) -> Mapping[str, ParameterValue]:
-    """The response parameters that name a sequence."""
-    correlation_id, flags = correlation
-    return {"sequence_id": correlation_id, **{name: bool(flags & flag) for name, flag in _FLAGS}}
-
 
 class Memory(Struct, eq=False):
     """The owner of shared tensor memory: a step's response or a request's input. It is released after its last use.
 
     Attributes:
-        owner: the object to release.
         uses: planned number of reads of its tensors that are not done.
-        borrowers: responses that use it.
+        borrowers: number of responses that use it.
     """
 
     owner: InferenceResponse | InputTensor
@@ -86,9 +56,7 @@ class EnsembleTensor(Struct, eq=False):
     """A tensor that flows through the ensemble.
 
     Attributes:
-        datatype: wire name.
         shape: exactly as its producer returned it.
-        data: its bytes.
         batched: True if the first dimension is the batch dimension.
         chain: the streams that it has come through.
         memory: the owner of ``data``; None if that is private to the host.
@@ -106,12 +74,7 @@ class EnsembleTensor(Struct, eq=False):
     correlation: Correlation | None = None
 
     def shape_for(self, dims: Sequence[int], *, batched: bool) -> Sequence[int]:
-        """The shape for a step's input, if only one of producer and consumer has a batch dimension.
-
-        Args:
-            dims: the consumer's configured dimensions, without batch dimension.
-            batched: True if the consumer has a batch dimension.
-        """
+        """The shape for a consumer with these configured dimensions, beside which it may have a batch dimension."""
         shape = self.shape
         if self.batched == batched or len(shape) == len(dims) + batched:
             return shape

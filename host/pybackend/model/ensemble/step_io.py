@@ -6,25 +6,17 @@ the model left them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
 
 from pybackend.inference.region import source_of, tensor_in_region
-from pybackend.inference.request import InferenceRequest
+from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
 from pybackend.model.ensemble.plan import ONCE, EnsemblePlan, Layout, PlannedStep
-from pybackend.model.ensemble.scope import (
-    Correlation,
-    EnsembleTensor,
-    Memory,
-    Scope,
-    correlation_parameters,
-    named_correlation,
-)
-from pybackend.model.model import Model
+from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Memory, Scope
 from pybackend.modelconfig.ensemble import Chain
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.messages import INLINE_BYTES
@@ -50,11 +42,7 @@ class StepInputs(Struct, eq=False):
     copies: list[tuple[memoryview, Buffer]] = []
 
     def take(self, scope: Scope, step: PlannedStep, plan: EnsemblePlan) -> None:
-        """Allocate memory for a step's inputs.
-
-        Raises:
-            InferenceError: UNAVAILABLE, the step's model has no memory left.
-        """
+        """Allocate memory for a step's inputs."""
         batched, near, tensors = step.batched, scope.tensors, self.tensors
         layout: list[object] = []
         for name, tensor_name in step.inputs:
@@ -88,23 +76,19 @@ class StepInputs(Struct, eq=False):
         """An input whose bytes are large, or lie in memory that is released."""
         if tensor.memory is not None and tensor.chain == scope.chain:
             self.read.append(tensor.memory)
-        source = None if tensor.given is None else source_of(tensor.given)
+        given = tensor.given
+        source = None if given is None else source_of(given)
         if source is not None:
             self.has_regions = True
             return tensor_in_region(name, tensor.datatype, shape, source)
         if len(tensor.data) <= INLINE_BYTES:
             return InputTensor(name, tensor.datatype, shape, bytes(tensor.data))
+        result = InputTensor(name, tensor.datatype, shape)
         is_only_use = step.chain == ONCE and plan.uses(tensor_name) == 1
-        return self._large_input(step.model, name, tensor, shape, is_only_use)
-
-    def _large_input(
-        self, model: Model, name: str, tensor: EnsembleTensor, shape: Sequence[int], is_only_use: bool
-    ) -> InputTensor:
-        result, given = InputTensor(name, tensor.datatype, shape), tensor.given
-        if is_only_use and given is not None and given.lease is not None and model.owns(given.lease):
+        if is_only_use and given is not None and given.lease is not None and step.model.owns(given.lease):
             result.lease, result.data, given.lease = given.lease, given.data, None
         else:
-            result.lease = model.lease(len(tensor.data), name)
+            result.lease = step.model.lease(len(tensor.data), name)
             result.data = result.lease.view
             self.copies.append((result.lease.view, tensor.data))
         return result
@@ -140,6 +124,30 @@ def _shape(step: PlannedStep, name: str, tensor: EnsembleTensor) -> Sequence[int
     return tensor.shape if expected is None else tensor.shape_for(expected.dims, batched=step.batched)
 
 
+_FLAGS = (("sequence_start", RequestFlags.SEQUENCE_START), ("sequence_end", RequestFlags.SEQUENCE_END))
+_NAMES = ("sequence_id", *(name for name, _ in _FLAGS))
+
+
+def _named_correlation(parameters: Mapping[str, ParameterValue] | None, own: Correlation) -> Correlation | None:
+    """The sequence named by a response's parameters, completed by the step's own; None if they name none."""
+    if not parameters or parameters.keys().isdisjoint(_NAMES):
+        return None
+    correlation_id, flags = own
+    wanted = parameters.get("sequence_id", correlation_id)
+    if isinstance(wanted, str) or type(wanted) is int:
+        correlation_id = wanted
+    for name, flag in _FLAGS:
+        if name in parameters:
+            flags = flags | flag if parameters[name] else flags & ~flag
+    return correlation_id, flags
+
+
+def _correlation_parameters(correlation: Correlation) -> Mapping[str, ParameterValue]:
+    """The response parameters that name a sequence."""
+    correlation_id, flags = correlation
+    return {"sequence_id": correlation_id, **{name: bool(flags & flag) for name, flag in _FLAGS}}
+
+
 def take_outputs(
     response: InferenceResponse,
     step: PlannedStep,
@@ -150,17 +158,12 @@ def take_outputs(
 ) -> None:
     """Turn a step's outputs into tensors of the ensemble, and note which it has left out.
 
-    Args:
-        response: the step's response, which is released once its outputs have been read.
-        step: the step that sent it.
-        correlation: the sequence of the step's inputs, if an earlier step has named one.
-        at: the scope to add the tensors to.
-        plan: gives the number of reads of each tensor.
-        whole: the request to the ensemble.
+    The response is released once its outputs have been read. ``correlation`` is the sequence of the step's inputs, if an
+    earlier step has named one; ``whole`` is the request to the ensemble.
     """
     if response.parameters:
         own = correlation or (whole.correlation_id, whole.flags)
-        correlation = named_correlation(response.parameters, own) or correlation
+        correlation = _named_correlation(response.parameters, own) or correlation
     memory = None if response.on_release is None else Memory(response, 0)
     tensors, names, batched, chain = at.tensors, step.outputs, step.batched, at.chain
     made = 0
@@ -187,13 +190,9 @@ def take_outputs(
 def add_outputs(
     response: InferenceResponse, found: Sequence[tuple[str, EnsembleTensor]], chain: Chain, signature: ModelSignature
 ) -> None:
-    """Add outputs to a response; their memory is kept until the response is released.
+    """Add outputs to the ensemble's response; their memory is kept until the response is released.
 
-    Args:
-        response: the ensemble's response.
-        found: the outputs by name.
-        chain: the streams to whose end the response belongs; only the tensors that came through them are not needed again.
-        signature: the ensemble's.
+    The response belongs to the end of the streams ``chain``: only tensors that came through them are not needed again.
     """
     memories: list[Memory] = []
     named: Correlation | None = None
@@ -214,7 +213,7 @@ def add_outputs(
     if memories:
         response.on_release = partial(_give_back, memories)
     if named is not None:
-        response.parameters = correlation_parameters(named)
+        response.parameters = _correlation_parameters(named)
 
 
 def _give_back(memories: Sequence[Memory]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.model.host import ModelHost
-from pybackend.model.python_model import PythonModel, Rehearsal
+from pybackend.model.version_loader import Rehearsal, rehearse
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.observability.log_collector import collected_warnings
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
@@ -81,7 +81,7 @@ async def _prepared(
                     raise ModelLoadError(f"the ensemble needs model '{missing[0]}', which is in no repository")
                 told.append(f"version {version}: ensemble of {', '.join(dict.fromkeys(parts))}")
                 continue
-            rehearsal = await PythonModel(candidate.source, host).rehearse()
+            rehearsal = await rehearse(candidate.source, host)
             count += rehearsal.process_count
             told.append(f"version {version}: {_facts(rehearsal)}")
             warnings += not_in_force(rehearsal.missing)

@@ -10,7 +10,7 @@ from pybackend.inference.queued_bytes import QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.scheduler.ordered_delivery import OrderedDelivery
+from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
 
 
 class Holder:
@@ -121,7 +121,7 @@ def test_stages_compose():
     """Bytes count until the order lets the final response go, whoever was ready first, and although one receiver fails."""
     queued = QueuedBytes(100)
     delivery = OrderedDelivery(queued.on_response)
-    path, line = guarded(delivery.on_response), delivery.new_line()
+    path, line = guarded(delivery.on_response), DeliveryLine(delivery)
     seen, released = [], []
 
     def receive(response):

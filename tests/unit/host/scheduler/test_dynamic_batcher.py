@@ -16,7 +16,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
-from pybackend.scheduler.ordered_delivery import OrderedDelivery
+from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
 from pybackend.scheduler.scheduler import BatchReason
 
 DEADLINE_S = 60
@@ -42,12 +42,12 @@ class Owner:
     """Remembers what became of requests."""
 
     def __init__(self):
-        self.rejected = []
+        self.refused = []
         self.reasons = []
         self.changed = asyncio.Event()
 
-    def on_rejected(self, pending, error):
-        self.rejected.append((pending, error))
+    def on_refused(self, batch, error):
+        self.refused += [(pending, error) for pending in batch]
         self.changed.set()
 
     def on_batch(self, reason):
@@ -314,10 +314,10 @@ def test_requests_expire_while_every_instance_is_busy():
         (slow,) = scene.add("a", timeout_us=60_000_000)  # a longer time than the default is not granted
         (quick,) = scene.add("b", timeout_us=1000)
         await turn()
-        await scene.owner.until(lambda: len(scene.owner.rejected) == 2)
+        await scene.owner.until(lambda: len(scene.owner.refused) == 2)
         assert time.monotonic() - began_s >= 0.02
-        assert [pending for pending, _ in scene.owner.rejected] == [quick, slow]
-        error = scene.owner.rejected[0][1]
+        assert [pending for pending, _ in scene.owner.refused] == [quick, slow]
+        error = scene.owner.refused[0][1]
         assert (error.message, error.code) == ("[request id: b] Request timeout expired", ErrorCode.UNAVAILABLE)
         assert len(scene.batcher) == 0
 
@@ -332,7 +332,7 @@ def test_a_time_of_the_clients_own_counts_only_where_it_may():
             scene.add("a", timeout_us=1)
             await turn()
             scene.batcher.dispatch()
-            assert scene.owner.rejected == []
+            assert scene.owner.refused == []
             assert len(scene.batcher) == 1
 
     play(scenario)
@@ -345,7 +345,7 @@ def test_those_who_are_late_let_others_pass():
         scene.add(*"ab", queued_ns=time.monotonic_ns() - 10**9)
         scene.add("c", queued_ns=time.monotonic_ns() + 10**9)
         await turn()
-        assert scene.owner.rejected == []
+        assert scene.owner.refused == []
         scene.free()
         scene.free()
         assert scene.batches() == ["ca", "b"]
@@ -356,7 +356,7 @@ def test_those_who_are_late_let_others_pass():
 def test_order_is_kept_across_instances():
     async def scenario():
         delivery = OrderedDelivery(to_sender)
-        scene = Scene(instances=2, max_batch_size=1, line=delivery.new_line())
+        scene = Scene(instances=2, max_batch_size=1, line=DeliveryLine(delivery))
         seen = []
         for name in "abc":
             request = InferenceRequest("m", id=name)

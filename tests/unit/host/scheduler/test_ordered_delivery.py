@@ -7,7 +7,7 @@ import random
 from pybackend.inference.pending import NoHolder, PendingRequest, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.scheduler.ordered_delivery import OrderedDelivery
+from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
 
 
 class Scene:
@@ -15,7 +15,7 @@ class Scene:
 
     def __init__(self, lines=1):
         self.delivery = OrderedDelivery(to_sender)
-        self.lines = [self.delivery.new_line() for _ in range(lines)]
+        self.lines = [DeliveryLine(self.delivery) for _ in range(lines)]
         self.delivered = []
         self.released = []
 

@@ -20,7 +20,7 @@ from pybackend.inference.tensor import InputTensor
 from pybackend.modelconfig.batching import BatchingConfig
 from pybackend.modelconfig.sequences import ControlKind, SequenceConfig, SequenceControl, SequenceState
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
-from pybackend.scheduler.sequence_state import ImplicitStates
+from pybackend.scheduler.sequence_inputs import ImplicitStates
 
 START, END = 1, 2
 LONG_US = 60_000_000
@@ -81,8 +81,9 @@ class Scene:
         pending.answered = True
         self.batcher.path(pending, InferenceResponse("m", "1", pending.request.id, error=error))
 
-    def on_rejected(self, pending, error):
-        self.answer(pending, error)
+    def on_refused(self, batch, error):
+        for pending in batch:
+            self.answer(pending, error)
 
     def on_batch(self, reason):
         self.batch_reasons.append(reason)
@@ -299,7 +300,7 @@ def test_rescheduled_requests_let_others_pass_under_oldest():
         scene.finish()
         await turn()
         assert len(scene.batcher) == 0
-        assert scene.batcher._pool.acquire() is not None
+        assert scene.batcher._slots._pool.acquire() is not None
 
     play(scenario)
 
@@ -314,7 +315,7 @@ def test_a_state_for_which_there_is_no_memory_ends_its_sequence():
             await turn()
             assert errors(scene, first) == ["no memory"]
             assert "its first request was not executed" in errors(scene, second)[0]
-            sequence = scene.batcher._live[1]
+            sequence = scene.batcher.active._by_id[1]
             for _ in range(2):
                 with pytest.raises(InferenceError, match="is ended"):
                     scene.send(1)
@@ -323,7 +324,7 @@ def test_a_state_for_which_there_is_no_memory_ends_its_sequence():
     play(scenario)
 
 
-def test_a_request_that_is_withdrawn_from_its_lane_keeps_nobodys_answer_back():
+def test_a_request_that_is_withdrawn_from_its_batcher_keeps_nobodys_answer_back():
     async def scenario():
         scene = Scene(slots=2, strategy="oldest", ordered=True, iterative=True)
         first, second = scene.send(0, 0, "a"), scene.send(0, 0, "b")
@@ -377,7 +378,7 @@ def test_with_one_request_of_a_sequence_all_that_wait_are_cancelled(strategy, ca
         scene.finish()
         await turn()
         assert len(scene.batcher) == 0
-        assert scene.batcher._live.keys() <= {2}
+        assert scene.batcher.active._by_id.keys() <= {2}
 
     play(scenario)
 
@@ -516,12 +517,12 @@ class SequenceMachine(RuleBasedStateMachine):
     def holds(self):
         assert not self.failures, "a callback has failed"
         batcher = self.scene.batcher
-        assert len(batcher) == sum(pending.is_waiting for pending in batcher._items)
+        assert len(batcher) == sum(each.is_waiting and not self.scene.answers[each] for each in self.sent)
         running = {}
         for number, instance in enumerate(self.scene.instances):
             # What has left is forgotten with the end of its last sequence, and executes nothing more.
             is_known = instance in self.scene.members or batcher.keeps(instance)
-            assert is_known == (instance in batcher._numbers)
+            assert is_known == (instance in batcher._slots._numbers)
             assert is_known or not instance.batch
             assert len(instance.batch) <= self.scene.config.slot_count
             for pending in instance.batch:
@@ -554,7 +555,7 @@ class SequenceMachine(RuleBasedStateMachine):
             self.run(self.scene.revive, number)
         # Sequences that were not ended hold their slots for as long as they may be silent: end them.
         for _ in range(200):
-            for sequence in list(self.scene.batcher._live.values()):
+            for sequence in list(self.scene.batcher.active._by_id.values()):
                 if sequence.lost is None:
                     self.send_end(sequence.id)
             for number, instance in enumerate(self.scene.instances):
@@ -565,8 +566,8 @@ class SequenceMachine(RuleBasedStateMachine):
         assert all(len(self.scene.answers[pending]) == 1 for pending in self.sent), "a request was lost"
         batcher = self.scene.batcher
         assert not batcher._items
-        assert not batcher._backlog
-        assert not any(batcher._served.values())
+        assert not batcher._slots.backlog
+        assert not any(batcher._slots._served.values())
         self.scene.batcher.close()
         self.loop.close()
 

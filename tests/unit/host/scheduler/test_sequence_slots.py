@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pybackend.scheduler.sequence_slots import Slot, SlotPool
+from pybackend.scheduler.sequence_slots import SlotPool
+from pybackend.scheduler.sequences import Slot
 
 
 @dataclass

@@ -2,104 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import CANCELLED, PendingRequest, ResponsePath, RunningExecution, guarded
+from pybackend.inference.pending import PendingRequest, ResponsePath, guarded
 from pybackend.inference.response import InferenceResponse
 from pybackend.instance.execution import Execution
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState
-from pybackend.ipc.arena import ArenaLease, TensorArena
-from pybackend.model.cached_answers import CachedAnswers
-from pybackend.model.open_requests import OpenRequests, RequestOutcomes
+from pybackend.ipc.arena import ArenaLease
+from pybackend.model.model import Model, ModelState
+from pybackend.model.outcomes import RequestOutcomes
 from pybackend.model.output_check import OutputForm
-from pybackend.model.statistics import FailureReason, ModelStatistics, StreamStatistics
+from pybackend.model.statistics import FailureReason, StreamStatistics
+from pybackend.observability.log_lines import about_model
 from pybackend.scheduler.scheduler import BatchReason, Scheduler
 
-_SEQUENCE_CANCELLED = InferenceError("a client cancelled another request of the same sequence", ErrorCode.CANCELLED)
-
-
-class ModelQueue:
-    """Cancels and describes the requests that wait in the scheduler, for their handles; see :class:`pybackend.inference.pending.RequestHolder`.
-
-    Attributes:
-        scheduler: dispatches the requests.
-        answers: the cached answers, which see requests first; None if all requests are executed.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        answers: CachedAnswers | None,
-        instances: Sequence[ModelInstance],
-        outcomes: RequestOutcomes,
-    ) -> None:
-        self.scheduler = scheduler
-        self.answers = answers
-        self._instances = instances
-        self._outcomes = outcomes
-
-    def cancel(self, pending: PendingRequest) -> None:
-        """Drop a waiting request; its sender is answered on the next loop turn, as for every request.
-
-        If it belongs to a sequence, so are the senders of the sequence's other waiting requests.
-        """
-        if self.answers is not None and self.answers.concerns(pending):
-            return  # the lookup notices the cancellation
-        for removed in self.scheduler.remove(pending):
-            self._outcomes.on_dropped(removed, CANCELLED if removed is pending else _SEQUENCE_CANCELLED)
-
-    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
-        """Do nothing: waiting requests receive no responses, and their instance will check whether they are paused."""
-
-    def is_running(self, pending: PendingRequest) -> bool:
-        """Always False: a waiting request has not started."""
-        return False
-
-    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
-        """All running executions, unless an instance could run one more."""
-        return () if any(instance.has_place for instance in self._instances) else self.running
-
-    @property
-    def running(self) -> list[RunningExecution]:
-        """The executions that are running in stubs."""
-        return [execution for instance in self._instances for execution in instance.running]
-
+log = logging.getLogger(__name__)
 
 _FAILED = frozenset({InstanceState.FAILED, InstanceState.GIVEN_UP})
 
 
-class Executions(RequestOutcomes):
-    """Owns a version's instances and scheduler, and handles every event of their executions.
+class InstanceRequests(RequestOutcomes):
+    """The requests that a version's instances execute: handles all that happens to them, and to the instances.
 
-    Args:
-        version: its decimal version.
-        on_given_up: called when every instance was given up, with the error for requests and the last output of the
-            first process.
-        on_back: called when an instance serves after that.
+    It calls ``on_turn`` when the version ceases to serve, or serves again, though nobody has loaded or unloaded it.
 
     Attributes:
         all_failed: True if no instance serves now.
     """
 
-    def __init__(
-        self,
-        name: str,
-        version: str,
-        statistics: ModelStatistics,
-        open_requests: OpenRequests,
-        arena: TensorArena,
-        on_given_up: Callable[[InferenceError, str], None],
-        on_back: Callable[[], None],
-    ) -> None:
-        super().__init__(name, version, statistics, open_requests)
+    def __init__(self, model: Model, on_turn: Callable[[str], None]) -> None:
+        super().__init__(model)
         self.all_failed = False
-        self._arena = arena
+        self._model = model
+        self._on_turn = on_turn
         self._given_up = False
-        self._on_given_up = on_given_up
-        self._on_back = on_back
         self._scheduler: Scheduler | None = None
         self._instances: Sequence[ModelInstance] = ()
         self._form: OutputForm | None = None
@@ -116,12 +56,8 @@ class Executions(RequestOutcomes):
     ) -> None:
         """Start accepting requests; the version is loaded.
 
-        Args:
-            scheduler: dispatches them.
-            instances: execute them.
-            form: for outputs, None if they are sent exactly as the model returns them.
-            path: receives all responses.
-            decoupled: requests may have several responses, which are counted one by one.
+        ``form`` is None if outputs are sent exactly as the model returns them. The responses of ``decoupled`` models are
+        counted one by one.
         """
         self._scheduler, self._instances, self._form = scheduler, instances, form
         self._deliver = guarded(path)
@@ -130,23 +66,12 @@ class Executions(RequestOutcomes):
             self._deliver = self._streams.on_response
 
     def enqueue(self, pending: PendingRequest) -> None:
-        """Queue a request that the cache does not answer.
-
-        Raises:
-            InferenceError: the request is refused.
-        """
         assert self._scheduler is not None
         self._scheduler.enqueue(pending)
 
     def lease(self, nbytes: int, name: str = "") -> ArenaLease:
-        """Input memory of the version.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
-        return self._arena.lease(nbytes)
-
-    # Results
+        """Input memory of the version."""
+        return self._model.arena.lease(nbytes)
 
     def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
         """An instance has returned from ``execute``."""
@@ -187,7 +112,7 @@ class Executions(RequestOutcomes):
         assert self._scheduler is not None
         self._scheduler.dispatch()
 
-    def on_response(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
+    def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         """A response sender has sent a response."""
         if pending.is_filler:
             _forget(pending, response)
@@ -205,8 +130,6 @@ class Executions(RequestOutcomes):
         elif execution.times.infer_end_ns:  # otherwise it is counted when its execution ends
             self.statistics.add_success(pending.request, execution.times, time.monotonic_ns())
         self._answer(pending, response)
-
-    # Requests that are returned or refused
 
     def on_rescheduled(self, again: list[PendingRequest]) -> None:
         """The model asked for these requests to be executed again."""
@@ -231,15 +154,11 @@ class Executions(RequestOutcomes):
         self, instance: object, error: InferenceError, begun: list[PendingRequest], waiting: list[PendingRequest]
     ) -> None:
         """A stub died. Requests it had started fail, because a rerun could repeat effects; the others are requeued."""
-        self._fail(begun, error, FailureReason.BACKEND)
+        self.on_refused(begun, error, FailureReason.BACKEND)
         if self._scheduler is not None:
             self._scheduler.requeue(self._without_cancelled(waiting))
             self._scheduler.on_lost(instance, error)
             self._scheduler.dispatch()
-
-    def on_rejected(self, pending: PendingRequest, error: InferenceError) -> None:
-        """The scheduler refused a request that was waiting."""
-        self._fail([pending], error, FailureReason.REJECTED)
 
     def on_batch(self, reason: BatchReason) -> None:
         """The scheduler sent a batch."""
@@ -250,8 +169,6 @@ class Executions(RequestOutcomes):
         if self._scheduler is not None:
             what = f"the request to model '{self.name}' was still waiting when the server stopped"
             self.on_refused(self._scheduler.take_all(), InferenceError(what, ErrorCode.UNAVAILABLE))
-
-    # Availability of instances
 
     def has_idle_instance(self) -> bool:
         """Whether an instance could begin with something at once."""
@@ -264,16 +181,33 @@ class Executions(RequestOutcomes):
         states = {instance.state for instance in self._instances}
         self.all_failed = states <= _FAILED
         if states <= {InstanceState.GIVEN_UP}:
-            self._given_up = True
-            # Only operators see the process's last output: it may contain data of other clients.
-            self._on_given_up(self.no_instance(), self._instances[0].output.last_words)
+            self._give_up()
         elif self._given_up and InstanceState.READY in states:
-            self._given_up = False
-            self._on_back()
+            self._serve_again()
         if self.all_failed:
             self.on_refused(self._scheduler.take_all(), self.no_instance())
         else:
             self._scheduler.dispatch()
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        model, failure = self._model, self.no_instance()
+        model.failure = failure
+        if model.state is not ModelState.UNLOADING:
+            # Only operators see the process's last output: it may contain data of other clients.
+            last_words = self._instances[0].output.last_words
+            model.state, model.reason = ModelState.UNAVAILABLE, f"Internal: {failure.message}{last_words}"
+            self._on_turn(model.full_name)
+
+    def _serve_again(self) -> None:
+        self._given_up = False
+        model = self._model
+        model.failure = None
+        if model.state is ModelState.UNAVAILABLE:
+            model.state, model.reason = ModelState.READY, ""
+            about = about_model(model.full_name, model.version)
+            log.info("'%s' version %s serves again", model.full_name, model.version, extra=about)
+            self._on_turn(model.full_name)
 
     def no_instance(self) -> InferenceError:
         """The error for requests while :attr:`all_failed` is True."""

@@ -1,71 +1,39 @@
-"""Combines the requests of one instance's sequences into batches: the sequence batcher's two strategies."""
+"""Combines the requests of one instance's sequences into batches: the two strategies of the sequence batcher."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
-from pybackend.inference.request import InferenceRequest
 from pybackend.modelconfig.batching import BatchingConfig
 from pybackend.modelconfig.sequences import SequenceConfig
-from pybackend.scheduler.dynamic_batcher import DynamicBatcher
+from pybackend.scheduler.dynamic_batcher import DynamicBatcher, ShapeKey
 from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
-from pybackend.scheduler.scheduler import BatchExecutor, SchedulerOwner
+from pybackend.scheduler.scheduler import BatchExecutor
 from pybackend.scheduler.sequence_inputs import SequenceInputs
-from pybackend.scheduler.sequence_slots import LiveSequence, SequenceRequest
+from pybackend.scheduler.sequences import LiveSequence, SequenceRequest
 
-ShapeKey = Callable[[InferenceRequest], object] | None
-
-
-class SequenceLane(Protocol):
-    """One instance's slots."""
-
-    def update(self, sequence: LiveSequence) -> None:
-        """The waiting requests of a sequence in a slot have changed."""
-
-    def leave(self, sequence: LiveSequence) -> None:
-        """A sequence leaves its slot; none of its requests is running."""
-
-    def requeue(self, items: Sequence[SequenceRequest]) -> None:
-        """Accept requests that were sent to the instance and not started."""
-
-    def reschedule(self, item: SequenceRequest) -> None:
-        """Accept an executed request again."""
-
-    def withdraw(self, item: SequenceRequest) -> None:
-        """Remove a request that is about to be sent."""
-
-    def dispatch(self, now_ns: int) -> int:
-        """Send the batches that are due; returns the time for the next call, 0 if no batch waits for a delay."""
-
-    def close(self) -> None:
-        """Close the lane; no requests wait."""
+MayDispatch = Callable[[int], bool]
+"""Tells whether requests may be executed, now that so many wait at the instance."""
 
 
-class DirectLane:
-    """The direct strategy: each sequence has a fixed place in every batch, and fillers take unready places.
-
-    Args:
-        config: determines when batches are sent.
-        owner: notified of requests that cannot be executed.
-        inputs: adds inputs to requests before they are sent.
-        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
-    """
+class DirectStrategy:
+    """Each sequence has a fixed place in every batch, and fillers take unready places."""
 
     def __init__(
         self,
         config: SequenceConfig,
         instance: BatchExecutor,
-        owner: SchedulerOwner,
         inputs: SequenceInputs,
-        shape_key: ShapeKey,
+        shape_key: ShapeKey | None,
+        may_dispatch: MayDispatch | None,
     ) -> None:
         self._instance = instance
-        self._owner = owner
+        self._owner = inputs.owner
         self._inputs = inputs
         self._shape_key = shape_key
+        self._may_dispatch = may_dispatch
         self._delay_ns = config.delay_us * 1000
         self._enough = config.minimum_utilization * config.slot_count
         self._ready: dict[int, LiveSequence] = {}
@@ -79,7 +47,7 @@ class DirectLane:
             self._ready.pop(sequence.slot.number, None)
 
     def leave(self, sequence: LiveSequence) -> None:
-        """A sequence leaves its slot."""
+        """A sequence leaves its slot; none of its requests is running."""
         assert sequence.slot is not None
         self._ready.pop(sequence.slot.number, None)
 
@@ -97,8 +65,10 @@ class DirectLane:
         """Do nothing: requests wait in their sequences until they are sent."""
 
     def dispatch(self, now_ns: int) -> int:
-        """Send a batch of all ready requests, unless it should wait for more."""
+        """Send the batches that are due; returns the time for the next call, 0 if no batch waits for a delay."""
         while self._ready and self._instance.is_idle:
+            if self._may_dispatch is not None and not self._may_dispatch(len(self._ready)):
+                return 0
             oldest = min(self._ready.values(), key=_arrival)
             ripe_ns = _arrival(oldest) + self._delay_ns
             if len(self._ready) < self._enough and now_ns < ripe_ns:
@@ -109,8 +79,7 @@ class DirectLane:
             try:
                 batch = self._filled(items)
             except InferenceError as error:
-                for item in items.values():
-                    self._owner.on_rejected(item.pending, error)
+                self._owner.on_refused([item.pending for item in items.values()], error)
                 continue
             self._instance.execute(batch)
         return 0
@@ -132,7 +101,7 @@ class DirectLane:
             except InferenceError as error:
                 refused.append((item, error))
         for item, refusal in refused:
-            self._owner.on_rejected(item.pending, refusal)
+            self._owner.on_refused([item.pending], refusal)
         return taken
 
     def _filled(self, items: dict[int, SequenceRequest]) -> list[PendingRequest]:
@@ -151,55 +120,44 @@ class DirectLane:
         return batch
 
     def close(self) -> None:
-        """Close the lane; no requests wait."""
+        """No requests wait any more."""
 
 
-class OldestLane:
-    """The oldest strategy: the next request of each sequence goes through a dynamic batcher.
-
-    Args:
-        config: of that batcher.
-        owner: notified of batches, and of requests that cannot be executed.
-        inputs: adds inputs to requests before they are sent.
-        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
-        line: orders responses to requests in this lane; None if responses may be sent in any order.
-    """
+class OldestStrategy:
+    """The next request of each sequence goes through a dynamic batcher. Requests keep their order in the line."""
 
     def __init__(
         self,
         config: BatchingConfig,
         instance: BatchExecutor,
-        owner: SchedulerOwner,
         inputs: SequenceInputs,
-        shape_key: ShapeKey,
+        shape_key: ShapeKey | None,
         line: DeliveryLine | None,
+        may_dispatch: MayDispatch | None,
     ) -> None:
-        self._owner = owner
+        self._owner = inputs.owner
         self._inputs = inputs
         self._line = line
-        self._batcher = DynamicBatcher(config, [instance], owner, shape_key, line)
+        self._batcher = DynamicBatcher(config, [instance], inputs.owner, shape_key, line, may_dispatch)
 
     def update(self, sequence: LiveSequence) -> None:
-        """The waiting requests of a sequence in a slot have changed."""
         while sequence.is_ready:
             item = sequence.pop()
             if self._add_inputs(item):
                 self._batcher.enqueue(item.pending)
 
     def leave(self, sequence: LiveSequence) -> None:
-        """A sequence leaves its slot."""
+        """Do nothing: its requests have left the batcher."""
 
     def requeue(self, items: Sequence[SequenceRequest]) -> None:
-        """Accept requests that were sent to the instance and not started."""
         self._batcher.requeue([item.pending for item in items])
 
     def reschedule(self, item: SequenceRequest) -> None:
-        """Accept an executed request again, behind the waiting ones."""
         if self._add_inputs(item):
             self._batcher.reschedule(item.pending)
 
     def withdraw(self, item: SequenceRequest) -> None:
-        """Remove a request that is about to be sent; it may return, or go to another lane."""
+        """Remove a request that is about to be sent; it may return, or go to another instance."""
         self._batcher.remove(item.pending)
         if self._line is not None:
             self._line.withdraw(item.pending)
@@ -210,41 +168,38 @@ class OldestLane:
         return 0
 
     def close(self) -> None:
-        """Close the lane; no requests wait."""
+        """No requests wait any more."""
         self._batcher.close()
 
     def _add_inputs(self, item: SequenceRequest) -> bool:
         try:
             self._inputs.add(item)
         except InferenceError as error:
-            self._owner.on_rejected(item.pending, error)
+            self._owner.on_refused([item.pending], error)
             return False
         return True
 
 
-def make_lane(
-    config: SequenceConfig,
-    instance: BatchExecutor,
-    owner: SchedulerOwner,
-    inputs: SequenceInputs,
-    shape_key: ShapeKey,
-    delivery: OrderedDelivery | None,
-) -> SequenceLane:
-    """Make the lane of an instance, with the configured strategy.
+SequenceStrategy = DirectStrategy | OldestStrategy
+"""The batches of one instance."""
 
-    Args:
-        config: of the model.
-        instance: executes the batches.
-        owner: the model.
-        inputs: adds inputs to requests before they are sent.
-        shape_key: requests in a batch must have equal keys; None if any requests may share a batch.
-        delivery: keeps the order of responses in each lane; None if responses may be sent in any order.
+
+def make_strategy(
+    config: SequenceConfig,
+    inputs: SequenceInputs,
+    shape_key: ShapeKey | None,
+    delivery: OrderedDelivery | None,
+    may_dispatch: MayDispatch | None,
+    instance: BatchExecutor,
+) -> SequenceStrategy:
+    """Make the configured strategy for an instance.
+
+    ``delivery`` keeps the order of responses at each instance; None if responses may be sent in any order.
     """
     if config.oldest is None:
-        return DirectLane(config, instance, owner, inputs, shape_key)
-    return OldestLane(
-        config.oldest, instance, owner, inputs, shape_key, None if delivery is None else delivery.new_line()
-    )
+        return DirectStrategy(config, instance, inputs, shape_key, may_dispatch)
+    line = None if delivery is None else DeliveryLine(delivery)
+    return OldestStrategy(config.oldest, instance, inputs, shape_key, line, may_dispatch)
 
 
 def _arrival(sequence: LiveSequence) -> int:
