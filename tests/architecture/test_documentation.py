@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.frontend import descriptor_reserve, flow, http2
+from pybackend.frontend import flow, http2, listener
 from pybackend.frontend.calls import model_calls, open_bytes
 from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
 from pybackend.inference import tensor
@@ -87,7 +87,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("operators/limits", f"| {open_bytes.MOST_OPEN_BYTES >> 20} MB | the call raises |"),
         ("operators/limits", f"| {stub_messages.MOST_ITEMS:,} | its process is killed |"),
         ("operators/limits", f"| {stub_messages.MOST_CONFIG_BYTES >> 20} MB | the model is not loaded |"),
-        ("operators/limits", f"all but {descriptor_reserve.LARGEST_RESERVE:,} if that is more"),
+        ("operators/limits", f"all but {listener.LARGEST_RESERVE:,} if that is more"),
         ("operators/limits", f"| {custom_metrics.MOST_PAGE_BYTES >> 20} MB of the metrics page"),
         ("operators/limits", f"| {model_calls.MOST_BACKLOG_BYTES >> 20} MB, then models that stream to it wait |"),
         (

@@ -22,8 +22,9 @@ from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead, RequestReader
+from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog, RequestRecord
-from pybackend.frontend.slices import Slices, TurnShare
+from pybackend.frontend.slices import TurnShare
 from pybackend.frontend.substitute import DirectReceiver
 from pybackend.inference.response import InferenceResponse
 
@@ -113,48 +114,37 @@ class Input:
         self._is_closed = True
 
 
-class HttpPort:
-    """The state that all connections of a port share.
+class HttpPort(Port["HttpConnection"]):
+    """The port, as its connections see it.
 
     Attributes:
         client_memory: the account of bytes buffered for clients.
-        begin: makes the exchange for a request whose head is complete. The server of the port sets it.
-        take: begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head or, for
-            a whole request, none; returns its argument itself if the head is not known. This attribute is None on ports that
-            remember nothing.
-        on_malformed: called with the answer to bytes that are not HTTP, and the client's address.
         request_log: records requests for the log.
         guard: refuses requests by their heads; None if all may pass.
         cors: the rule for web pages of other origins; None if there is none.
         answers: counts the answers by status.
-        slices: the scheduler of long work.
-        connections: those that are open.
-        ended: set when one of them has ended.
-        seconds: incremented once a second; reading it costs nothing, unlike a timer per connection.
-        closing: True once the server stops: connections close after the current answer.
+        take: begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head or, for
+            a whole request, none; returns its argument itself if the head is not known. This attribute is None on ports that
+            remember nothing.
     """
 
     def __init__(
-        self,
-        client_memory: ClientMemory,
-        *,
-        request_log: RequestLog | None = None,
-        guard: HttpGuard | None = None,
-        cors: Cors | None = None,
+        self, client_memory: ClientMemory, request_log: RequestLog | None, guard: HttpGuard | None, cors: Cors | None
     ) -> None:
+        super().__init__()
         self.client_memory = client_memory
         self.request_log = RequestLog() if request_log is None else request_log
         self.guard = guard
         self.cors = cors
         self.answers = Answers("200")
-        self.begin: Callable[[HttpConnection, RequestHead], Exchange]
         self.take: Callable[[HttpConnection, bytes], bytes] | None = None
-        self.on_malformed: Callable[[str, str], None] = lambda _message, _address: None
-        self.slices = Slices()
-        self.connections: set[HttpConnection] = set()
-        self.ended = asyncio.Event()
-        self.seconds = 0
-        self.closing = False
+
+    def begin(self, connection: HttpConnection, head: RequestHead) -> Exchange:
+        """Makes the exchange for a request whose head is complete."""
+        raise NotImplementedError
+
+    def malformed(self, message: str, address: str) -> None:
+        """Called with the answer to bytes that are not HTTP, and the client's address."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -362,7 +352,7 @@ class HttpConnection(asyncio.Protocol):
         self.exchange.on_lost()
         self.writer.keep_alive = False
         self._enter(State.CLOSING)
-        self.port.on_malformed(error.message, self.address)
+        self.port.malformed(error.message, self.address)
         if not self.transport.is_closing():
             if not has_begun:  # the client would take a second answer for that to its next request
                 self.writer.write_error(self.record, error.status, error.message)
@@ -451,5 +441,4 @@ class HttpConnection(asyncio.Protocol):
         self.exchange = _NOBODY
         self._reader.close()
         self.flow.close()
-        self.port.connections.discard(self)
-        self.port.ended.set()
+        self.port.left(self)
