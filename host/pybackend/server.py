@@ -26,8 +26,7 @@ from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listener import is_reserved
-from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
-from pybackend.frontend.local_socket import LocalSocket
+from pybackend.frontend.listening import LocalSocket, address_of, bind, is_for_all, is_local, release
 from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from pybackend.frontend.listening import BACKLOG
-from pybackend.frontend.local_socket import LocalSocket
+from pybackend.frontend.listening import BACKLOG, LocalSocket
 from pybackend.frontend.slices import Slices
 from pybackend.frontend.tls import PortCertificates
 from pybackend.observability.unexpected import repeat

@@ -15,8 +15,7 @@ from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, Messa
 from pybackend.frontend.grpc.head import CallHead, Refusal
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http2 import Fields, RemoteProtocolError, ServerConnection, Stream, StreamReceiver
-from pybackend.frontend.request_log import RequestRecord
-from pybackend.frontend.traced import begin_trace, is_chosen
+from pybackend.frontend.request_log import RequestRecord, begin_trace, is_chosen
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer
 from pybackend.observability.tracing.request_trace import RequestTrace

@@ -15,10 +15,9 @@ from starlette.requests import ClientDisconnect
 from pybackend.engine.admission import Admission
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
-from pybackend.frontend.http.compressed_body import Body
 from pybackend.frontend.http.content_coding import refuse_compressed
-from pybackend.frontend.http.head_fields import HeadFields, read_fields
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_body import Body
+from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
 from pybackend.protocol.infer_plan import InferPlan
 
 log = logging.getLogger(__name__)

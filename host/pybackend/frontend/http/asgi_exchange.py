@@ -13,8 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pybackend.engine.answers import Answers
-from pybackend.frontend.http.connection import HttpConnection
-from pybackend.frontend.http.exchange import Exchange
+from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.request_reader import RequestHead, path_of
 from pybackend.frontend.request_log import RECORD
 

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.groups import http_group
 from pybackend.frontend.access.restrictions import Headers, Restrictions, only_value
-from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.protocol.documents.metadata import encode_error
 from pybackend.settings import CloudSettings
 

@@ -8,32 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
 from pybackend.engine.admission import Admission
 from pybackend.engine.answers import Answers
 from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory, Flow, Transfer
-from pybackend.frontend.http.answer_writer import AnswerWriter
+from pybackend.frontend.http.answer_writer import INTERNAL, AnswerWriter
 from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.errors import INTERNAL
-from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.http.guard import HttpGuard
-from pybackend.frontend.http.lingering import LingeringProtocol
 from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead, RequestReader
 from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog, RequestRecord
 from pybackend.frontend.slices import TurnShare
-from pybackend.frontend.substitute import DirectReceiver
+from pybackend.frontend.substitute import DirectReceiver, LingeringProtocol
 from pybackend.inference.response import InferenceResponse
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 64 * 1024
 """Bytes of further requests that wait while one is being answered; beyond, reading pauses."""
-
-_NOBODY = Exchange()
 
 
 class State(IntEnum):
@@ -112,6 +107,49 @@ class Input:
     def close(self) -> None:
         """The connection has ended: its transport is left alone."""
         self._is_closed = True
+
+
+class Exchange:
+    """A request and its answer, as its connection sees them. The methods do nothing; subclasses replace those that they need."""
+
+    __slots__ = ()
+
+    has_begun = False
+    """A part of the answer is written."""
+
+    unread: Sequence[InferenceResponse] = ()
+    """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
+
+    arriving: Sequence[Admission] = ()
+    """The admission of a request whose tensors arrive in a model's memory."""
+
+    def on_body(self, piece: bytes) -> None:
+        """The next bytes of the body, without the framing of chunks."""
+
+    def on_complete(self) -> None:
+        """The request has arrived; ``HttpConnection.answered`` must follow, now or later."""
+
+    def room(self) -> memoryview | None:
+        """Memory for the next bytes of the body, if the kernel should write them there; None if not."""
+        return None
+
+    def on_stored(self, count: int) -> None:
+        """So many bytes were written to :meth:`room`."""
+
+    def on_paused(self) -> None:
+        """The client reads more slowly than the server writes."""
+
+    def on_resumed(self) -> None:
+        """The client has taken everything that was written."""
+
+    def on_lost(self) -> None:
+        """The connection has ended, or is about to end: release everything. May be called twice."""
+
+    def shut_down(self) -> None:
+        """The server stops: this is the connection's last answer."""
+
+
+_NOBODY = Exchange()
 
 
 class HttpPort(Port["HttpConnection"]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
@@ -16,8 +15,7 @@ from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.arrival import Arrival
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.infer_route import ERRORS, disconnected
-from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
+from pybackend.frontend.http.routes import MODEL, VERSION, add_route, client_address, disconnected, model_name, version
 from pybackend.frontend.request_log import RECORD
 from pybackend.inference.validation import Checked
 from pybackend.protocol.documents.metadata import encode_error
@@ -44,28 +42,22 @@ def add(app: FastAPI, frontend: InferFrontend) -> None:
     async def generate_stream(request: Request) -> Response:
         return await _answer(frontend, request, _events)
 
-    for prefix in ("/v2/models/{model_name}", "/v2/models/{model_name}/versions/{version:digits}"):
-        for name, summary, route, reply in (
-            ("generate", "Run the model on a flat JSON object", generate, {"application/json": _OBJECT}),
-            (
-                "generate_stream",
-                "The same, with an event per response",
-                generate_stream,
-                {"text/event-stream": _EVENTS},
-            ),
-        ):
-            path = f"{prefix}/{name}"
-            openapi: dict[str, Any] = {
-                "parameters": model_path(path),
-                "requestBody": {"required": True, "content": {"application/json": _OBJECT}},
-                "responses": {
-                    "200": {"description": "the outputs", "content": reply},
-                    **ERRORS,
-                },
-            }
-            app.post(path, tags=["inference"], summary=summary, name=path, response_model=None, openapi_extra=openapi)(
-                route
-            )
+    tag, body = "inference", {"application/json": _OBJECT}
+    for path in (MODEL, VERSION):
+        answers = {"description": "the outputs", "content": {"application/json": _OBJECT}}
+        add_route(
+            app,
+            "POST",
+            f"{path}/generate",
+            tag,
+            "Run the model on a flat JSON object",
+            generate,
+            body=body,
+            answers=answers,
+        )
+        answers = {"description": "the outputs", "content": {"text/event-stream": _EVENTS}}
+        summary = "The same, with an event per response"
+        add_route(app, "POST", f"{path}/generate_stream", tag, summary, generate_stream, body=body, answers=answers)
 
 
 _Reply = Callable[[ResponseStream, Request, AsyncExitStack], Awaitable[Response]]

@@ -8,8 +8,8 @@ from pybackend.engine.refusals import RefusalReason, Refusals
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Headers
 from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.model_path import infer_target, routed_path
 from pybackend.frontend.http.request_reader import path_of
+from pybackend.frontend.http.routes import infer_target, routed_path
 
 
 class Refused(NamedTuple):

@@ -15,10 +15,9 @@ from pybackend.engine.answers import Answers
 from pybackend.errors import InferenceError
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding, deflated
 from pybackend.frontend.flow import UNCOUNTED_BYTES
-from pybackend.frontend.http.connection import HttpConnection, State
+from pybackend.frontend.http.answer_writer import INTERNAL, STATUS
+from pybackend.frontend.http.connection import Exchange, HttpConnection, State
 from pybackend.frontend.http.content_coding import ACCEPTED, LEVEL, UnsupportedCodingError, compressed
-from pybackend.frontend.http.errors import INTERNAL, STATUS
-from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.listener import is_secure
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse

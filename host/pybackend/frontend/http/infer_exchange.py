@@ -12,17 +12,14 @@ from pybackend.engine.admission import Admission
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import Coding
-from pybackend.frontend.http.compressed_body import Body
-from pybackend.frontend.http.connection import HttpConnection
+from pybackend.frontend.http.answer_writer import INTERNAL
+from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.content_coding import answer_coding
-from pybackend.frontend.http.errors import INTERNAL
-from pybackend.frontend.http.exchange import Exchange
-from pybackend.frontend.http.head_fields import HeadFields, read_fields
 from pybackend.frontend.http.infer_answer import InferAnswer
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, decode_body
-from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.model_path import infer_target
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, Body, StreamedBody, decode_body
+from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
 from pybackend.frontend.http.request_reader import RequestHead
+from pybackend.frontend.http.routes import infer_target
 from pybackend.protocol.infer_plan import ALL_JSON, InferPlan
 
 log = logging.getLogger(__name__)

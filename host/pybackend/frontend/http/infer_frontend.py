@@ -6,23 +6,85 @@ are mounted under another server. Opening a body, completing a request and count
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from pybackend.engine.admission import Admission
 from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import InferenceError
+from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.flow import ClientMemory
-from pybackend.frontend.http.compressed_body import Body, CompressedBody
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
-from pybackend.frontend.http.head_fields import HeadFields
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody
-from pybackend.frontend.traced import ContextFields, begin_trace, is_chosen
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, Body, CompressedBody, StreamedBody
+from pybackend.frontend.request_log import ContextFields, begin_trace, is_chosen, trace_context
 from pybackend.inference.request import InferenceRequest
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
+
+_SIZES = frozenset(
+    map(len, ("inference-header-content-length", "content-encoding", "accept-encoding", "traceparent", "tracestate"))
+)
+
+
+class HeadFields(NamedTuple):
+    """The fields of an infer request that matter here.
+
+    Attributes:
+        header_length: says how long the JSON part is; None if it is missing.
+        encodings: how the body is compressed, several fields joined by commas; empty if it is not.
+        accepted: how the answer may be compressed, likewise; empty if the client does not say.
+        context: the fields of the trace context; None if there are none.
+        repeats_length: there are several fields that say how long the JSON part is.
+    """
+
+    header_length: bytes | None
+    encodings: bytes
+    accepted: bytes
+    context: ContextFields | None
+    repeats_length: bool
+
+    def check(self) -> None:
+        """Refuse a request whose parts nobody can tell apart.
+
+        Raises:
+            InferenceError: INVALID_ARG; it has several lengths of its JSON part.
+        """
+        if self.repeats_length:
+            raise InferenceError(
+                "the request has several fields Inference-Header-Content-Length: send one", ErrorCode.INVALID_ARG
+            )
+
+
+def read_fields(headers: Iterable[tuple[bytes, bytes]]) -> HeadFields:
+    """Find the fields of a request."""
+    lengths: list[bytes] = []
+    encodings: list[bytes] = []
+    accepted: list[bytes] = []
+    parents: list[bytes] = []
+    states: list[bytes] = []
+    for field, value in headers:
+        size = len(field)  # tells most fields apart, at less cost than their names
+        if size not in _SIZES:
+            continue
+        if size == 31 and field.lower() == b"inference-header-content-length":
+            lengths.append(value)
+        elif size == 16 and field.lower() == b"content-encoding":
+            encodings.append(value)
+        elif size == 15 and field.lower() == b"accept-encoding":
+            accepted.append(value)
+        elif size == 11 and field.lower() == b"traceparent":
+            parents.append(value)
+        elif size == 10 and field.lower() == b"tracestate":
+            states.append(value)
+    return HeadFields(
+        lengths[0] if lengths else None,
+        b",".join(encodings),
+        b",".join(accepted),
+        trace_context(parents, states) if parents else None,
+        len(lengths) > 1,
+    )
 
 
 class InferFrontend:
