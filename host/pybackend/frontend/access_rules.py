@@ -26,10 +26,6 @@ _RESTRICTED_API = "This API is restricted, expecting header"
 class AccessRules:
     """The rules.
 
-    Args:
-        settings: the operator's.
-        refusals: counts refused calls.
-
     Attributes:
         keys: the API keys; None if calls need none.
         cors: the web pages that may call the HTTP port; None if only its origin may.

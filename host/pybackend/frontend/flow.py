@@ -192,10 +192,8 @@ class Flow:
     def measure(self, seconds: int, transfer: Transfer | None, taken_bytes: int) -> None:
         """Called about once a second. A client that has stalled is disconnected.
 
-        Args:
-            seconds: time since the previous call.
-            transfer: the client's task that the server waits for; of two, the one for which more memory is held.
-            taken_bytes: all that the client has read so far, as far as that counts.
+        While the transfer is None, the server waits for nothing; of two, it is the one for which more memory is held.
+        ``taken_bytes`` is all that the client has read so far.
         """
         received, self._received_then = self.received_bytes - self._received_then, self.received_bytes
         taken, self._taken_then = max(0, taken_bytes - self._taken_then), taken_bytes
@@ -278,10 +276,7 @@ class ClientMemory:
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """Memory of a model's process is short: disconnect slow clients whose unread responses lie there.
 
-        Args:
-            is_part: whether a tensor lies in this memory.
-            nbytes: how many bytes are needed.
-            then: called once these clients' responses are released.
+        ``then`` is called once these clients' responses are released.
 
         Returns:
             False if there is no such client.

@@ -105,11 +105,7 @@ class Port(Generic[_C]):
     ) -> None:
         """Accept connections on a bound socket that does not block.
 
-        Args:
-            sock: the socket.
-            connection: makes the protocol object for an accepted connection.
-            refusal: sent to clients of a plain port that are not accepted.
-            tls: makes connections secure; None for a plain port.
+        A client of a plain port that is not accepted gets the refusal.
         """
         loop = asyncio.get_running_loop()
         self._sock, self._ticking = sock, loop.create_task(repeat(1, self.tick))

@@ -24,12 +24,9 @@ _ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})  # noqa: S104  what a socket says 
 def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> socket.socket:
     """A bound socket; connections wait in its backlog until it is served. A shared one is not offered any before.
 
-    Args:
-        address: an IPv4 or IPv6 address, a host's name, or ``unix:`` and the path of a Unix-domain socket. The IPv6 address
-            ``::`` takes connections of IPv4 too.
-        port: port number, 0 for a free one; without meaning for a Unix-domain socket.
-        service: ``HTTP``, ``GRPC`` or ``Metrics``, for messages.
-        reuse_port: share the port with other servers of the same user that also ask for it.
+    The address is IPv4, IPv6, a host's name, or ``unix:`` and the path of a Unix-domain socket; ``::`` takes connections of
+    IPv4 too. The port 0 is a free one. The service is named in messages. ``reuse_port`` shares the port with other servers of
+    the same user that also ask for it.
 
     Raises:
         ServerError: the address is unavailable.
@@ -117,10 +114,7 @@ class LocalSocket(socket.socket):
     A socket file whose server has gone is replaced. While this happens the directory is locked, so that of two servers that
     start at once, one does not remove the file of the other.
 
-    Args:
-        address: ``unix:`` and the path of the file; slashes at its beginning count as one, as in gRPC's addresses.
-        service: ``HTTP``, ``GRPC`` or ``Metrics``, for messages.
-        backlog: connections that may wait.
+    The address is ``unix:`` and the path of the file; slashes at its beginning count as one, as in gRPC's addresses.
 
     Raises:
         ServerError: the path is unusable or too long, is no socket, or a server listens there.

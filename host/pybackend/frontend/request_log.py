@@ -30,9 +30,6 @@ _NAMES = {"http": "HTTP", "grpc": "gRPC"}
 class RequestLog:
     """Shared by all connections of a server.
 
-    Args:
-        access: receives the answered requests; None for no access log.
-
     Attributes:
         on: front ends begin an :class:`RequestRecord` for each request.
         access: the access log.
@@ -64,15 +61,7 @@ class RequestLog:
         return record
 
     def begin(self, protocol: str, client: str, method: bytes, target: bytes, received_bytes: int = 0) -> RequestRecord:
-        """A request whose head has arrived.
-
-        Args:
-            protocol: ``http`` or ``grpc``.
-            client: its address.
-            method: the method of HTTP.
-            target: path and query.
-            received_bytes: the announced size of its body.
-        """
+        """A request whose head has arrived."""
         path = target.partition(b"?")[0][:_LONGEST_PATH].decode("latin-1")
         if LOG.settings.verbose_level > 0:
             log.debug("%s request: %s %s", _NAMES[protocol], method.decode("latin-1"), path)
@@ -121,13 +110,7 @@ class RequestRecord:
         self.trace: RequestTrace | None = None
 
     def asks(self, model: str, version: str = "", request_id: str = "") -> None:
-        """Note whom the request asks.
-
-        Args:
-            model: the model's name.
-            version: decimal, ``""`` if it is not known.
-            request_id: from the client, ``""`` if it sent none.
-        """
+        """Note whom the request asks."""
         self._note("model", model)
         self._note("version", version)
         self._note("request_id", request_id)
@@ -180,9 +163,7 @@ ContextFields = tuple[bytes, bytes]
 def trace_context(parents: Sequence[bytes], states: Sequence[bytes]) -> ContextFields | None:
     """The trace context in the fields of a head.
 
-    Args:
-        parents: values of ``traceparent``. If there are several, none counts: nobody knows which one is right.
-        states: values of ``tracestate``.
+    If there are several values of ``traceparent``, none counts: nobody knows which one is right.
     """
     return (parents[0], b",".join(states)) if len(parents) == 1 and parents[0] else None
 
@@ -191,43 +172,35 @@ def begin_trace(
     tracer: Tracer,
     request: InferenceRequest,
     model: str,
-    door: str,
-    *,
+    protocol: str,
+    fields: ContextFields | None,
     began_ns: int = 0,
-    fields: ContextFields | None = None,
+    *,
     sends: bool = True,
 ) -> RequestTrace | None:
-    """Begin the trace of a complete request that is about to be submitted.
+    """Begin the trace of a complete request that is about to be submitted; None if it is not sampled. Not for the hot path.
 
     Args:
-        tracer: decides; it is active, and has taken a request without ``fields``.
+        tracer: decides.
         request: gets the trace.
         model: the full name of the model that it asks.
-        door: ``HTTP`` or ``GRPC``.
-        began_ns: when its first bytes arrived, by ``time.monotonic_ns()``; 0 for now.
+        protocol: ``HTTP`` or ``GRPC``.
         fields: of the request; None if it has no trace context.
+        began_ns: when its first bytes arrived, by ``time.monotonic_ns()``; 0 for now.
         sends: the front end calls :meth:`RequestTrace.sent`.
-
-    Returns:
-        The trace, which is also in the request; None if the request is not sampled.
     """
+    if not tracer.active:
+        return None
     outer = read_context(*fields) if fields is not None and tracer.continues else None
-    trace: RequestTrace | None
+    trace: RequestTrace | None = None
     if outer is not None:
-        trace = tracer.go_on(model, door, outer, sends=sends)
-    elif fields is None or tracer.takes(model):
-        trace = tracer.begin(model, door, sends=sends)
-    else:
-        trace = None
+        trace = tracer.go_on(model, protocol, outer, sends=sends)
+    elif tracer.takes(model):
+        trace = tracer.begin(model, protocol, sends=sends)
     if trace is not None:
         request.trace = trace
         now_ns = time.monotonic_ns()
-        reading = "RECV" if door == "HTTP" else "WAITREAD"
-        trace.mark(f"{door}_{reading}_START", began_ns or now_ns)
-        trace.mark(f"{door}_{reading}_END", now_ns)
+        reading = "RECV" if protocol == "HTTP" else "WAITREAD"
+        trace.mark(f"{protocol}_{reading}_START", began_ns or now_ns)
+        trace.mark(f"{protocol}_{reading}_END", now_ns)
     return trace
-
-
-def is_chosen(tracer: Tracer, model: str, fields: ContextFields | None) -> bool:
-    """Whether a request may be traced, so that :func:`begin_trace` decides; not for the hot path."""
-    return tracer.active and (fields is not None or tracer.takes(model))

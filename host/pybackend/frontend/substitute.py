@@ -32,11 +32,8 @@ class Substitute(asyncio.BaseProtocol):
 class DirectReceiver(Substitute, asyncio.BufferedProtocol):
     """The kernel writes the bytes of large tensors to their place.
 
-    Args:
-        owner: the connection, which goes on once there is no such place.
-        transport: the connection's.
-        room: the place of the next bytes; None if they belong elsewhere.
-        stored: called with the number of bytes that were written there.
+    ``room`` gives the place of the next bytes, None if they belong elsewhere: then the connection goes on. ``stored`` is called
+    with the number of bytes that were written there.
     """
 
     def __init__(

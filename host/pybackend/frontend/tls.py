@@ -12,10 +12,8 @@ from pybackend.settings import TlsSettings
 class PortCertificates:
     """The certificates of one port, and the context that they make. New files count for new connections; open ones go on as they are.
 
-    Args:
-        settings: the files.
-        service: ``http`` or ``grpc``, as flags begin.
-        protocol: its name for the choice of a protocol during the handshake (ALPN).
+    The service is ``http`` or ``grpc``, as flags begin; the protocol is its name for the choice of one during the handshake
+    (ALPN).
 
     Attributes:
         context: for the next connection.

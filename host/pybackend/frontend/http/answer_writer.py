@@ -44,11 +44,6 @@ _PHRASES = {
 class AnswerWriter:
     """The answers of one connection, one after the other.
 
-    Args:
-        transport: the connection's.
-        flow: its bytes.
-        answers: counts those that the writer makes.
-
     Attributes:
         keep_alive: further requests may follow the current one.
         is_1_0: the client speaks HTTP/1.0: answers say that the connection is kept.

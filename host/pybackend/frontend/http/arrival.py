@@ -35,10 +35,7 @@ class SlowSenderError(InferenceError):
 class Arrival:
     """The arrival of one body; a context in which the bytes that it holds are counted.
 
-    Args:
-        frontend: has the account of these bytes.
-        request: the request.
-        admission: to the model whose memory takes the tensors; None for other requests.
+    The admission is to the model whose memory takes the tensors; other requests have none.
     """
 
     unread = ()
@@ -64,9 +61,7 @@ class Arrival:
     async def whole(self, most_bytes: int, advice: str = "") -> bytes:
         """The whole body.
 
-        Args:
-            most_bytes: the limit of its size.
-            advice: for clients that exceed it: where large data belongs.
+        The advice is for clients that exceed the limit: where large data belongs.
 
         Raises:
             InferenceError: it is compressed or too large, there is no memory for it, or it comes too slowly.
@@ -86,9 +81,6 @@ class Arrival:
 
     async def plan(self, body: Body) -> InferPlan:
         """The infer request in the body.
-
-        Args:
-            body: receives the bytes; it is released if there is no request.
 
         Raises:
             InferenceError: the request is invalid, there is no memory for it, or it comes too slowly.

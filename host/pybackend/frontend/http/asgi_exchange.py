@@ -21,12 +21,7 @@ _KEY = "exchange"
 
 
 class AsgiApp:
-    """An ASGI application, as uvicorn runs it for all connections of a port.
-
-    Args:
-        app: the application.
-        answers: counts its answers by status.
-    """
+    """An ASGI application, as uvicorn runs it for all connections of a port."""
 
     def __init__(self, app: Any, answers: Answers) -> None:
         self._app = app

@@ -26,11 +26,8 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 class CloudApp:
     """The ASGI application of one cloud's port.
 
-    Args:
-        settings: its routes.
-        v2: the application with the routes of the v2 protocol.
-        restrictions: of the HTTP port: they hold for routes that a header names.
-        only_model: the name of the server's only model; None if there are none or several.
+    The restrictions of the HTTP port hold for routes that a header names. ``only_model`` gives the name of the server's only
+    model, None if there are none or several.
     """
 
     def __init__(

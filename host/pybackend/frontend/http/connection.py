@@ -236,9 +236,7 @@ class HttpConnection(asyncio.Protocol):
     def begin_known(self, exchange: Exchange, body_bytes: int) -> None:
         """Begin a request whose head the port remembers.
 
-        Args:
-            exchange: reads and answers it.
-            body_bytes: size of the body that must pass through ``on_body``; 0 if the request is complete without that.
+        ``body_bytes`` must pass through ``on_body``; 0 if the request is complete without that.
         """
         self.exchange = exchange
         if body_bytes:

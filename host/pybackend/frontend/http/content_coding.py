@@ -27,8 +27,7 @@ class UnsupportedCodingError(InferenceError):
 def request_coding(value: bytes) -> Coding | None:
     """The compression of a body.
 
-    Args:
-        value: of ``Content-Encoding``; several fields joined by commas; empty if there is none.
+    Several fields ``Content-Encoding`` are joined by commas; ``b""`` if there is none.
 
     Returns:
         None for a body that is not compressed.
@@ -52,9 +51,6 @@ def request_coding(value: bytes) -> Coding | None:
 def refuse_compressed(value: bytes) -> None:
     """Refuse any compression, on routes other than inference.
 
-    Args:
-        value: as for :func:`request_coding`.
-
     Raises:
         InferenceError: UNSUPPORTED; the body is compressed.
     """
@@ -68,8 +64,7 @@ def refuse_compressed(value: bytes) -> None:
 def answer_coding(value: bytes) -> Coding | None:
     """The compression that a client prefers: the first one with the highest weight.
 
-    Args:
-        value: of ``Accept-Encoding``. Only ``gzip``, ``deflate`` and ``identity`` count.
+    The value is that of ``Accept-Encoding``, of which only ``gzip``, ``deflate`` and ``identity`` count.
 
     Returns:
         None for an answer that is not compressed.

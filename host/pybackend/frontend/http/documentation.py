@@ -36,11 +36,7 @@ _ONLY_OURS = {
 
 
 class DocumentedApp(FastAPI):
-    """An application whose document follows the models.
-
-    Args:
-        frontend: has the engine, and the guard of the port.
-    """
+    """An application whose document follows the models."""
 
     def __init__(self, frontend: InferFrontend, **options: Any) -> None:
         super().__init__(**options)

@@ -87,13 +87,7 @@ class _Shortcut(NamedTuple):
 
 
 class FastPath:
-    """The memory of one port. A head with credentials is remembered by a digest.
-
-    Args:
-        frontend: the state that infer requests share.
-        plans: its plans.
-        credentials: the headers that may carry secrets, in lower case.
-    """
+    """The memory of one port. A head with credentials is remembered by a digest."""
 
     def __init__(self, frontend: InferFrontend, plans: PlanCaches, credentials: frozenset[bytes]) -> None:
         self._frontend = frontend
@@ -285,9 +279,6 @@ frames: Recurring[_Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_L
 def small_answer(response: InferenceResponse) -> bytes:
     """A whole answer: head, JSON part and tensors.
 
-    Args:
-        response: a result whose outputs are all wanted as binary tensors.
-
     Returns:
         ``b""`` if the answer is large, borrows memory, or has an id or parameters: it must be made otherwise.
     """
@@ -322,9 +313,6 @@ def _beginning(key: _Layout) -> bytes:
 
 def small_json_answer(response: InferenceResponse) -> bytes:
     """A whole answer that is JSON only.
-
-    Args:
-        response: a result whose outputs are all wanted as JSON. Its id is printable ASCII without escapes.
 
     Returns:
         ``b""`` if the answer is large, borrows memory, has parameters, or outputs that are no finite numbers: it must be

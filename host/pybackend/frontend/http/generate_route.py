@@ -16,7 +16,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.arrival import Arrival
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.routes import MODEL, VERSION, add_route, client_address, disconnected, model_name, version
-from pybackend.frontend.request_log import RECORD
+from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.validation import Checked
 from pybackend.protocol.documents.metadata import encode_error
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
@@ -88,7 +88,7 @@ async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExit
             parsed = await in_turns(parse_generate(body, signature, admission.model_version, limits))
         if RECORD in request.scope:
             request.scope[RECORD].asks(admission.model_name, admission.model_version, parsed.id)
-        trace = frontend.traced(admission, parsed, fields.context)
+        trace = begin_trace(frontend.engine.tracer, parsed, name, "HTTP", fields.context)
         if trace is not None:
             stack.callback(trace.sent)
         stream = ResponseStream(lambda on_response: admission.submit(parsed, on_response, Checked.HEADER))
@@ -141,13 +141,7 @@ async def _events(stream: ResponseStream, request: Request, stack: AsyncExitStac
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events.
-
-    Args:
-        stream: the responses.
-        first: the first one as JSON, None if there is none.
-        life: closes the stream.
-    """
+    """Server-sent events."""
 
     media_type = "text/event-stream"
 

@@ -29,11 +29,7 @@ class Refused(NamedTuple):
 class HttpGuard:
     """The guard.
 
-    Args:
-        protocol: the port's name in metrics and logs.
-        guard: decides.
-        refusals: counts refused calls.
-        cors: the port's rule for web pages, whose questions before a call (preflights) carry no key; None for none.
+    The port's rule for web pages matters here, because their questions before a call (preflights) carry no key.
     """
 
     def __init__(self, protocol: str, guard: Guard, refusals: Refusals, cors: Cors | None = None) -> None:
@@ -53,12 +49,6 @@ class HttpGuard:
 
     def refusal(self, method: bytes, target: bytes, headers: Headers, sender: str) -> Refused | None:
         """The answer to a call that may not be made; None if it may.
-
-        Args:
-            method: of the call.
-            target: as in the request line.
-            headers: of the call.
-            sender: its address, for the log.
 
         Raises:
             MalformedRequestError: the target has no path.

@@ -44,13 +44,6 @@ _ACCEPTED = b"accept-encoding: %b\r\n" % ACCEPTED.encode()
 class InferAnswer(Exchange):
     """The answer to a request that a model has.
 
-    Args:
-        connection: the client's.
-        answers: counts the answer.
-        output_format: from the request's plan.
-        coding: the compression that the client wants; None for none.
-        takes_chunks: the client speaks HTTP/1.1.
-
     Attributes:
         pending: the handle of the request; None once it is answered.
     """
@@ -196,11 +189,7 @@ class InferAnswer(Exchange):
 class _Pieces:
     """Makes an answer in slices.
 
-    Args:
-        answer: sends it.
-        response: released when it was sent, or will not be.
-        pieces: its body; empty ones only mark units of work.
-        held_bytes: the memory that it takes until it is released.
+    Empty pieces of the body only mark units of work. ``held_bytes`` is the memory that it takes until the response is released.
     """
 
     def __init__(
@@ -259,12 +248,7 @@ class _Pieces:
 class _ChunkedPieces(_Pieces):
     """Sends each piece as it is made, and compressed if the client asks for it.
 
-    Args:
-        answer: as for :class:`_Pieces`.
-        response: likewise.
-        pieces: the body before compression.
-        held_bytes: as for :class:`_Pieces`.
-        json_length: length of its JSON part, if binary tensors follow.
+    ``json_length`` is that of the JSON part, if binary tensors follow; the pieces are those before compression.
     """
 
     def __init__(

@@ -41,12 +41,7 @@ def decode_body(
 ) -> InferPlan:
     """The request in a complete body.
 
-    Args:
-        body: the received bytes.
-        header_length: the value of ``Inference-Header-Content-Length``, None if the client sent none.
-        admission: admission to the model.
-        limits: bounds of JSON and raw bodies.
-        plans: of earlier requests to the model version; None if nothing is remembered.
+    ``header_length`` is the value of ``Inference-Header-Content-Length``. There are no plans if nothing is remembered.
 
     Raises:
         InferenceError: the request is invalid.
@@ -62,15 +57,7 @@ def decode_body(
     known = None if plans is None else plans.templates.filled(body)
     if known is not None:
         return known
-    plan = parse_infer(
-        body,
-        header_length=None,
-        signature=signature,
-        model_version=version,
-        limits=limits,
-        available_bytes=0,
-        regions=admission.regions,
-    )
+    plan = _parsed(body, None, admission, limits, 0)
     if plans is not None:
         plans.templates.learn(body, plan, signature, limits)
     return plan
@@ -83,21 +70,30 @@ def _decode_binary(
     known = None if plans is None else plans.whole(body, 0, json_length)
     if known is not None:
         return known
-    signature = admission.signature
     header = body[:json_length]
+    plan = _parsed(header, json_length, admission, limits, len(body) - json_length)
+    if plans is not None:
+        plans.learn(header, plan)
+    attach_blobs(plan, body, json_length)
+    return plan
+
+
+def _parsed(
+    text: bytes, json_length: int | None, admission: Admission, limits: BodyLimits, available_bytes: int | None
+) -> InferPlan:
+    """The plan in a JSON part that is not large. It is checked against the signature if binary tensors may follow."""
+    signature = admission.signature
     plan = parse_infer(
-        header,
+        text,
         header_length=json_length,
         signature=signature,
         model_version=admission.model_version,
         limits=limits,
-        available_bytes=len(body) - json_length,
+        available_bytes=available_bytes,
         regions=admission.regions,
     )
-    plan.checked = validate_header(plan.request, signature, plan.binary_inputs)
-    if plans is not None:
-        plans.learn(header, plan)
-    attach_blobs(plan, body, json_length)
+    if json_length is not None:
+        plan.checked = validate_header(plan.request, signature, plan.binary_inputs)
     return plan
 
 
@@ -122,12 +118,8 @@ class StreamedBody:
     ) -> None:
         """Check the header fields.
 
-        Args:
-            admission: admission to the model; :meth:`release` releases its memory.
-            header_length: the value of ``Inference-Header-Content-Length``, None if there is none.
-            content_length: length of the body, None if it is chunked.
-            limits: bounds of JSON and raw bodies.
-            on_shortage: called when the model has no memory left; returns True if some may be available now.
+        The content length of a chunked body is None. ``on_shortage`` is called when the model has no memory left; it returns
+        True if some may be available now.
 
         Raises:
             InferenceError: the fields are malformed, or announce too large a body.
@@ -292,16 +284,7 @@ class StreamedBody:
     def _plan_tensors(self) -> None:
         assert self._json_length
         available = None if self._content_length is None else self._content_length - self._json_length
-        plan = parse_infer(
-            bytes(self._collected),
-            header_length=self._json_length,
-            signature=self._admission.signature,
-            model_version=self._admission.model_version,
-            limits=self._limits,
-            available_bytes=available,
-            regions=self._admission.regions,
-        )
-        plan.checked = validate_header(plan.request, self._admission.signature, plan.binary_inputs)
+        plan = _parsed(bytes(self._collected), self._json_length, self._admission, self._limits, available)
         self._collected.clear()
         self._plan, self._open = plan, list(plan.binary_inputs)
 
@@ -317,11 +300,6 @@ class StreamedBody:
 
 class CompressedBody:
     """Stands in front of a :class:`StreamedBody`, and is used as one, except that nothing is received into it directly.
-
-    Args:
-        body: receives the decompressed bytes.
-        coding: the body's compression.
-        limits: bound of the decompressed size.
 
     Attributes:
         work: work to do in steps before the body can continue, as for :class:`StreamedBody`.

@@ -20,6 +20,7 @@ from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, Bo
 from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
 from pybackend.frontend.http.request_reader import RequestHead
 from pybackend.frontend.http.routes import infer_target
+from pybackend.frontend.request_log import begin_trace
 from pybackend.protocol.infer_plan import ALL_JSON, InferPlan
 
 log = logging.getLogger(__name__)
@@ -245,7 +246,9 @@ class InferExchange(Exchange):
                 connection.record.asks(admission.model_name, admission.model_version, plan.request.id)
                 connection.record.continues(None if context is None else context[0])
             if frontend.engine.tracer.active:
-                trace = frontend.traced(admission, plan.request, context, self._began_ns)
+                trace = begin_trace(
+                    frontend.engine.tracer, plan.request, admission.full_name, "HTTP", context, self._began_ns
+                )
                 if trace is not None:
                     connection.record = connection.port.request_log.begin_traced(connection.record, trace)
             answer = InferAnswer(connection, frontend.answers, plan.output_format, head.coding, head.takes_chunks)

@@ -17,9 +17,7 @@ from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, Body, CompressedBody, StreamedBody
-from pybackend.frontend.request_log import ContextFields, begin_trace, is_chosen, trace_context
-from pybackend.inference.request import InferenceRequest
-from pybackend.observability.tracing.request_trace import RequestTrace
+from pybackend.frontend.request_log import ContextFields, trace_context
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
 
@@ -123,11 +121,7 @@ class InferFrontend:
     ) -> Body:
         """Receives a body that is large, compressed, or of unknown size.
 
-        Args:
-            admission: to the model.
-            fields: of the request's head.
-            nbytes: the announced size; None if there is none.
-            on_shortage: called when the model has no memory left; returns True if some may be available now.
+        ``nbytes`` is the announced size, None if there is none; ``on_shortage`` is as for :class:`StreamedBody`.
 
         Raises:
             InferenceError: the fields are malformed, or announce too large a body.
@@ -136,21 +130,6 @@ class InferFrontend:
         length = None if coding is not None else nbytes
         body = StreamedBody(admission, fields.header_length, length, self.limits, on_shortage)
         return body if coding is None else CompressedBody(body, coding, self.limits)
-
-    def traced(
-        self,
-        admission: Admission,
-        request: InferenceRequest,
-        fields: ContextFields | None,
-        began_ns: int = 0,
-        *,
-        sends: bool = True,
-    ) -> RequestTrace | None:
-        """Begin the trace of a complete request; the arguments are those of :func:`begin_trace`. None if it is not traced."""
-        tracer = self.engine.tracer
-        if not is_chosen(tracer, admission.full_name, fields):
-            return None
-        return begin_trace(tracer, request, admission.full_name, "HTTP", began_ns=began_ns, fields=fields, sends=sends)
 
     def refused(self, model: str, error: InferenceError, address: str) -> None:
         """Count a request that no model accepted; ``model`` is its name in the request, or its full name."""

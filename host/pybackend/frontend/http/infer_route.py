@@ -27,6 +27,7 @@ from pybackend.frontend.http.routes import (
     object_schema,
     version,
 )
+from pybackend.frontend.request_log import begin_trace
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.json.infer_response import EncodedResponse, encode_response
@@ -143,7 +144,7 @@ async def _submitted(
             plan = await arrival.plan(body)
         if forwarded is not None:
             add_parameters(plan.request, forwarded)
-        frontend.traced(admission, plan.request, fields.context, sends=False)
+        begin_trace(frontend.engine.tracer, plan.request, name, "HTTP", fields.context, sends=False)
         response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
     except InferenceError as error:
         frontend.refused(name, error, client_address(request))

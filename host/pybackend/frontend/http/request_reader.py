@@ -96,11 +96,6 @@ class RequestHead:
 def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
     """See that a head is HTTP/1.1 or HTTP/1.0, where servers could understand it differently.
 
-    Args:
-        version: of HTTP.
-        hosts: values of ``Host``.
-        codings: those of ``Transfer-Encoding``, in lower case.
-
     Raises:
         MalformedRequestError: it is not.
     """

@@ -57,11 +57,7 @@ def routed_path(raw_path: bytes) -> str:
 
 
 class SlashesInNames:
-    """An ASGI application whose routes take names with slashes, such as those of models in namespaces.
-
-    Args:
-        app: the application.
-    """
+    """An ASGI application whose routes take names with slashes, such as those of models in namespaces."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -113,17 +109,8 @@ def add_route(
     Handlers take the raw request: building validators for a name and a number would cost more than the rest of the
     application's start.
 
-    Args:
-        app: the application.
-        method: of HTTP.
-        path: of the route.
-        tag: the route's group in the document.
-        summary: its description there.
-        answer: handles a request.
-        body: the content of a request by media type; None if it has none.
-        body_required: a request may not lack it.
-        answers: successful answers, where errors are described too; None for no description.
-        parameters: those of a request beside the parameters in the path.
+    ``body`` is the content of a request by media type, ``answers`` the successful ones of an answer; ``parameters`` are those
+    beside the path's.
     """
     described = [
         {"name": part.strip("{}").partition(":")[0], "in": "path", "required": True, **description}

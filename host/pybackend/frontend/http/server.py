@@ -30,11 +30,7 @@ _FULL = (
 class HttpServer(HttpPort):
     """A listening port: its connections, and the objects that answer their requests.
 
-    Args:
-        app: the ASGI application.
-        client_memory: the account of bytes buffered for clients.
-        infer: answers infer requests; None if the application answers all requests.
-        request_log: as for :class:`HttpPort`; the same holds for the others.
+    Without ``infer``, the ASGI application answers all requests.
     """
 
     def __init__(
