@@ -167,13 +167,14 @@ class Flow:
         """No request arrives in models' memory any more."""
         self._memory.senders.discard(self)
 
-    def drop_other_sender(self, admission: Admission | None) -> bool:
-        """Disconnect the slowest client whose request holds memory that another request, of this client, needs.
-
-        Returns:
-            False if no slow client does.
-        """
-        return admission is not None and self._memory.drop_sender(self, admission)
+    def drop_other_sender(self, admission: Admission) -> bool:
+        """Disconnect the slowest client whose request holds memory that a request of this one needs; False if no slow one does."""
+        for flow in _slow(self._memory.senders - {self}):
+            assert flow.client is not None
+            if any(each.holds_memory and each.shares_memory_with(admission) for each in flow.client.arriving):
+                self._memory.drop(flow)
+                return True
+        return False
 
     def drop(self) -> None:
         """Disconnect a slow client, because others need the memory."""
@@ -236,7 +237,7 @@ class ClientMemory:
         more = wanted - flow.counted_bytes
         if more > 0:
             for slow in _slow(self.counted - {flow}) if self.used_bytes + more > self.limit_bytes else ():
-                self._drop(slow)
+                self.drop(slow)
                 if self.used_bytes + more <= self.limit_bytes:
                     break
             if self.used_bytes + more > self.limit_bytes:
@@ -264,15 +265,6 @@ class ClientMemory:
             ErrorCode.UNAVAILABLE,
         )
 
-    def drop_sender(self, taker: Flow, admission: Admission) -> bool:
-        """As :meth:`Flow.drop_other_sender`."""
-        for flow in _slow(self.senders - {taker}):
-            assert flow.client is not None
-            if any(each.holds_memory and each.shares_memory_with(admission) for each in flow.client.arriving):
-                self._drop(flow)
-                return True
-        return False
-
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """Memory of a model's process is short: disconnect slow clients whose unread responses lie there.
 
@@ -291,10 +283,11 @@ class ClientMemory:
         if leaving:
             self._leaving.append((set(leaving), then))
         for flow in leaving:
-            self._drop(flow)
+            self.drop(flow)
         return bool(leaving)
 
-    def _drop(self, flow: Flow) -> None:
+    def drop(self, flow: Flow) -> None:
+        """Disconnect a slow client."""
         self._set(flow, 0)
         self.senders.discard(flow)
         flow.drop()

@@ -119,10 +119,6 @@ class Arrival:
             raise InferenceError("Content-Length is not a number of bytes", ErrorCode.INVALID_ARG)
         return int(text)
 
-    def drop_slowest(self) -> bool:
-        """Disconnect the slowest of the slow clients whose bodies hold memory that this one needs; False if none does."""
-        return self.flow.drop_other_sender(self._admission)
-
     @property
     def arriving(self) -> Iterable[Admission]:
         """The admission, while tensors arrive in the model's memory."""

@@ -51,7 +51,8 @@ class AsgiApp:
             for name, value in scope["headers"]:
                 if name == b"traceparent":
                     record.continues(value)
-        if exchange.is_1_0:
+        writer = exchange.connection.writer
+        if writer.is_1_0:
             scope["http_version"] = "1.0"
 
         async def noting(message: Any) -> None:
@@ -62,7 +63,7 @@ class AsgiApp:
                 known = scope.get("path_params", {})
                 if record is not None and "model_name" in known and "model" not in record.about:
                     record.asks(known["model_name"], known.get("version", ""))
-                if exchange.is_1_0:
+                if writer.is_1_0 and writer.keep_alive:
                     message = _kept_alive(message)
             else:
                 exchange.sent_bytes += len(message.get("body", b""))
@@ -84,19 +85,18 @@ class AsgiExchange(Exchange):
     """A request and its answer.
 
     Attributes:
+        connection: the client's.
         record: of the request, for the log; None if nobody wants it.
-        is_1_0: the client speaks HTTP/1.0, and wants to keep the connection.
         sent_bytes: size of the answer's body so far.
     """
 
-    __slots__ = ("_chunked", "_connection", "_protocol", "_status", "is_1_0", "record", "sent_bytes")
+    __slots__ = ("_chunked", "_protocol", "_status", "connection", "record", "sent_bytes")
 
     def __init__(self, connection: HttpConnection, head: RequestHead, app: AsgiApp) -> None:
         path_of(head.target)  # uvicorn's object has no answer to a target without one
-        self._connection = connection
+        self.connection = connection
         self._chunked = head.chunked
         self.record = connection.record
-        self.is_1_0 = head.version == "1.0" and head.keep_alive
         self._status: int | None = None
         self.sent_bytes = 0
         self._protocol: HttpToolsProtocol | None = app.protocol(self)
@@ -135,7 +135,7 @@ class AsgiExchange(Exchange):
         """The answer is written, or as much of it as there will be."""
         if not self.is_over:
             self._end(None)
-            self._connection.answered()
+            self.connection.answered()
 
     def on_lost(self) -> None:
         if not self.is_over:

@@ -299,7 +299,7 @@ class StreamedBody:
 
 
 class CompressedBody:
-    """Stands in front of a :class:`StreamedBody`, and is used as one, except that nothing is received into it directly.
+    """Stands in front of a :class:`StreamedBody`, and is used as one with the same errors, except that nothing is received into it directly.
 
     Attributes:
         work: work to do in steps before the body can continue, as for :class:`StreamedBody`.
@@ -311,11 +311,7 @@ class CompressedBody:
         self.work: Generator[None, None, None] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Process the next compressed bytes: a slice at once, what follows as :attr:`work`.
-
-        Raises:
-            InferenceError: the bytes make the request invalid, or there is no memory for them.
-        """
+        """Process the next compressed bytes: a slice at once, what follows as :attr:`work`."""
         self._inflater.feed(data)
         if self.work is None:
             piece = self._step()
@@ -348,11 +344,7 @@ class CompressedBody:
         return self._inflater.waiting_bytes + self._body.private_bytes
 
     def complete(self) -> None:
-        """Record the end of the body.
-
-        Raises:
-            InferenceError: bytes of the compressed stream are missing, or the model was unloaded.
-        """
+        """Record the end of the body, of which bytes may be missing."""
         try:
             self._inflater.finish()
         except BrokenStreamError as error:
@@ -361,11 +353,7 @@ class CompressedBody:
         self.work = self._body.work
 
     def finish(self) -> InferPlan:
-        """The request, once the body is complete and no work is pending.
-
-        Raises:
-            InferenceError: the request is invalid.
-        """
+        """The request, once the body is complete and no work is pending."""
         return self._body.finish()
 
     def release(self) -> None:

@@ -114,7 +114,7 @@ class InferExchange(Exchange):
             ):
                 self._connection.flow.begin_sending()
                 nbytes = None if head.chunked else head.content_length
-                self._body = frontend.body(self.admission, fields, nbytes, self._drop_slowest_sender)
+                self._body = frontend.body(self.admission, fields, nbytes, self._connection.flow)
         except InferenceError as error:
             self._refuse(error)
 
@@ -130,7 +130,7 @@ class InferExchange(Exchange):
         try:
             was_busy = body.work is not None
             body.feed(piece)
-            self._hold(body)
+            self._connection.flow.hold(body.private_bytes)
             if body.work is not None and not was_busy:
                 self._work(body, self._go_on)
         except InferenceError as error:
@@ -153,10 +153,6 @@ class InferExchange(Exchange):
         except InferenceError as error:
             self._refuse(error)
 
-    def _hold(self, body: Body) -> None:
-        """Account for bytes of a body that lie outside its model's memory."""
-        self._connection.flow.hold(body.private_bytes)
-
     def _work(self, body: Body, go_on: Callable[[], None]) -> None:
         """Do a body's work in slices; the client may continue to send, up to a limit."""
 
@@ -167,7 +163,7 @@ class InferExchange(Exchange):
             try:
                 if next(work, _DONE) is _DONE:
                     body.work = None
-                self._hold(body)
+                self._connection.flow.hold(body.private_bytes)
             except InferenceError as error:
                 self._refuse(error)
             except Exception:  # the client gets an answer, whatever it sent
@@ -203,10 +199,6 @@ class InferExchange(Exchange):
 
     def on_lost(self) -> None:
         self._release()
-
-    def _drop_slowest_sender(self) -> bool:
-        """Disconnect the slowest of the slow clients whose bodies hold memory that others need; False if none does."""
-        return self._connection.flow.drop_other_sender(self.admission)
 
     @property
     def arriving(self) -> Sequence[Admission]:  # type: ignore[override]

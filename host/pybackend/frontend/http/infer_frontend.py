@@ -6,14 +6,15 @@ are mounted under another server. Opening a body, completing a request and count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 from pybackend.engine.admission import Admission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
-from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.flow import ClientMemory, Flow
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, Body, CompressedBody, StreamedBody
@@ -116,19 +117,19 @@ class InferFrontend:
         self.guard = guard
         self.plans = PlanCaches() if fast_paths else None
 
-    def body(
-        self, admission: Admission, fields: HeadFields, nbytes: int | None, on_shortage: Callable[[], bool]
-    ) -> Body:
+    def body(self, admission: Admission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body:
         """Receives a body that is large, compressed, or of unknown size.
 
-        ``nbytes`` is the announced size, None if there is none; ``on_shortage`` is as for :class:`StreamedBody`.
+        ``nbytes`` is the announced size, None if there is none. When the model has no memory left, a slow client is dropped.
 
         Raises:
             InferenceError: the fields are malformed, or announce too large a body.
         """
         coding = request_coding(fields.encodings) if fields.encodings else None
         length = None if coding is not None else nbytes
-        body = StreamedBody(admission, fields.header_length, length, self.limits, on_shortage)
+        body = StreamedBody(
+            admission, fields.header_length, length, self.limits, partial(flow.drop_other_sender, admission)
+        )
         return body if coding is None else CompressedBody(body, coding, self.limits)
 
     def refused(self, model: str, error: InferenceError, address: str) -> None:

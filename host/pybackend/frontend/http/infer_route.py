@@ -140,7 +140,7 @@ async def _submitted(
         forwarded = None if frontend.forwards is None else frontend.forwards.of(request.headers.raw)
         fields.check()
         with Arrival(frontend, request, admission) as arrival:
-            body = frontend.body(admission, fields, arrival.content_length, arrival.drop_slowest)
+            body = frontend.body(admission, fields, arrival.content_length, arrival.flow)
             plan = await arrival.plan(body)
         if forwarded is not None:
             add_parameters(plan.request, forwarded)
