@@ -32,7 +32,9 @@ def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> 
         ServerError: the address is unavailable.
     """
     if address.startswith(LOCAL_ADDRESS):
-        return _prepared(LocalSocket(address, service, BACKLOG))
+        local = LocalSocket(address, service, BACKLOG)
+        local.setblocking(False)
+        return local
     host = address.removeprefix("ipv6:").strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -52,7 +54,8 @@ def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> 
     except OverflowError:
         sock.close()
         raise ServerError(f"failed to start {service} service: {port} is not a valid port") from None
-    return _prepared(sock)
+    sock.setblocking(False)
+    return sock
 
 
 def _bind_error(error: OSError, address: str, port: int, service: str, *, reuse_port: bool) -> ServerError:
@@ -66,11 +69,6 @@ def _bind_error(error: OSError, address: str, port: int, service: str, *, reuse_
         else f"With --reuse-{flag}-port, every server on the port needs that flag and has to run as the same user"
     )
     return ServerError(f"failed to start {service} service: Socket '{place}' already in use. {advice}")
-
-
-def _prepared(sock: socket.socket) -> socket.socket:
-    sock.setblocking(False)
-    return sock
 
 
 def release(sock: socket.socket) -> None:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from pybackend.engine.admission import Admission
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
-from pybackend.frontend.http.content_coding import refuse_compressed
+from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.infer_body import Body
 from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
 from pybackend.protocol.infer_plan import InferPlan
@@ -66,7 +66,11 @@ class Arrival:
         Raises:
             InferenceError: it is compressed or too large, there is no memory for it, or it comes too slowly.
         """
-        refuse_compressed(self.fields.encodings)
+        if request_coding(self.fields.encodings) is not None:
+            raise InferenceError(
+                "Unsupported compression type: only infer takes compressed bodies. Send this one without content-encoding",
+                ErrorCode.UNSUPPORTED,
+            )
         announced = self.content_length
         if announced is not None:
             _check_size(announced, most_bytes, advice)

@@ -297,7 +297,7 @@ class HttpConnection(asyncio.Protocol):
         if port.guard is not None:
             refused = port.guard.refusal(head.method, head.target, head.headers, self.address)
             if refused is not None:
-                self._deny(refused.status, refused.message, refused.fields)
+                self._deny(*refused)
                 return
         self.exchange = port.begin(self, head)
         if self._reader.is_complete:
@@ -352,7 +352,8 @@ class HttpConnection(asyncio.Protocol):
                 self._enter(State.DRAINING)
                 self.input.resume()
             else:
-                self._linger()
+                self._enter(State.CLOSING)
+                LingeringProtocol(self, self.transport)
 
     def _next(self) -> None:
         """Go on with the next request."""
@@ -380,7 +381,8 @@ class HttpConnection(asyncio.Protocol):
         self.writer.write_error(self.record, status, message, fields)
         if self.record is not None:
             self._end_record()
-        self._linger()
+        self._enter(State.CLOSING)
+        LingeringProtocol(self, self.transport)
 
     def _refuse(self, error: MalformedRequestError) -> None:
         """Answer bytes that are not HTTP, and end the connection."""
@@ -409,10 +411,6 @@ class HttpConnection(asyncio.Protocol):
         assert record is not None
         record.received_bytes -= self._reader.body_left  # a part that never came
         record.end()
-
-    def _linger(self) -> None:
-        self._enter(State.CLOSING)
-        LingeringProtocol(self, self.transport)
 
     # The client's speed, and its share of the memory
 

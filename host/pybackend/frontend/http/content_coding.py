@@ -48,19 +48,6 @@ def request_coding(value: bytes) -> Coding | None:
     return coding
 
 
-def refuse_compressed(value: bytes) -> None:
-    """Refuse any compression, on routes other than inference.
-
-    Raises:
-        InferenceError: UNSUPPORTED; the body is compressed.
-    """
-    if request_coding(value) is not None:
-        raise InferenceError(
-            "Unsupported compression type: only infer takes compressed bodies. Send this one without content-encoding",
-            ErrorCode.UNSUPPORTED,
-        )
-
-
 def answer_coding(value: bytes) -> Coding | None:
     """The compression that a client prefers: the first one with the highest weight.
 

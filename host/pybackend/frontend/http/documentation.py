@@ -45,7 +45,8 @@ class DocumentedApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The document in its present state."""
         routes = super().openapi()
-        guard, paths = self._frontend.guard, dict(routes["paths"])
+        port, paths = self._frontend.guard, dict(routes["paths"])
+        guard = None if port is None else port.guard
         # Names of models and their tensors may be for some callers only.
         if guard is None or not any(guard.needs(path)[1] for path in ("/v2/models", "/v2/models/-")):
             paths |= self._paths_of_models(paths)

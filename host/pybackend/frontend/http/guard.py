@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from pybackend.engine.refusals import RefusalReason, Refusals
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Headers
@@ -11,19 +9,8 @@ from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.request_reader import path_of
 from pybackend.frontend.http.routes import infer_target, routed_path
 
-
-class Refused(NamedTuple):
-    """The answer to a call that may not be made.
-
-    Attributes:
-        status: of the answer.
-        message: of the answer.
-        fields: further fields of its head, each with its line end.
-    """
-
-    status: int
-    message: str
-    fields: bytes = b""
+Refused = tuple[int, str, bytes]
+"""The answer to a call that may not be made: status, message, and further fields of its head, each with its line end."""
 
 
 class HttpGuard:
@@ -34,18 +21,9 @@ class HttpGuard:
 
     def __init__(self, protocol: str, guard: Guard, refusals: Refusals, cors: Cors | None = None) -> None:
         self._protocol = protocol
-        self._guard = guard
+        self.guard = guard
         self._refusals = refusals
         self._cors = cors
-
-    @property
-    def credentials(self) -> frozenset[bytes]:
-        """The headers that may carry secrets, in lower case."""
-        return self._guard.credentials
-
-    def needs(self, path: str) -> tuple[bool, str]:
-        """As :meth:`Guard.needs`."""
-        return self._guard.needs(path)
 
     def refusal(self, method: bytes, target: bytes, headers: Headers, sender: str) -> Refused | None:
         """The answer to a call that may not be made; None if it may.
@@ -55,13 +33,13 @@ class HttpGuard:
         """
         if self._cors is not None and method == b"OPTIONS" and self._cors.is_preflight(headers):
             return None
-        denial = self._guard.denial(_path(target), headers)
+        denial = self.guard.denial(_path(target), headers)
         if denial is None:
             return None
         self._refusals.add(self._protocol, RefusalReason.DENIED, denial.message, sender=sender)
         if denial.lacks_key:
-            return Refused(401, denial.message, b"www-authenticate: Bearer\r\n")
-        return Refused(403, denial.message)
+            return 401, denial.message, b"www-authenticate: Bearer\r\n"
+        return 403, denial.message, b""
 
 
 def _path(target: bytes) -> str:

@@ -51,10 +51,12 @@ class RequestHead:
     """
 
     __slots__ = (
+        "_parser",
         "chunked",
         "content_length",
         "expects_continue",
         "headers",
+        "is_complete",
         "keep_alive",
         "method",
         "raw",
@@ -62,21 +64,59 @@ class RequestHead:
         "version",
     )
 
-    def __init__(self, parsed: _ParsedHead, raw: bytes) -> None:
-        self.method = parsed.method
-        self.target = parsed.target
-        self.version = parsed.version
+    def __init__(self) -> None:
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self.is_complete = self.keep_alive = False
+        self.method = self.target = self.raw = b""
+        self.version = ""
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def feed(self, data: bytes) -> None:
+        """Parse some bytes, none of which follow the head."""
+        assert self._parser is not None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer that the server ignores: it answers the request
+        except httptools.HttpParserError:
+            raise _not_http() from None
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field."""
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The end."""
+        parser = self._parser
+        assert parser is not None
+        self.close()
+        self.method, self.version = parser.get_method(), parser.get_http_version()
+        self.keep_alive = parser.should_keep_alive()
+        self.is_complete = True
+
+    def close(self) -> None:
+        """Let go of the parser: they refer to each other."""
+        self._parser = None
+
+    def check(self, raw: bytes) -> None:
+        """Read the fields that say how the request goes on, and refuse what servers could understand differently.
+
+        Raises:
+            MalformedRequestError: it is not HTTP/1.1 or HTTP/1.0 as this server reads it.
+        """
         if b"#" in self.target:
             # Readers with and without the fragment would find different routes.
             raise _invalid("its target has a fragment, which is the client's own matter: write # as %23 in a name")
-        self.headers = parsed.headers
-        self.keep_alive = parsed.keep_alive
         self.raw = raw
         self.content_length = 0
         self.expects_continue = False
         hosts: list[bytes] = []
         codings: list[bytes] = []
-        for name, value in parsed.headers:
+        for name, value in self.headers:
             size = len(name)  # tells most fields apart, at less cost than their names
             if size not in _SIZES:
                 continue
@@ -94,11 +134,6 @@ class RequestHead:
 
 
 def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
-    """See that a head is HTTP/1.1 or HTTP/1.0, where servers could understand it differently.
-
-    Raises:
-        MalformedRequestError: it is not.
-    """
     if version not in {"1.1", "1.0"}:
         raise _invalid(f"this server speaks HTTP/1.1, and not HTTP/{version}", 505)
     if len(hosts) != 1 and (hosts or version == "1.1"):
@@ -130,32 +165,6 @@ def path_of(target: bytes) -> bytes:
     if path is None:
         raise _invalid("its target is not a path")
     return path
-
-
-class _ParsedHead:
-    """The target and the fields that the parser finds in a head."""
-
-    def __init__(self) -> None:
-        self.parser = httptools.HttpRequestParser(self)
-        self.target = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.is_complete = False
-        self.method = b""
-        self.version = ""
-        self.keep_alive = False
-
-    def on_url(self, url: bytes) -> None:
-        self.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        parser = self.parser
-        del self.parser  # they refer to each other, and it forgets these when the request has no body
-        self.method, self.version = parser.get_method(), parser.get_http_version()
-        self.keep_alive = parser.should_keep_alive()
-        self.is_complete = True
 
 
 MOST_CHUNKS = 65536
@@ -287,7 +296,7 @@ class RequestReader:
         head_bytes: bytes of the current head that have arrived.
     """
 
-    __slots__ = ("_chunks", "_parsed", "_seen", "body_left", "head", "head_bytes")
+    __slots__ = ("_arriving", "_chunks", "_seen", "body_left", "head", "head_bytes")
 
     def __init__(self) -> None:
         self.begin()
@@ -298,14 +307,13 @@ class RequestReader:
         self.head_bytes = 0
         self.body_left = 0
         self._seen = b""
-        self._parsed: _ParsedHead | None = None
+        self._arriving: RequestHead | None = None
         self._chunks: _Chunks | None = None
 
     def close(self) -> None:
         """The connection has ended, perhaps in the middle of a head."""
-        parsed, self._parsed = self._parsed, None
-        if parsed is not None:
-            parsed.__dict__.pop("parser", None)  # they refer to each other, unless the head was complete and malformed
+        if self._arriving is not None:
+            self._arriving.close()
 
     @property
     def is_chunked(self) -> bool:
@@ -332,21 +340,16 @@ class RequestReader:
         if self.head_bytes > MAX_HEAD_BYTES:
             raise MalformedRequestError(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
         head = data if cut == len(data) else data[:cut]
-        if self._parsed is None:
-            self._parsed = _ParsedHead()
-        parsed = self._parsed
-        try:
-            parsed.parser.feed_data(head)
-        except httptools.HttpParserUpgrade:
-            pass  # an offer that the server ignores: it answers the request
-        except httptools.HttpParserError:
-            raise _not_http() from None
+        arriving = self._arriving
+        if arriving is None:
+            arriving = self._arriving = RequestHead()
+        arriving.feed(head)
         self._seen = probe[-3:] if end < 0 else b""
-        if parsed.is_complete:
-            self._parsed = None
-            self.head = RequestHead(parsed, head if self.head_bytes == cut else b"")
-            self.body_left = 0 if self.head.chunked else self.head.content_length
-            self._chunks = _Chunks() if self.head.chunked else None
+        if arriving.is_complete:
+            arriving.check(head if self.head_bytes == cut else b"")
+            self._arriving, self.head = None, arriving
+            self.body_left = 0 if arriving.chunked else arriving.content_length
+            self._chunks = _Chunks() if arriving.chunked else None
         return data[cut:]
 
     def read_body(self, data: bytes) -> tuple[bytes, bytes]:

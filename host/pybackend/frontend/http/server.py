@@ -49,7 +49,7 @@ class HttpServer(HttpPort):
         if infer is not None:
             self.answers = infer.answers
             if infer.plans is not None:
-                self._fast = FastPath(infer, infer.plans, CREDENTIALS if guard is None else guard.credentials)
+                self._fast = FastPath(infer, infer.plans, CREDENTIALS if guard is None else guard.guard.credentials)
                 self.take = self._fast.take
         self._app = AsgiApp(app, self.answers)
 
