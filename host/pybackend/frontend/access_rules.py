@@ -27,12 +27,9 @@ class AccessRules:
     """The rules.
 
     Attributes:
-        keys: the API keys; None if calls need none.
+        keys: the API keys; None if calls need none. A ServerError says that their file cannot be used.
         cors: the web pages that may call the HTTP port; None if only its origin may.
         http_forwards: headers of HTTP requests that models see; None for none.
-
-    Raises:
-        ServerError: the file of the keys cannot be used.
     """
 
     def __init__(self, settings: Settings, refusals: Refusals) -> None:

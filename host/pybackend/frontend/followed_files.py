@@ -25,14 +25,11 @@ _MOST_READING_S = 10.0
 class FollowedFiles(Generic[_T]):
     """Some files with one meaning.
 
-    ``read`` may block, and runs in a thread; if it raises a ServerError everything stays as it was. ``take`` gets what was read
-    again, on the event loop. The log calls the files ``what``, a plural.
+    ``read`` may block, and runs in a thread; if it raises a ServerError, everything stays as it was, but the first reading passes it on.
+    ``take`` gets what was read again, on the event loop. The log calls the files ``what``, a plural.
 
     Attributes:
         first: what was read first.
-
-    Raises:
-        ServerError: from the first reading.
     """
 
     def __init__(self, what: str, files: Sequence[Path], read: Callable[[], _T], take: Callable[[_T], None]) -> None:

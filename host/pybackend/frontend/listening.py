@@ -110,12 +110,8 @@ class LocalSocket(socket.socket):
     """A listening Unix-domain socket.
 
     A socket file whose server has gone is replaced. While this happens the directory is locked, so that of two servers that
-    start at once, one does not remove the file of the other.
-
-    The address is ``unix:`` and the path of the file; slashes at its beginning count as one, as in gRPC's addresses.
-
-    Raises:
-        ServerError: the path is unusable or too long, is no socket, or a server listens there.
+    start at once, one does not remove the file of the other. A ServerError says that the path is unusable or too long, is no
+    socket, or that a server listens there. Slashes at its beginning count as one, as in gRPC's addresses.
     """
 
     def __init__(self, address: str, service: str, backlog: int) -> None:

@@ -28,12 +28,7 @@ _NAMES = {"http": "HTTP", "grpc": "gRPC"}
 
 
 class RequestLog:
-    """Shared by all connections of a server.
-
-    Attributes:
-        on: front ends begin an :class:`RequestRecord` for each request.
-        access: the access log.
-    """
+    """Shared by all connections of a server. While it is ``on``, front ends begin a :class:`RequestRecord` for each request."""
 
     def __init__(self, access: AccessLog | None = None) -> None:
         self.on = False

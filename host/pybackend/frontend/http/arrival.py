@@ -186,11 +186,7 @@ class Arrival:
 
 
 async def small_body(frontend: InferFrontend, request: Request) -> bytes:
-    """The body of a request that only names or switches something.
-
-    Raises:
-        InferenceError: as :meth:`Arrival.whole`.
-    """
+    """The body of a request that only names or switches something; errors are those of :meth:`Arrival.whole`."""
     with Arrival(frontend, request) as arrival:
         return await arrival.whole(SMALL_BODY_BYTES)
 

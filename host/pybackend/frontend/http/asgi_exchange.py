@@ -82,13 +82,7 @@ class AsgiApp:
 
 
 class AsgiExchange(Exchange):
-    """A request and its answer.
-
-    Attributes:
-        connection: the client's.
-        record: of the request, for the log; None if nobody wants it.
-        sent_bytes: size of the answer's body so far.
-    """
+    """A request and its answer."""
 
     __slots__ = ("_chunked", "_protocol", "_status", "connection", "record", "sent_bytes")
 

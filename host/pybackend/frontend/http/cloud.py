@@ -56,11 +56,7 @@ class CloudApp:
         await self._v2(translated, receive, send_translated)
 
     def _translated(self, scope: Scope) -> Scope | Response:
-        """The request of the v2 protocol, or an answer.
-
-        Raises:
-            InferenceError: the request names no model, or is malformed.
-        """
+        """The request of the v2 protocol, or an answer; an InferenceError if it names no model, or is malformed."""
         settings, headers = self._settings, scope["headers"]
         if scope["path"] == settings.health_route:
             method, path = "GET", f"/v2/health/{settings.health}"

@@ -66,12 +66,7 @@ TRANSITIONS: dict[State, set[State]] = {
 
 
 class Input:
-    """Bytes from one client that must wait, and whether it may send more.
-
-    Attributes:
-        waiting: the bytes that wait.
-        is_paused: nothing more is received.
-    """
+    """Bytes from one client that must wait, and whether it may send more."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -156,14 +151,10 @@ class HttpPort(Port["HttpConnection"]):
     """The port, as its connections see it.
 
     Attributes:
-        client_memory: the account of bytes buffered for clients.
-        request_log: records requests for the log.
         guard: refuses requests by their heads; None if all may pass.
         cors: the rule for web pages of other origins; None if there is none.
-        answers: counts the answers by status.
         take: begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head or, for
-            a whole request, none; returns its argument itself if the head is not known. This attribute is None on ports that
-            remember nothing.
+            a whole request, none; returns its argument itself if the head is not known. None on ports that remember nothing.
     """
 
     def __init__(

@@ -25,12 +25,7 @@ class UnsupportedCodingError(InferenceError):
 
 
 def request_coding(value: bytes) -> Coding | None:
-    """The compression of a body.
-
-    Several fields ``Content-Encoding`` are joined by commas; ``b""`` if there is none.
-
-    Returns:
-        None for a body that is not compressed.
+    """The compression of a body, None for none; several fields ``Content-Encoding`` are joined by commas.
 
     Raises:
         UnsupportedCodingError: it is neither of those that the server has.
@@ -49,12 +44,9 @@ def request_coding(value: bytes) -> Coding | None:
 
 
 def answer_coding(value: bytes) -> Coding | None:
-    """The compression that a client prefers: the first one with the highest weight.
+    """The compression that a client prefers, the first one with the highest weight; None for an answer that is not compressed.
 
-    The value is that of ``Accept-Encoding``, of which only ``gzip``, ``deflate`` and ``identity`` count.
-
-    Returns:
-        None for an answer that is not compressed.
+    Of the ``Accept-Encoding``, only ``gzip``, ``deflate`` and ``identity`` count.
     """
     return _preferred(value) if len(value) <= LONGEST_PREFERENCE_BYTES else None
 

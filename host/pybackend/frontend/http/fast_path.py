@@ -73,13 +73,7 @@ class _KnownHead(Struct, eq=False):
 
 
 class _Shortcut(NamedTuple):
-    """The way of a whole request.
-
-    Attributes:
-        json_bytes: size of the JSON part, 0 if the body is JSON only.
-        plans: of the version.
-        route: to the version.
-    """
+    """The way of a whole request to its version. ``json_bytes`` is the size of the JSON part, 0 if the body is JSON only."""
 
     json_bytes: int
     plans: PlanCache
@@ -277,11 +271,7 @@ frames: Recurring[_Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_L
 
 
 def small_answer(response: InferenceResponse) -> bytes:
-    """A whole answer: head, JSON part and tensors.
-
-    Returns:
-        ``b""`` if the answer is large, borrows memory, or has an id or parameters: it must be made otherwise.
-    """
+    """A whole answer: head, JSON part and tensors; ``b""`` if it is large, borrows memory, or has an id or parameters."""
     if response.id or response.parameters:
         return b""
     layout: list[Any] = [response.model_name, response.model_version]
@@ -314,9 +304,7 @@ def _beginning(key: _Layout) -> bytes:
 def small_json_answer(response: InferenceResponse) -> bytes:
     """A whole answer that is JSON only.
 
-    Returns:
-        ``b""`` if the answer is large, borrows memory, has parameters, or outputs that are no finite numbers: it must be
-        made otherwise.
+    It is ``b""`` if it is large, borrows memory, has parameters, or outputs that are no finite numbers.
     """
     if response.parameters:
         return b""

@@ -69,11 +69,7 @@ async def _answer(frontend: InferFrontend, request: Request, reply: _Reply) -> R
 
 
 async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExitStack) -> ResponseStream:
-    """The responses to a request, once its body has arrived.
-
-    Raises:
-        InferenceError: the request is refused.
-    """
+    """The responses to a request, once its body has arrived."""
     name = model_name(request)
     try:
         admission = frontend.engine.open(name, version(request), _SENDER)
@@ -110,11 +106,7 @@ async def _one_object(stream: ResponseStream, request: Request, _stack: AsyncExi
 
 
 async def _next_document(stream: ResponseStream, request: Request) -> bytes | None:
-    """The next response as JSON; None after the last one.
-
-    Raises:
-        InferenceError: the response is an error, or cannot be sent as JSON; or the client has disconnected.
-    """
+    """The next response as JSON; None after the last one. An InferenceError may be the response itself."""
     waiting = asyncio.ensure_future(stream.next())
     leaving = asyncio.ensure_future(disconnected(request))
     try:

@@ -43,11 +43,7 @@ class HttpGuard:
 
 
 def _path(target: bytes) -> str:
-    """The path that decides who answers: that of infer as it is written, all others decoded as for ASGI.
-
-    Raises:
-        MalformedRequestError: the target has none.
-    """
+    """The path that decides who answers: that of infer as it is written, all others decoded as for ASGI."""
     if infer_target(target) is not None:
         return "/v2/models/-/infer"
     path = path_of(target)

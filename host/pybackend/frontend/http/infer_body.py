@@ -103,6 +103,9 @@ class StreamedBody:
     The JSON part is collected. Once it is complete and valid, each binary tensor's bytes are written to their final
     place: input memory is leased when a tensor's first byte arrives, not when the tensor is announced.
 
+    Methods raise an InferenceError if the request is invalid, or if there is no memory for it. The content length of a chunked body is
+    None. ``on_shortage`` is called when the model has no memory left; it returns True if some may be available now.
+
     Attributes:
         work: work to do in steps before the body can continue; None if there is none. Bytes fed meanwhile are buffered
             until it is done.
@@ -116,14 +119,6 @@ class StreamedBody:
         limits: BodyLimits,
         on_shortage: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Check the header fields.
-
-        The content length of a chunked body is None. ``on_shortage`` is called when the model has no memory left; it returns
-        True if some may be available now.
-
-        Raises:
-            InferenceError: the fields are malformed, or announce too large a body.
-        """
         self._admission = admission
         self._limits = limits
         self._on_shortage = on_shortage
@@ -141,11 +136,7 @@ class StreamedBody:
         self._check_collected(content_length or 0)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Process the next bytes.
-
-        Raises:
-            InferenceError: the bytes make the request invalid, or there is no memory for them.
-        """
+        """Process the next bytes; compressed ones in slices, of which all but the first are :attr:`work`."""
         if self.work is not None:
             self._rest += data
             return
@@ -178,11 +169,7 @@ class StreamedBody:
             view = view[count:]
 
     def room(self) -> memoryview | None:
-        """Destination of the next bytes; None while the JSON part is incomplete, and after the last tensor.
-
-        Raises:
-            InferenceError: UNAVAILABLE; the model's input memory is exhausted.
-        """
+        """Destination of the next bytes; None while the JSON part is incomplete, and after the last tensor."""
         while self._room is None and self._open:
             tensor, size = self._open[0]
             if size:
@@ -202,11 +189,7 @@ class StreamedBody:
         return lease.view
 
     def advance(self, count: int) -> None:
-        """Record that this many bytes were written to :meth:`room`.
-
-        Raises:
-            InferenceError: UNAVAILABLE; the model's input memory is exhausted.
-        """
+        """Record that this many bytes were written to :meth:`room`."""
         assert self._room is not None
         self._arrived_bytes += count
         lease = self._open[0][0].lease
@@ -225,11 +208,7 @@ class StreamedBody:
         return len(self._collected) + len(self._rest)
 
     def complete(self) -> None:
-        """Record the end of the body; afterwards :attr:`work` may be pending before :meth:`finish`.
-
-        Raises:
-            InferenceError: the model was unloaded.
-        """
+        """Record the end of the body; afterwards :attr:`work` may be pending before :meth:`finish`."""
         if self._plan is None:
             self._admission.renew()
             if self._json_length is None and len(self._collected) > LARGE_JSON_BYTES:
@@ -243,11 +222,7 @@ class StreamedBody:
         plan.checked = Checked.ALL
 
     def finish(self) -> InferPlan:
-        """The request, once the body is complete and no work is pending.
-
-        Raises:
-            InferenceError: the request is invalid.
-        """
+        """The request, once the body is complete and no work is pending."""
         if self._plan is None:
             # No binary part: the body is complete, and the codec reports missing parts.
             return decode_body(bytes(self._collected), self._header_length, self._admission, self._limits, PlanCache())
@@ -299,11 +274,7 @@ class StreamedBody:
 
 
 class CompressedBody:
-    """Stands in front of a :class:`StreamedBody`, and is used as one with the same errors, except that nothing is received into it directly.
-
-    Attributes:
-        work: work to do in steps before the body can continue, as for :class:`StreamedBody`.
-    """
+    """Stands in front of a :class:`StreamedBody`, and is used as one, except that nothing is received into it directly."""
 
     def __init__(self, body: StreamedBody, coding: Coding, limits: BodyLimits) -> None:
         self._body = body
@@ -311,7 +282,7 @@ class CompressedBody:
         self.work: Generator[None, None, None] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Process the next compressed bytes: a slice at once, what follows as :attr:`work`."""
+        """Process the next bytes; compressed ones in slices, of which all but the first are :attr:`work`."""
         self._inflater.feed(data)
         if self.work is None:
             piece = self._step()

@@ -32,7 +32,6 @@ class InferHead(Struct, eq=False):
     """The meaning of an infer request's head.
 
     Attributes:
-        fields: those that matter to infer.
         takes_chunks: the client speaks HTTP/1.1.
         coding: the compression that the client wants for the answer; None for none.
         forwarded: the parameters that headers have become; None for none.
@@ -265,11 +264,7 @@ class InferExchange(Exchange):
         InferAnswer(connection, frontend.answers, ALL_JSON, head.coding, head.takes_chunks).fail(error)
 
     def _plan(self, admission: Admission) -> InferPlan:
-        """The request, read to its end.
-
-        Raises:
-            InferenceError: it is invalid.
-        """
+        """The request, read to its end."""
         if self._body is not None:
             return self._body.finish()
         admission.renew()

@@ -34,7 +34,6 @@ class HeadFields(NamedTuple):
         header_length: says how long the JSON part is; None if it is missing.
         encodings: how the body is compressed, several fields joined by commas; empty if it is not.
         accepted: how the answer may be compressed, likewise; empty if the client does not say.
-        context: the fields of the trace context; None if there are none.
         repeats_length: there are several fields that say how long the JSON part is.
     """
 
@@ -45,11 +44,7 @@ class HeadFields(NamedTuple):
     repeats_length: bool
 
     def check(self) -> None:
-        """Refuse a request whose parts nobody can tell apart.
-
-        Raises:
-            InferenceError: INVALID_ARG; it has several lengths of its JSON part.
-        """
+        """Refuse a request whose parts nobody can tell apart, because it has several lengths of its JSON part."""
         if self.repeats_length:
             raise InferenceError(
                 "the request has several fields Inference-Header-Content-Length: send one", ErrorCode.INVALID_ARG
@@ -90,10 +85,6 @@ class InferFrontend:
     """The state, shared by connections and routes.
 
     Attributes:
-        engine: handles the requests.
-        limits: bounds of request bodies.
-        client_memory: the account of bytes buffered for clients.
-        answers: counts the answers by status.
         forwards: the headers that become request parameters; None for none.
         guard: of the port; None if all calls may pass.
         plans: of earlier requests; None if nothing is remembered.

@@ -128,11 +128,7 @@ async def _infer(frontend: InferFrontend, request: Request) -> Response:
 async def _submitted(
     frontend: InferFrontend, request: Request, fields: HeadFields
 ) -> tuple[InferenceResponse, OutputFormat]:
-    """The model's answer to a request, and its format.
-
-    Raises:
-        InferenceError: the request is refused.
-    """
+    """The model's answer to a request, and its format."""
     name = model_name(request)
     try:
         admission = frontend.engine.open(name, version(request), HTTP_CLIENT)

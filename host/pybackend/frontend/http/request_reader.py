@@ -22,12 +22,7 @@ _SIZES = frozenset(map(len, ("host", "content-length", "transfer-encoding", "exp
 
 
 class MalformedRequestError(Exception):
-    """The client's bytes are no request that this server reads; the connection must end.
-
-    Attributes:
-        status: of the answer.
-        message: of the answer.
-    """
+    """The client's bytes are no request that this server reads; the connection must end with this answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,12 +34,10 @@ class RequestHead:
     """The head of a request.
 
     Attributes:
-        method: such as ``b"POST"``.
         target: as in the request line.
         version: ``1.0`` or ``1.1``.
         headers: names as they were sent, and values.
         content_length: size of the body, 0 if it is chunked.
-        chunked: the body comes in chunks.
         keep_alive: the client wants to send further requests.
         expects_continue: the client waits for ``100 Continue`` before it sends the body.
         raw: the head's bytes, if they arrived in one piece; else empty.
@@ -153,11 +146,7 @@ def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
 
 
 def path_of(target: bytes) -> bytes:
-    """The path of a target, as it is written.
-
-    Raises:
-        MalformedRequestError: it has none.
-    """
+    """The path of a target, as it is written; a MalformedRequestError if it has none."""
     try:
         path: bytes | None = httptools.parse_url(target).path
     except httptools.HttpParserInvalidURLError:
