@@ -13,8 +13,7 @@ from pybackend.frontend.access.groups import grpc_group, http_group
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.grpc.head import RESTRICTED_PREFIX, CallPolicy
-from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.guard import HttpGuard
+from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.listening import address_of, is_local
 from pybackend.settings import ApiGroup, CloudSettings, KeyExemption, Restriction, Settings
 

@@ -12,7 +12,7 @@ import pytest
 from pybackend.engine.admission import Route
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.cors import Cors
+from pybackend.frontend.http.guard import Cors
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind

@@ -12,12 +12,13 @@ from typing import Self
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.infer_body import Body
 from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
+from pybackend.frontend.http.routes import client_address, model_name, version
 from pybackend.protocol.infer_plan import InferPlan
 
 log = logging.getLogger(__name__)
@@ -183,6 +184,19 @@ class Arrival:
         body.work = None
         self._is_working = False
         self.flow.hold(body.private_bytes)
+
+
+@contextmanager
+def admitted(frontend: InferFrontend, request: Request, sender: Sender) -> Iterator[Admission]:
+    """The admission of a request to the model in its path. If the request is refused in this context, that is counted."""
+    name = model_name(request)
+    try:
+        admission = frontend.engine.open(name, version(request), sender)
+        name = admission.full_name
+        yield admission
+    except InferenceError as error:
+        frontend.refused(name, error, client_address(request))
+        raise
 
 
 async def small_body(frontend: InferFrontend, request: Request) -> bytes:

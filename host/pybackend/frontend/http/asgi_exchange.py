@@ -84,13 +84,14 @@ class AsgiApp:
 class AsgiExchange(Exchange):
     """A request and its answer."""
 
-    __slots__ = ("_chunked", "_protocol", "_status", "connection", "record", "sent_bytes")
+    __slots__ = ("_chunked", "_protocol", "_status", "connection", "has_begun", "record", "sent_bytes")
 
     def __init__(self, connection: HttpConnection, head: RequestHead, app: AsgiApp) -> None:
         path_of(head.target)  # uvicorn's object has no answer to a target without one
         self.connection = connection
         self._chunked = head.chunked
         self.record = connection.record
+        self.has_begun = False
         self._status: int | None = None
         self.sent_bytes = 0
         self._protocol: HttpToolsProtocol | None = app.protocol(self)
@@ -117,13 +118,9 @@ class AsgiExchange(Exchange):
         """The answer is written, or will never be."""
         return self._protocol is None
 
-    @property
-    def has_begun(self) -> bool:  # type: ignore[override]
-        return self._status is not None
-
     def on_answer_begun(self, status: int) -> None:
         """The application has sent the head of its answer."""
-        self._status = status
+        self.has_begun, self._status = True, status
 
     def end(self) -> None:
         """The answer is written, or as much of it as there will be."""

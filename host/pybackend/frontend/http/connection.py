@@ -16,8 +16,7 @@ from pybackend.engine.admission import Admission
 from pybackend.engine.answers import Answers
 from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory, Flow, Transfer
 from pybackend.frontend.http.answer_writer import INTERNAL, AnswerWriter
-from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.guard import HttpGuard
+from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead, RequestReader
 from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog, RequestRecord

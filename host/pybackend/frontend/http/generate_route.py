@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 from pybackend.engine.admission import Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http.arrival import Arrival
+from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.routes import MODEL, VERSION, add_route, client_address, disconnected, model_name, version
+from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected
 from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.validation import Checked
 from pybackend.protocol.documents.metadata import encode_error
@@ -70,10 +70,7 @@ async def _answer(frontend: InferFrontend, request: Request, reply: _Reply) -> R
 
 async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExitStack) -> ResponseStream:
     """The responses to a request, once its body has arrived."""
-    name = model_name(request)
-    try:
-        admission = frontend.engine.open(name, version(request), _SENDER)
-        name = admission.full_name
+    with admitted(frontend, request, _SENDER) as admission:
         if request.headers.get("content-encoding", "").lower() not in {"", "identity"}:
             raise InferenceError("Unsupported content-encoding, only 'identity' is supported.", ErrorCode.INVALID_ARG)
         with Arrival(frontend, request) as arrival:
@@ -84,14 +81,11 @@ async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExit
             parsed = await in_turns(parse_generate(body, signature, admission.model_version, limits))
         if RECORD in request.scope:
             request.scope[RECORD].asks(admission.model_name, admission.model_version, parsed.id)
-        trace = begin_trace(frontend.engine.tracer, parsed, name, "HTTP", fields.context)
+        trace = begin_trace(frontend.engine.tracer, parsed, admission.full_name, "HTTP", fields.context)
         if trace is not None:
             stack.callback(trace.sent)
         stream = ResponseStream(lambda on_response: admission.submit(parsed, on_response, Checked.HEADER))
         return await stack.enter_async_context(stream)
-    except InferenceError as error:
-        frontend.refused(name, error, client_address(request))
-        raise
 
 
 async def _one_object(stream: ResponseStream, request: Request, _stack: AsyncExitStack) -> Response:

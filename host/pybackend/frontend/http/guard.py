@@ -1,13 +1,63 @@
-"""The guard of a port for HTTP: how a target names a path, and the answer to a call that may not be made."""
+"""The guard of a port for HTTP: who may call, from which web pages, and the answer to a call that may not be made.
+
+Preflights, and what pages of other origins need in answers of ASGI routes, are Starlette's middleware's; other answers get it here.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
 from pybackend.engine.refusals import RefusalReason, Refusals
 from pybackend.frontend.access.guard import Guard
-from pybackend.frontend.access.restrictions import Headers
-from pybackend.frontend.http.cors import Cors
+from pybackend.frontend.access.restrictions import Headers, only_value
 from pybackend.frontend.http.request_reader import path_of
 from pybackend.frontend.http.routes import infer_target, routed_path
+from pybackend.settings import CorsSettings
+
+_EXPOSED = ("Inference-Header-Content-Length",)
+_VARY = b"vary: Origin\r\n"
+
+
+class Cors:
+    """The rule of one port."""
+
+    def __init__(self, settings: CorsSettings) -> None:
+        self._options: dict[str, Any] = {
+            "allow_origins": sorted(settings.origins),
+            "allow_methods": ["GET", "POST"],
+            "allow_headers": ["*"],
+            "allow_credentials": settings.credentials,
+            "expose_headers": _EXPOSED,
+        }
+        self._origins = None if "*" in settings.origins else {origin.encode() for origin in settings.origins}
+        allowed = f"access-control-expose-headers: {', '.join(_EXPOSED)}\r\n"
+        if settings.credentials:
+            allowed += "access-control-allow-credentials: true\r\n"
+        self._allowed = allowed.encode()
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """The application with preflights and the fields of its answers."""
+        return CORSMiddleware(app, **self._options)
+
+    def is_preflight(self, headers: Headers) -> bool:
+        """True if a request with method OPTIONS asks whether another one may be made."""
+        names = {name.lower() for name, _ in headers}
+        return b"origin" in names and b"access-control-request-method" in names
+
+    def answer_fields(self, headers: Headers) -> bytes:
+        """The fields for the answer to a request, each with its line end."""
+        origin = only_value(headers, b"origin")
+        if origin is None:
+            return b""
+        if self._origins is None:
+            return b"access-control-allow-origin: *\r\n" + self._allowed
+        if origin not in self._origins:
+            return _VARY
+        return b"access-control-allow-origin: %b\r\n%b%b" % (origin, self._allowed, _VARY)
+
 
 Refused = tuple[int, str, bytes]
 """The answer to a call that may not be made: status, message, and further fields of its head, each with its line end."""

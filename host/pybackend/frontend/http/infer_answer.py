@@ -9,7 +9,7 @@ before binary tensors, answers to HTTP/1.0) are collected first, and count as he
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from pybackend.engine.answers import Answers
 from pybackend.errors import InferenceError
@@ -50,13 +50,13 @@ class InferAnswer(Exchange):
 
     __slots__ = (
         "_answers",
-        "_has_begun",
-        "_response",
         "_takes_chunks",
         "coding",
         "connection",
+        "has_begun",
         "output_format",
         "pending",
+        "unread",
     )
 
     def __init__(
@@ -72,19 +72,9 @@ class InferAnswer(Exchange):
         self.output_format = output_format
         self.coding = coding
         self._takes_chunks = takes_chunks
-        self._has_begun = False
-        self._response: InferenceResponse | None = None
+        self.has_begun = False
+        self.unread = ()
         self.pending: PendingRequest | None = None
-
-    @property
-    def has_begun(self) -> bool:  # type: ignore[override]
-        """A part of the answer is written."""
-        return self._has_begun
-
-    @property
-    def unread(self) -> Sequence[InferenceResponse]:  # type: ignore[override]
-        """The response, as long as its memory is needed."""
-        return () if self._response is None else (self._response,)
 
     def on_lost(self) -> None:
         pending, self.pending = self.pending, None
@@ -99,7 +89,7 @@ class InferAnswer(Exchange):
         elif response.error is not None:
             self.fail(response.error)
         else:
-            self._response = response
+            self.unread = (response,)
             if is_large(response, self.output_format):
                 self._send_in_pieces(response)
             else:
@@ -159,7 +149,7 @@ class InferAnswer(Exchange):
 
     def begin(self, head: bytes) -> bytes:
         """Count the answer; returns its head with the fields that few answers have."""
-        self._has_begun = True
+        self.has_begun = True
         self._answers.ok += 1
         connection = self.connection
         if self.coding is not None:

@@ -10,10 +10,9 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
-from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES
-from pybackend.frontend.http.arrival import Arrival
+from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.content_coding import answer_coding, compressed
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
@@ -21,11 +20,8 @@ from pybackend.frontend.http.routes import (
     MODEL,
     VERSION,
     add_route,
-    client_address,
     disconnected,
-    model_name,
     object_schema,
-    version,
 )
 from pybackend.frontend.request_log import begin_trace
 from pybackend.inference.response import InferenceResponse
@@ -129,10 +125,7 @@ async def _submitted(
     frontend: InferFrontend, request: Request, fields: HeadFields
 ) -> tuple[InferenceResponse, OutputFormat]:
     """The model's answer to a request, and its format."""
-    name = model_name(request)
-    try:
-        admission = frontend.engine.open(name, version(request), HTTP_CLIENT)
-        name = admission.full_name
+    with admitted(frontend, request, HTTP_CLIENT) as admission:
         forwarded = None if frontend.forwards is None else frontend.forwards.of(request.headers.raw)
         fields.check()
         with Arrival(frontend, request, admission) as arrival:
@@ -140,9 +133,6 @@ async def _submitted(
             plan = await arrival.plan(body)
         if forwarded is not None:
             add_parameters(plan.request, forwarded)
-        begin_trace(frontend.engine.tracer, plan.request, name, "HTTP", fields.context, sends=False)
+        begin_trace(frontend.engine.tracer, plan.request, admission.full_name, "HTTP", fields.context, sends=False)
         response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
-    except InferenceError as error:
-        frontend.refused(name, error, client_address(request))
-        raise
     return response, plan.output_format

@@ -10,9 +10,8 @@ from pybackend.frontend.access.secrets import CREDENTIALS
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.asgi_exchange import AsgiApp, AsgiExchange
 from pybackend.frontend.http.connection import Exchange, HttpConnection, HttpPort
-from pybackend.frontend.http.cors import Cors
 from pybackend.frontend.http.fast_path import FastPath
-from pybackend.frontend.http.guard import HttpGuard
+from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_exchange import InferExchange, read_head
 from pybackend.frontend.http.infer_frontend import InferFrontend
