@@ -207,7 +207,7 @@ class Port:
 @asynccontextmanager
 async def grpc_port(
     engine: InferenceEngine,
-    kept_bytes: int = 1 << 30,
+    memory_limit_bytes: int = 1 << 30,
     settings: GrpcSettings = _PINGS_ALLOWED,
     policy: CallPolicy | None = None,
     *,
@@ -215,7 +215,12 @@ async def grpc_port(
 ) -> AsyncIterator[Port]:
     """A port on a free number; :meth:`RawClient.settled` needs settings that allow any number of PINGs."""
     frontend = GrpcFrontend(
-        engine, BodyLimits(1 << 26), ClientMemory(kept_bytes), policy=policy, settings=settings, fast_paths=fast_paths
+        engine,
+        BodyLimits(1 << 26),
+        ClientMemory(memory_limit_bytes),
+        policy=policy,
+        settings=settings,
+        fast_paths=fast_paths,
     )
     sock = bind("127.0.0.1", 0, "GRPC")
     await start(frontend, sock)

@@ -161,15 +161,15 @@ class Flow:
 
     def begin_sending(self) -> None:
         """A request begins to arrive in a model's memory: the client is disconnected if it is slow and others need it."""
-        self._memory.senders.add(self)
+        self._memory.sending.add(self)
 
     def end_sending(self) -> None:
         """No request arrives in models' memory any more."""
-        self._memory.senders.discard(self)
+        self._memory.sending.discard(self)
 
     def drop_other_sender(self, admission: Admission) -> bool:
         """Disconnect the slowest client whose request holds memory that a request of this one needs; False if no slow one does."""
-        for flow in _slow(self._memory.senders - {self}):
+        for flow in _slow(self._memory.sending - {self}):
             assert flow.client is not None
             if any(each.holds_memory and each.shares_memory_with(admission) for each in flow.client.arriving):
                 self._memory.drop(flow)
@@ -215,13 +215,13 @@ class ClientMemory:
     Attributes:
         used_bytes: the current total.
         counted: the flows of which bytes are counted.
-        senders: the flows that may hold memory of models while their requests arrive.
+        sending: the flows that may hold memory of models while their requests arrive.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.senders: set[Flow] = set()
+        self.sending: set[Flow] = set()
         self.counted: set[Flow] = set()
         self._leaving: list[tuple[set[Flow], Callable[[], None]]] = []
 
@@ -243,7 +243,7 @@ class ClientMemory:
     def forget(self, flow: Flow) -> None:
         """The client of a flow has gone."""
         self._set(flow, 0)
-        self.senders.discard(flow)
+        self.sending.discard(flow)
         for entry in tuple(self._leaving):
             flows, then = entry
             flows.discard(flow)
@@ -281,7 +281,7 @@ class ClientMemory:
     def drop(self, flow: Flow) -> None:
         """Disconnect a slow client."""
         self._set(flow, 0)
-        self.senders.discard(flow)
+        self.sending.discard(flow)
         flow.drop()
 
     def _set(self, flow: Flow, nbytes: int) -> None:

@@ -51,7 +51,7 @@ class RequestLog:
 
     def begin_traced(self, record: RequestRecord | None, trace: RequestTrace) -> RequestRecord:
         """The record of a request that is traced; ``record`` is the one that it has, None if it has none yet."""
-        record = record or RequestRecord(self, trace.door.lower(), "", "", "")
+        record = record or RequestRecord(self, trace.protocol.lower(), "", "", "")
         record.trace = trace
         return record
 

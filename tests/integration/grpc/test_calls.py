@@ -136,7 +136,7 @@ def test_messages_beyond_the_memory_for_slow_clients_are_refused(port):
             assert message.startswith("the server is overloaded: it holds 299985 bytes")
             assert port.frontend.engine.refusals.counts["grpc", "", "unavailable"] == 1
 
-    port(scenario, kept_bytes=350_000)
+    port(scenario, memory_limit_bytes=350_000)
 
 
 def test_waiting_messages_count_as_well(port):

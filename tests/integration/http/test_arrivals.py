@@ -125,8 +125,8 @@ def test_slow_senders_of_tensors_make_room(place):
     port = place.ports.result(30)["plain"]
     with connected(port) as slow, connected(port) as quick:
         slow.send(whole[:-10])
-        wait_until(lambda: place.memory.senders, "the tensors do not arrive")
-        sender = only(place.memory.senders)
+        wait_until(lambda: place.memory.sending, "the tensors do not arrive")
+        sender = only(place.memory.sending)
         wait_until(lambda: sender.received_bytes == len(whole) - len(whole.partition(b"\r\n\r\n")[0]) - 14, "not read")
         for _ in range(SLOW_AFTER_SECONDS * 8):
             sender.pace.advance(1, 0)

@@ -1,6 +1,6 @@
 """A connection of HTTP/1.1: bytes between a transport and exchanges, one request at a time.
 
-Bytes that a client sends before it has its answer are kept, up to a limit; then reading pauses. A client that disconnects is
+Bytes that a client sends before it has its answer wait, up to a limit; then reading pauses. A client that disconnects is
 therefore noticed while its request runs, and requests never overtake each other on a connection.
 """
 
@@ -363,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
         elif self.input.is_paused:
             self.input.resume()
 
-    # Requests that get no answer of their own
+    # Requests that nobody else answers
 
     def _deny(self, status: int, message: str, fields: bytes = b"") -> None:
         """Answer a request whose body nobody reads, and end the connection."""

@@ -192,7 +192,7 @@ class _Pieces:
         self._held_bytes = held_bytes
 
     def begin(self) -> None:
-        """Start, or send an error if the server has no room."""
+        """Start, or send an error if the server has no memory for it."""
         try:
             self._connection.flow.hold(self._held_bytes)
         except InferenceError as error:

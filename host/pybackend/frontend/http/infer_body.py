@@ -173,13 +173,13 @@ class StreamedBody:
         while self._room is None and self._open:
             tensor, size = self._open[0]
             if size:
-                self._room = self._make_room(tensor, size, arriving=True)
+                self._room = self._memory_for(tensor, size, arriving=True)
             else:
                 tensor.data = b""
                 del self._open[0]
         return self._room
 
-    def _make_room(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
+    def _memory_for(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
         """Memory for a tensor's bytes: the model's for large tensors, if the model serves."""
         lease = obtain(partial(self._admission.allocate, size, tensor.name, arriving=arriving), self._on_shortage)
         if lease is None:
@@ -247,7 +247,7 @@ class StreamedBody:
             model_version=self._admission.model_version,
             limits=self._limits,
             available_bytes=available,
-            make_room=self._make_room,
+            make_room=self._memory_for,
             regions=self._admission.regions,
         )
         self._collected, rest, self._rest = bytearray(), self._rest, bytearray()
