@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+from contextlib import closing, contextmanager
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -21,8 +18,6 @@ from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, re
 from pybackend.frontend.http.routes import client_address, model_name, version
 from pybackend.protocol.infer_plan import InferPlan
 
-log = logging.getLogger(__name__)
-
 SMALL_BODY_BYTES = 8 * 1024
 """The limit for requests that only name or switch something: honest ones have a few hundred bytes."""
 
@@ -34,7 +29,7 @@ class SlowSenderError(InferenceError):
 
 
 class Arrival:
-    """The arrival of one body; a context in which the bytes that it holds are counted.
+    """The arrival of one body, whose bytes count until it is closed.
 
     The admission is to the model whose memory takes the tensors; other requests have none.
     """
@@ -51,12 +46,8 @@ class Arrival:
         self._is_working = False
         self._dropped: SlowSenderError | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Its bytes count no more."""
         self.flow.close()
 
     async def whole(self, most_bytes: int, advice: str = "") -> bytes:
@@ -201,7 +192,7 @@ def admitted(frontend: InferFrontend, request: Request, sender: Sender) -> Itera
 
 async def small_body(frontend: InferFrontend, request: Request) -> bytes:
     """The body of a request that only names or switches something; errors are those of :meth:`Arrival.whole`."""
-    with Arrival(frontend, request) as arrival:
+    with closing(Arrival(frontend, request)) as arrival:
         return await arrival.whole(SMALL_BODY_BYTES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -74,7 +75,7 @@ def add_repository(app: FastAPI, frontend: InferFrontend) -> None:
 
     async def load(request: Request) -> Response:
         engine.check_control(model_name(request))
-        with Arrival(frontend, request) as arrival:
+        with closing(Arrival(frontend, request)) as arrival:
             body = await arrival.whole(frontend.limits.max_input_size_bytes, "use --http-max-input-size to increase it")
             if len(body) <= _ON_LOOP_BYTES:
                 config_json, files = parse_load_request(body)

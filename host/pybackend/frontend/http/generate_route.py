@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
@@ -73,7 +73,7 @@ async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExit
     with admitted(frontend, request, _SENDER) as admission:
         if request.headers.get("content-encoding", "").lower() not in {"", "identity"}:
             raise InferenceError("Unsupported content-encoding, only 'identity' is supported.", ErrorCode.INVALID_ARG)
-        with Arrival(frontend, request) as arrival:
+        with closing(Arrival(frontend, request)) as arrival:
             fields = arrival.fields
             body = await arrival.whole(MAX_BODY_BYTES, "use /infer for large tensors")
             admission.renew()

@@ -6,6 +6,7 @@ In this package's server, the protocol class answers these requests before they 
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -128,7 +129,7 @@ async def _submitted(
     with admitted(frontend, request, HTTP_CLIENT) as admission:
         forwarded = None if frontend.forwards is None else frontend.forwards.of(request.headers.raw)
         fields.check()
-        with Arrival(frontend, request, admission) as arrival:
+        with closing(Arrival(frontend, request, admission)) as arrival:
             body = frontend.body(admission, fields, arrival.content_length, arrival.flow)
             plan = await arrival.plan(body)
         if forwarded is not None:
