@@ -98,7 +98,7 @@ class Inflater:
         return data
 
     def finish(self) -> None:
-        """Check that the stream has ended, once :meth:`step` has returned None after the last byte; a BrokenStreamError says that it has not."""
+        """Check that the stream has ended, once :meth:`step` has returned None after the last byte, or raise BrokenStreamError."""
         if not self._zlib.eof:
             raise BrokenStreamError(f"the data ends in the middle of its {self._coding.value} stream")
 

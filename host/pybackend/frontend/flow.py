@@ -193,7 +193,7 @@ class Flow:
     def measure(self, seconds: int, transfer: Transfer | None, taken_bytes: int) -> None:
         """Called about once a second, with the time since the last call. A client that has stalled is disconnected.
 
-        The transfer is what the server waits for, None for nothing; ``taken_bytes`` is all that the client has read so far.
+        The server waits for the transfer, None for nothing; ``taken_bytes`` is all that the client has read so far.
         """
         received, self._received_then = self.received_bytes - self._received_then, self.received_bytes
         taken, self._taken_then = max(0, taken_bytes - self._taken_then), taken_bytes
@@ -226,9 +226,9 @@ class ClientMemory:
         self._leaving: list[tuple[set[Flow], Callable[[], None]]] = []
 
     def count(self, flow: Flow) -> bool:
-        """Count what a flow takes now. If the limit is reached, slow clients are disconnected; False if it still is, and nothing changes."""
+        """Count what a flow takes now, and disconnect slow clients if it is too much; False if it still is: nothing changes."""
         total = flow.held_bytes + flow.unread_bytes
-        wanted = total if total > UNCOUNTED_BYTES else 0
+        wanted = total if total > UNCOUNTED_BYTES and flow.client is not None else 0
         more = wanted - flow.counted_bytes
         if more > 0:
             for slow in _slow(self.counted - {flow}) if self.used_bytes + more > self.limit_bytes else ():
@@ -261,9 +261,9 @@ class ClientMemory:
         )
 
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
-        """Memory of a model's process is short: disconnect slow clients whose unread responses lie there, as ``is_part`` says of a tensor.
+        """Memory of a model's process is short: disconnect slow clients whose unread responses lie there.
 
-        ``then`` is called once these clients' responses are released; False if there is no such client.
+        ``is_part`` says it of a tensor. ``then`` is called once the responses are released; False if there is no such client.
         """
         leaving: set[Flow] = set()
         for flow in _slow(self.counted):

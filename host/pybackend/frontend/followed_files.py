@@ -25,7 +25,7 @@ _MOST_READING_S = 10.0
 class FollowedFiles(Generic[_T]):
     """Some files with one meaning.
 
-    ``read`` may block, and runs in a thread; if it raises a ServerError, everything stays as it was, but the first reading passes it on.
+    ``read`` may block, and runs in a thread; a ServerError leaves everything as it was, but the first reading passes it on.
     ``take`` gets what was read again, on the event loop. The log calls the files ``what``, a plural.
 
     Attributes:

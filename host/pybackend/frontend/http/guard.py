@@ -1,6 +1,6 @@
 """The guard of a port for HTTP: who may call, from which web pages, and the answer to a call that may not be made.
 
-Preflights, and what pages of other origins need in answers of ASGI routes, are Starlette's middleware's; other answers get it here.
+Starlette's middleware answers preflights, and adds the fields for other origins to answers of ASGI routes; others get them here.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class StreamedBody:
     The JSON part is collected. Once it is complete and valid, each binary tensor's bytes are written to their final
     place: input memory is leased when a tensor's first byte arrives, not when the tensor is announced.
 
-    Methods raise an InferenceError if the request is invalid, or if there is no memory for it. The content length of a chunked body is
-    None. ``on_shortage`` is called when the model has no memory left; it returns True if some may be available now.
+    Methods raise an InferenceError if the request is invalid, or if there is no memory for it. A chunked body has no content
+    length. ``on_shortage`` is called when the model has no memory left; it returns True if some may be available now.
 
     Attributes:
         work: work to do in steps before the body can continue; None if there is none. Bytes fed meanwhile are buffered
