@@ -18,17 +18,15 @@ from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
-from pybackend.frontend.descriptor_reserve import is_reserved
 from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.grpc import server as grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.grpc.server import GrpcServer
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
-from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
-from pybackend.frontend.listening import address_of, bind, is_for_all, is_local, release
-from pybackend.frontend.local_socket import LocalSocket
+from pybackend.frontend.listener import is_reserved
+from pybackend.frontend.listening import LocalSocket, address_of, bind, is_for_all, is_local, release
 from pybackend.frontend.metrics.app import MetricsApp
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates
@@ -109,7 +107,7 @@ class Server:
         self._services.open(self._engine, self._repository)
         router.open(self._engine, self._repository)
         self._http: HttpServer | None = None
-        self._grpc: GrpcServer | None = None
+        self._grpc: GrpcFrontend | None = None
         self._metrics: HttpServer | None = None
         self._clouds: list[HttpServer] = []
         self._shared: list[tuple[str, socket.socket, Callable[[], Awaitable[None]], str]] = []
@@ -235,9 +233,15 @@ class Server:
                 guard=guard,
                 fast_paths=self._settings.fast_paths,
             )
-            port = HttpPort(self._client_memory, request_log=self._request_log, guard=guard, cors=rules.cors)
             app = make_app(frontend)
-            self._http = HttpServer(app if rules.cors is None else rules.cors.wrap(app), port, frontend)
+            self._http = HttpServer(
+                app if rules.cors is None else rules.cors.wrap(app),
+                self._client_memory,
+                frontend,
+                request_log=self._request_log,
+                guard=guard,
+                cors=rules.cors,
+            )
             if rules.keys is not None:
                 rules.keys.on_change.append(self._http.forget_heads)
             rules.warn("HTTP", sockets.http, secure=sockets.http_tls is not None)
@@ -256,16 +260,16 @@ class Server:
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(calls.forget_heads)
-            self._grpc = GrpcServer(calls)
+            self._grpc = calls
             rules.warn("gRPC", sockets.grpc, secure=sockets.grpc_tls is not None)
-            start = partial(self._grpc.start, sockets.grpc, sockets.grpc_tls)
+            start = partial(grpc.start, calls, sockets.grpc, sockets.grpc_tls)
             warning, shared = _warning_of_reach(sockets), self._settings.grpc.reuse_port
             await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=shared)
         if sockets.metrics is not None:
             gpu_count = self._repository.host.gpu_count
             metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
             self._measuring = asyncio.create_task(metrics.measure())
-            self._metrics = HttpServer(metrics, HttpPort(self._client_memory, guard=rules.metrics_guard()))
+            self._metrics = HttpServer(metrics, self._client_memory, guard=rules.metrics_guard())
             rules.warn("metrics", sockets.metrics, secure=False)
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
@@ -280,7 +284,7 @@ class Server:
             v2 = make_app(routes)
             translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)
             server = HttpServer(
-                translated, HttpPort(self._client_memory, request_log=self._request_log, guard=rules.cloud_guard(cloud))
+                translated, self._client_memory, request_log=self._request_log, guard=rules.cloud_guard(cloud)
             )
             self._clouds.append(server)
             rules.warn(cloud.name, sock, secure=False)
@@ -384,7 +388,7 @@ class Server:
     def _connection_count(self) -> int:
         return sum(port.connection_count for port in self._ports())
 
-    def _ports(self) -> list[HttpServer | GrpcServer]:
+    def _ports(self) -> list[HttpServer | GrpcFrontend]:
         """The ports that take requests for inference."""
         return [port for port in (self._http, self._grpc, *self._clouds) if port is not None]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.frontend import descriptor_reserve, flow, http2
+from pybackend.frontend import flow, http2, listener
 from pybackend.frontend.calls import model_calls, open_bytes
-from pybackend.frontend.http import chunked_end, connection, fast_path, infer_body
+from pybackend.frontend.http import connection, fast_path, infer_body, request_reader
 from pybackend.inference import tensor
 from pybackend.instance import model_instance as backoff
 from pybackend.instance import prefetch, services, session, settings
@@ -87,7 +87,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("operators/limits", f"| {open_bytes.MOST_OPEN_BYTES >> 20} MB | the call raises |"),
         ("operators/limits", f"| {stub_messages.MOST_ITEMS:,} | its process is killed |"),
         ("operators/limits", f"| {stub_messages.MOST_CONFIG_BYTES >> 20} MB | the model is not loaded |"),
-        ("operators/limits", f"all but {descriptor_reserve.LARGEST_RESERVE:,} if that is more"),
+        ("operators/limits", f"all but {listener.LARGEST_RESERVE:,} if that is more"),
         ("operators/limits", f"| {custom_metrics.MOST_PAGE_BYTES >> 20} MB of the metrics page"),
         ("operators/limits", f"| {model_calls.MOST_BACKLOG_BYTES >> 20} MB, then models that stream to it wait |"),
         (
@@ -104,7 +104,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("operators/limits", {5: "for five seconds, and"}[flow.SLOW_AFTER_SECONDS]),
         ("operators/limits", f"the data of its tensors | {json_outline.LARGEST_SKELETON_BYTES >> 20} MB |"),
         ("operators/limits", f"| dimensions of a shape | {limits.MOST_DIMS} |"),
-        ("operators/limits", f"(they are ignored) | {chunked_end.MOST_TRAILER_BYTES >> 10} KB |"),
+        ("operators/limits", f"(they are ignored) | {request_reader.MOST_TRAILER_BYTES >> 10} KB |"),
     ],
 )
 def test_numbers_of_other_pages_are_those_of_the_code(page, sentence):

@@ -14,7 +14,7 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallPolicy
-from pybackend.frontend.grpc.server import GrpcServer
+from pybackend.frontend.grpc.server import start
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import GrpcSettings, KeepaliveSettings
@@ -189,13 +189,11 @@ class Port:
     Attributes:
         address: where it listens.
         frontend: its state.
-        server: the server.
     """
 
-    def __init__(self, address: tuple[str, int], frontend: GrpcFrontend, server: GrpcServer) -> None:
+    def __init__(self, address: tuple[str, int], frontend: GrpcFrontend) -> None:
         self.address = address
         self.frontend = frontend
-        self.server = server
 
     async def connect(self, **settings: int) -> RawClient:
         """A new client."""
@@ -203,13 +201,13 @@ class Port:
 
     def advance(self, seconds: int) -> None:
         """Let the clock of connections run ahead."""
-        self.server.tick(seconds)
+        self.frontend.tick(seconds)
 
 
 @asynccontextmanager
 async def grpc_port(
     engine: InferenceEngine,
-    kept_bytes: int = 1 << 30,
+    memory_limit_bytes: int = 1 << 30,
     settings: GrpcSettings = _PINGS_ALLOWED,
     policy: CallPolicy | None = None,
     *,
@@ -217,12 +215,16 @@ async def grpc_port(
 ) -> AsyncIterator[Port]:
     """A port on a free number; :meth:`RawClient.settled` needs settings that allow any number of PINGs."""
     frontend = GrpcFrontend(
-        engine, BodyLimits(1 << 26), ClientMemory(kept_bytes), policy=policy, settings=settings, fast_paths=fast_paths
+        engine,
+        BodyLimits(1 << 26),
+        ClientMemory(memory_limit_bytes),
+        policy=policy,
+        settings=settings,
+        fast_paths=fast_paths,
     )
-    server = GrpcServer(frontend)
     sock = bind("127.0.0.1", 0, "GRPC")
-    await server.start(sock)
+    await start(frontend, sock)
     try:
-        yield Port(sock.getsockname(), frontend, server)
+        yield Port(sock.getsockname(), frontend)
     finally:
-        await server.stop(asyncio.get_running_loop().time())
+        await frontend.stop(asyncio.get_running_loop().time())

@@ -13,8 +13,7 @@ from pybackend.frontend.access.groups import grpc_group, http_group
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.grpc.head import RESTRICTED_PREFIX, CallPolicy
-from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.guard import HttpGuard
+from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.listening import address_of, is_local
 from pybackend.settings import ApiGroup, CloudSettings, KeyExemption, Restriction, Settings
 
@@ -26,17 +25,10 @@ _RESTRICTED_API = "This API is restricted, expecting header"
 class AccessRules:
     """The rules.
 
-    Args:
-        settings: the operator's.
-        refusals: counts refused calls.
-
     Attributes:
-        keys: the API keys; None if calls need none.
+        keys: the API keys; None if calls need none. A ServerError says that their file cannot be used.
         cors: the web pages that may call the HTTP port; None if only its origin may.
         http_forwards: headers of HTTP requests that models see; None for none.
-
-    Raises:
-        ServerError: the file of the keys cannot be used.
     """
 
     def __init__(self, settings: Settings, refusals: Refusals) -> None:

@@ -40,10 +40,6 @@ class Inflater:
 
     The data itself says which of the two formats it has: clients that confuse them are understood.
 
-    Args:
-        coding: the announced compression, for messages.
-        limits: bound of the decompressed size.
-
     Attributes:
         waiting_bytes: compressed bytes that were not used yet.
     """
@@ -102,11 +98,7 @@ class Inflater:
         return data
 
     def finish(self) -> None:
-        """Check that the stream has ended, once :meth:`step` has returned None after the last byte.
-
-        Raises:
-            BrokenStreamError: bytes are missing.
-        """
+        """Check that the stream has ended, once :meth:`step` has returned None after the last byte, or raise BrokenStreamError."""
         if not self._zlib.eof:
             raise BrokenStreamError(f"the data ends in the middle of its {self._coding.value} stream")
 
@@ -126,10 +118,7 @@ class Inflater:
 def deflated(pieces: Iterable[Buffer], coding: Coding, level: int) -> Iterator[bytes]:
     """The pieces compressed to one stream, of which each step compresses a slice; some give no output yet.
 
-    Args:
-        pieces: what to compress; each must keep its content until the next is taken.
-        coding: the format.
-        level: zlib's, 1 for the fastest to 9 for the smallest.
+    Each piece must keep its content until the next is taken. zlib's level is 1 for the fastest to 9 for the smallest.
     """
     header = _WITH_GZIP_HEADER if coding is Coding.GZIP else 0
     compress = zlib.compressobj(level, zlib.DEFLATED, header + _MAX_WBITS)

@@ -161,19 +161,20 @@ class Flow:
 
     def begin_sending(self) -> None:
         """A request begins to arrive in a model's memory: the client is disconnected if it is slow and others need it."""
-        self._memory.senders.add(self)
+        self._memory.sending.add(self)
 
     def end_sending(self) -> None:
         """No request arrives in models' memory any more."""
-        self._memory.senders.discard(self)
+        self._memory.sending.discard(self)
 
-    def drop_other_sender(self, admission: Admission | None) -> bool:
-        """Disconnect the slowest client whose request holds memory that another request, of this client, needs.
-
-        Returns:
-            False if no slow client does.
-        """
-        return admission is not None and self._memory.drop_sender(self, admission)
+    def drop_other_sender(self, admission: Admission) -> bool:
+        """Disconnect the slowest client whose request holds memory that a request of this one needs; False if no slow one does."""
+        for flow in _slow(self._memory.sending - {self}):
+            assert flow.client is not None
+            if any(each.holds_memory and each.shares_memory_with(admission) for each in flow.client.arriving):
+                self._memory.drop(flow)
+                return True
+        return False
 
     def drop(self) -> None:
         """Disconnect a slow client, because others need the memory."""
@@ -190,12 +191,9 @@ class Flow:
     # Rate
 
     def measure(self, seconds: int, transfer: Transfer | None, taken_bytes: int) -> None:
-        """Called about once a second. A client that has stalled is disconnected.
+        """Called about once a second, with the time since the last call. A client that has stalled is disconnected.
 
-        Args:
-            seconds: time since the previous call.
-            transfer: the client's task that the server waits for; of two, the one for which more memory is held.
-            taken_bytes: all that the client has read so far, as far as that counts.
+        The server waits for the transfer, None for nothing; ``taken_bytes`` is all that the client has read so far.
         """
         received, self._received_then = self.received_bytes - self._received_then, self.received_bytes
         taken, self._taken_then = max(0, taken_bytes - self._taken_then), taken_bytes
@@ -217,28 +215,24 @@ class ClientMemory:
     Attributes:
         used_bytes: the current total.
         counted: the flows of which bytes are counted.
-        senders: the flows that may hold memory of models while their requests arrive.
+        sending: the flows that may hold memory of models while their requests arrive.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.senders: set[Flow] = set()
+        self.sending: set[Flow] = set()
         self.counted: set[Flow] = set()
         self._leaving: list[tuple[set[Flow], Callable[[], None]]] = []
 
     def count(self, flow: Flow) -> bool:
-        """Count what a flow takes now. If the limit is reached, slow clients are disconnected.
-
-        Returns:
-            False if the total would still exceed the limit; then nothing changes.
-        """
+        """Count what a flow takes now, and disconnect slow clients if it is too much; False if it still is: nothing changes."""
         total = flow.held_bytes + flow.unread_bytes
-        wanted = total if total > UNCOUNTED_BYTES else 0
+        wanted = total if total > UNCOUNTED_BYTES and flow.client is not None else 0
         more = wanted - flow.counted_bytes
         if more > 0:
             for slow in _slow(self.counted - {flow}) if self.used_bytes + more > self.limit_bytes else ():
-                self._drop(slow)
+                self.drop(slow)
                 if self.used_bytes + more <= self.limit_bytes:
                     break
             if self.used_bytes + more > self.limit_bytes:
@@ -249,7 +243,7 @@ class ClientMemory:
     def forget(self, flow: Flow) -> None:
         """The client of a flow has gone."""
         self._set(flow, 0)
-        self.senders.discard(flow)
+        self.sending.discard(flow)
         for entry in tuple(self._leaving):
             flows, then = entry
             flows.discard(flow)
@@ -266,25 +260,10 @@ class ClientMemory:
             ErrorCode.UNAVAILABLE,
         )
 
-    def drop_sender(self, taker: Flow, admission: Admission) -> bool:
-        """As :meth:`Flow.drop_other_sender`."""
-        for flow in _slow(self.senders - {taker}):
-            assert flow.client is not None
-            if any(each.holds_memory and each.shares_memory_with(admission) for each in flow.client.arriving):
-                self._drop(flow)
-                return True
-        return False
-
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """Memory of a model's process is short: disconnect slow clients whose unread responses lie there.
 
-        Args:
-            is_part: whether a tensor lies in this memory.
-            nbytes: how many bytes are needed.
-            then: called once these clients' responses are released.
-
-        Returns:
-            False if there is no such client.
+        ``is_part`` says it of a tensor. ``then`` is called once the responses are released; False if there is no such client.
         """
         leaving: set[Flow] = set()
         for flow in _slow(self.counted):
@@ -296,12 +275,13 @@ class ClientMemory:
         if leaving:
             self._leaving.append((set(leaving), then))
         for flow in leaving:
-            self._drop(flow)
+            self.drop(flow)
         return bool(leaving)
 
-    def _drop(self, flow: Flow) -> None:
+    def drop(self, flow: Flow) -> None:
+        """Disconnect a slow client."""
         self._set(flow, 0)
-        self.senders.discard(flow)
+        self.sending.discard(flow)
         flow.drop()
 
     def _set(self, flow: Flow, nbytes: int) -> None:

@@ -25,17 +25,11 @@ _MOST_READING_S = 10.0
 class FollowedFiles(Generic[_T]):
     """Some files with one meaning.
 
-    Args:
-        what: their meaning, in the plural, for the log.
-        files: the files.
-        read: reads them. It may block, and runs in a thread; a ServerError leaves everything as it was.
-        take: gets what was read again, on the event loop.
+    ``read`` may block, and runs in a thread; a ServerError leaves everything as it was, but the first reading passes it on.
+    ``take`` gets what was read again, on the event loop. The log calls the files ``what``, a plural.
 
     Attributes:
         first: what was read first.
-
-    Raises:
-        ServerError: from the first reading.
     """
 
     def __init__(self, what: str, files: Sequence[Path], read: Callable[[], _T], take: Callable[[_T], None]) -> None:

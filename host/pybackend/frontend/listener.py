@@ -1,19 +1,20 @@
-"""Accepts the connections of a port, plain or secure."""
+"""A port: it accepts connections, plain or secure, and looks after those that are open until the server stops."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from pybackend.frontend.descriptor_reserve import is_reserved
-from pybackend.frontend.door import Door, complain
-from pybackend.frontend.listening import BACKLOG
-from pybackend.frontend.local_socket import LocalSocket
+from pybackend.frontend.listening import BACKLOG, LocalSocket
+from pybackend.frontend.slices import Slices
 from pybackend.frontend.tls import PortCertificates
+from pybackend.observability.unexpected import repeat
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,26 @@ GRACE_S = 1.0
 _PAUSE_S = 0.1
 """The pause after an accept that failed, for example because there was no descriptor."""
 
+LARGEST_RESERVE = 4096
+"""Descriptors reserved for the server, to restart processes and grow tensor memory however many clients connect.
+
+More would be useless: an instance takes about five, and some for its tensors.
+"""
+
+RESERVED_PART = 4
+"""The fraction of descriptors that is reserved, as a divisor."""
+
+_COMPLAINT_S = 60.0
+
+
+def is_reserved(descriptor: int) -> bool:
+    """Whether a client's connection has a descriptor from the reserve.
+
+    The system assigns the lowest free descriptor: if that is a high one, all below it are in use.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit != resource.RLIM_INFINITY and descriptor >= limit - min(LARGEST_RESERVE, limit // RESERVED_PART)
+
 
 def is_secure(transport: asyncio.BaseTransport) -> bool:
     """True for a connection with TLS.
@@ -39,62 +60,143 @@ def is_secure(transport: asyncio.BaseTransport) -> bool:
     return transport.get_extra_info("sslcontext") is not None
 
 
-class Listener(Protocol):
-    """A port that accepts connections."""
+class Connection(Protocol):
+    """An open connection, as its port sees it."""
 
-    def close(self) -> None:
-        """Refuse new connections."""
+    transport: Any
 
+    def check_progress(self, seconds: int) -> None:
+        """Called about once a second, with the time since the previous call."""
 
-async def listen(
-    sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], refusal: bytes, tls: PortCertificates | None
-) -> Listener:
-    """Accept connections on a bound socket.
-
-    Args:
-        sock: does not block.
-        make_protocol: makes the protocol object for an accepted connection.
-        refusal: sent to clients of a plain port that are not accepted.
-        tls: makes connections secure; None for a plain port.
-    """
-    sock.listen(BACKLOG)  # for one that shares its port; others listen already
-    listener: Listener
-    if tls is not None:
-        listener = SecureListener(sock, make_protocol, tls)
-    else:
-        loop = asyncio.get_running_loop()
-        serve = loop.create_unix_server if isinstance(sock, LocalSocket) else loop.create_server
-        listener = await serve(lambda: Door(make_protocol, refusal), sock=sock, backlog=BACKLOG)
-    return _LocalListener(listener, sock) if isinstance(sock, LocalSocket) else listener
+    def shut_down(self) -> None:
+        """The server stops: close after the current answers."""
 
 
-class _LocalListener:
-    """Removes a Unix-domain socket's file when its listener closes."""
-
-    def __init__(self, listener: Listener, sock: LocalSocket) -> None:
-        self._listener = listener
-        self._sock = sock
-
-    def close(self) -> None:
-        """Refuse new connections."""
-        self._sock.remove_file()
-        self._listener.close()
+_C = TypeVar("_C", bound=Connection)
 
 
-class SecureListener:
-    """A port with TLS. It accepts by itself: a server of the loop begins the handshake before anybody can refuse it.
+class Port(Generic[_C]):
+    """A port and its connections.
 
-    Args:
-        sock: as for :func:`listen`.
-        make_protocol: likewise.
-        tls: likewise.
+    Attributes:
+        connections: those that are open.
+        seconds: incremented once a second; reading it costs nothing, unlike a timer per connection.
+        slices: the scheduler of long work.
+        closing: True once the server stops.
+        ended: set when a connection has ended.
     """
 
-    def __init__(
-        self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: PortCertificates
+    def __init__(self) -> None:
+        self.connections: set[_C] = set()
+        self.seconds = 0
+        self.slices = Slices()
+        self.closing = False
+        self.ended = asyncio.Event()
+        self._sock: socket.socket | None = None
+        self._listener: asyncio.Server | _SecureListener | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def listen(
+        self,
+        sock: socket.socket,
+        connection: Callable[[], asyncio.Protocol],
+        refusal: bytes,
+        tls: PortCertificates | None,
     ) -> None:
+        """Accept connections on a bound socket that does not block.
+
+        A client of a plain port that is not accepted gets the refusal.
+        """
+        loop = asyncio.get_running_loop()
+        self._sock, self._ticking = sock, loop.create_task(repeat(1, self.tick))
+        sock.listen(BACKLOG)  # for one that shares its port; others listen already
+        if tls is not None:
+            self._listener = _SecureListener(sock, connection, tls)
+            return
+        serve = loop.create_unix_server if isinstance(sock, LocalSocket) else loop.create_server
+        self._listener = await serve(lambda: _NewConnection(connection, refusal), sock=sock, backlog=BACKLOG)
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are not being closed."""
+        return sum(not connection.transport.is_closing() for connection in self.connections)
+
+    def tick(self, seconds: int = 1) -> None:
+        """Time has passed: the one timer of all connections."""
+        self.seconds += seconds
+        for connection in list(self.connections):
+            connection.check_progress(seconds)
+
+    def left(self, connection: _C) -> None:
+        """A connection has ended."""
+        self.connections.discard(connection)
+        self.ended.set()
+
+    def stop_listening(self) -> None:
+        """Refuse new connections and close idle ones; the others close after their current answers."""
+        if isinstance(self._sock, LocalSocket):
+            self._sock.remove_file()
+        if self._listener is not None:
+            self._listener.close()
+        self.closing = True
+        for connection in list(self.connections):
+            connection.shut_down()
+
+    async def stop(self, deadline_s: float) -> bool:
+        """Wait for connections until a deadline of the loop's clock, then abort them; True if none was left."""
+        self.stop_listening()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                while self.connections:
+                    self.ended.clear()
+                    await self.ended.wait()
+        cut = list(self.connections)
+        for connection in cut:
+            connection.transport.abort()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        return not cut
+
+
+class _NewConnection(asyncio.Protocol):
+    """A connection of a plain port, which is accepted or refused."""
+
+    def __init__(self, connection: Callable[[], asyncio.Protocol], refusal: bytes) -> None:
+        self._connection = connection
+        self._refusal = refusal
+
+    def connection_made(self, transport: Any) -> None:
+        if is_reserved(transport.get_extra_info("socket").fileno()):
+            transport.write(self._refusal)
+            transport.close()
+            _complain()
+            return
+        connection = self._connection()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+
+
+_complained_s = -_COMPLAINT_S
+
+
+def _complain() -> None:
+    """Log, from time to time, that clients are refused."""
+    global _complained_s
+    now_s = time.monotonic()
+    if now_s - _complained_s >= _COMPLAINT_S:
+        _complained_s = now_s
+        log.warning(
+            "Clients use all descriptors available to them, and further connections are refused. A higher limit of "
+            "open files (ulimit -n) allows more."
+        )
+
+
+class _SecureListener:
+    """A port with TLS. It accepts by itself: a server of the loop begins the handshake before anybody can refuse it."""
+
+    def __init__(self, sock: socket.socket, connection: Callable[[], asyncio.Protocol], tls: PortCertificates) -> None:
         self._sock = sock
-        self._make_protocol = make_protocol
+        self._connection = connection
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._handshakes: dict[asyncio.Task[None], float] = {}  # and when they began, the oldest first
@@ -111,7 +213,7 @@ class SecureListener:
     async def _accept(self) -> None:
         while True:
             if len(self._handshakes) >= MOST_HANDSHAKES:
-                await self._make_room()
+                await self._end_one()
             try:
                 connection, _ = await self._loop.sock_accept(self._sock)
             except OSError:
@@ -119,13 +221,13 @@ class SecureListener:
                 continue
             if is_reserved(connection.fileno()):
                 connection.close()
-                complain()
+                _complain()
                 continue
             task = self._loop.create_task(self._secure(connection))
             self._handshakes[task] = self._loop.time()
             task.add_done_callback(self._handshake_ended)
 
-    async def _make_room(self) -> None:
+    async def _end_one(self) -> None:
         """Wait until a handshake ends; if none does for a while, break off the oldest."""
         oldest, began_s = next(iter(self._handshakes.items()))
         self._ended.clear()
@@ -143,7 +245,7 @@ class SecureListener:
     async def _secure(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
+                self._connection, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
             )
         except OSError as error:  # of which TLS errors and time-outs are kinds
             log.debug("A client is not served, because its TLS handshake failed: %s", str(error) or "it takes too long")

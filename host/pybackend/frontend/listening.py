@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
+import os
 import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from pybackend.errors import ServerError
-from pybackend.frontend.local_socket import LocalSocket
 from pybackend.settings import LOCAL_ADDRESS
 
 BACKLOG = 1024
@@ -18,18 +24,17 @@ _ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})  # noqa: S104  what a socket says 
 def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> socket.socket:
     """A bound socket; connections wait in its backlog until it is served. A shared one is not offered any before.
 
-    Args:
-        address: an IPv4 or IPv6 address, a host's name, or ``unix:`` and the path of a Unix-domain socket. The IPv6 address
-            ``::`` takes connections of IPv4 too.
-        port: port number, 0 for a free one; without meaning for a Unix-domain socket.
-        service: ``HTTP``, ``GRPC`` or ``Metrics``, for messages.
-        reuse_port: share the port with other servers of the same user that also ask for it.
+    The address is IPv4, IPv6, a host's name, or ``unix:`` and the path of a Unix-domain socket; ``::`` takes connections of
+    IPv4 too. The port 0 is a free one. The service is named in messages. ``reuse_port`` shares the port with other servers of
+    the same user that also ask for it.
 
     Raises:
         ServerError: the address is unavailable.
     """
     if address.startswith(LOCAL_ADDRESS):
-        return _prepared(LocalSocket(address, service, BACKLOG))
+        local = LocalSocket(address, service, BACKLOG)
+        local.setblocking(False)
+        return local
     host = address.removeprefix("ipv6:").strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -49,7 +54,8 @@ def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> 
     except OverflowError:
         sock.close()
         raise ServerError(f"failed to start {service} service: {port} is not a valid port") from None
-    return _prepared(sock)
+    sock.setblocking(False)
+    return sock
 
 
 def _bind_error(error: OSError, address: str, port: int, service: str, *, reuse_port: bool) -> ServerError:
@@ -63,11 +69,6 @@ def _bind_error(error: OSError, address: str, port: int, service: str, *, reuse_
         else f"With --reuse-{flag}-port, every server on the port needs that flag and has to run as the same user"
     )
     return ServerError(f"failed to start {service} service: Socket '{place}' already in use. {advice}")
-
-
-def _prepared(sock: socket.socket) -> socket.socket:
-    sock.setblocking(False)
-    return sock
 
 
 def release(sock: socket.socket) -> None:
@@ -93,3 +94,114 @@ def is_for_all(sock: socket.socket) -> bool:
 def is_local(sock: socket.socket) -> bool:
     """True for a port that only this machine can reach."""
     return isinstance(sock, LocalSocket) or ipaddress.ip_address(sock.getsockname()[0]).is_loopback
+
+
+LONGEST_PATH_BYTES = 107
+"""The kernel's limit (``sun_path``), without the zero at its end."""
+
+MODE = 0o660
+"""The server's user and group may connect, whatever the umask is."""
+
+_LOCK_S = 5.0
+_LOCK_PAUSE_S = 0.01
+
+
+class LocalSocket(socket.socket):
+    """A listening Unix-domain socket.
+
+    A socket file whose server has gone is replaced. While this happens the directory is locked, so that of two servers that
+    start at once, one does not remove the file of the other. A ServerError says that the path is unusable or too long, is no
+    socket, or that a server listens there. Slashes at its beginning count as one, as in gRPC's addresses.
+    """
+
+    def __init__(self, address: str, service: str, backlog: int) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._place = _place(address)
+            with _locked(self._place.parent):
+                _remove_stale(self._place)
+                os.fchmod(self.fileno(), 0)  # of the file that bind makes: nobody connects before its mode is right
+                self.bind(str(self._place))
+                self._identity: tuple[int, int] | None = _identity(self._place)
+                self.listen(backlog)
+                self._place.chmod(MODE)
+        except (OSError, _UnusableError) as error:
+            self.close()
+            reason = str(error) if isinstance(error, _UnusableError) else error.strerror
+            raise ServerError(f"failed to start {service} service: cannot listen on '{address}': {reason}") from None
+
+    @property
+    def address(self) -> str:
+        """``unix:`` and the absolute path."""
+        return f"{LOCAL_ADDRESS}{self._place}"
+
+    def remove_file(self) -> None:
+        """Remove the socket's file, unless another one has taken its place. To be called before the socket is closed."""
+        identity, self._identity = self._identity, None  # once: without a socket, another file may get its number
+        with suppress(OSError):
+            if _identity(self._place) == identity:
+                self._place.unlink()
+
+
+class _UnusableError(Exception):
+    """A path that cannot be the server's; the text follows the address in a message."""
+
+
+def _place(address: str) -> Path:
+    path = address.removeprefix(LOCAL_ADDRESS)
+    if not path.strip("/") or path.endswith("/"):
+        raise _UnusableError("it names no file. Write unix:/run/pybackend/http.sock, for example")
+    place = Path(f"/{path.lstrip('/')}" if path.startswith("/") else path).absolute()
+    size = len(os.fsencode(place))
+    if size > LONGEST_PATH_BYTES:
+        raise _UnusableError(
+            f"its path has {size} bytes, and the system allows {LONGEST_PATH_BYTES}. Choose a shorter one"
+        )
+    return place
+
+
+def _identity(place: Path) -> tuple[int, int]:
+    found = place.lstat()
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock on a directory, which other servers take for the same purpose."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    raise _UnusableError(f"another program has locked the directory {directory}") from None
+                time.sleep(_LOCK_PAUSE_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(place: Path) -> None:
+    """Remove the socket file of a server that has gone."""
+    try:
+        mode = place.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise _UnusableError("there is a file that is no socket. Remove it, or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(place))
+        except ConnectionRefusedError:
+            place.unlink()
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in {errno.EAGAIN, errno.EINPROGRESS}:
+                raise
+    raise _UnusableError("it is already in use. Stop the program that listens there, or choose another path")

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
+from pybackend.inference.request import InferenceRequest
 from pybackend.observability.access_log import Access, AccessLog
 from pybackend.observability.logging import LOG
 from pybackend.observability.tracing.context import read_context
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.observability.tracing.settings import TraceMode
+from pybackend.observability.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +28,7 @@ _NAMES = {"http": "HTTP", "grpc": "gRPC"}
 
 
 class RequestLog:
-    """Shared by all connections of a server.
-
-    Args:
-        access: receives the answered requests; None for no access log.
-
-    Attributes:
-        on: front ends begin an :class:`RequestRecord` for each request.
-        access: the access log.
-    """
+    """Shared by all connections of a server. While it is ``on``, front ends begin a :class:`RequestRecord` for each request."""
 
     def __init__(self, access: AccessLog | None = None) -> None:
         self.on = False
@@ -56,20 +51,12 @@ class RequestLog:
 
     def begin_traced(self, record: RequestRecord | None, trace: RequestTrace) -> RequestRecord:
         """The record of a request that is traced; ``record`` is the one that it has, None if it has none yet."""
-        record = record or RequestRecord(self, trace.door.lower(), "", "", "")
+        record = record or RequestRecord(self, trace.protocol.lower(), "", "", "")
         record.trace = trace
         return record
 
     def begin(self, protocol: str, client: str, method: bytes, target: bytes, received_bytes: int = 0) -> RequestRecord:
-        """A request whose head has arrived.
-
-        Args:
-            protocol: ``http`` or ``grpc``.
-            client: its address.
-            method: the method of HTTP.
-            target: path and query.
-            received_bytes: the announced size of its body.
-        """
+        """A request whose head has arrived."""
         path = target.partition(b"?")[0][:_LONGEST_PATH].decode("latin-1")
         if LOG.settings.verbose_level > 0:
             log.debug("%s request: %s %s", _NAMES[protocol], method.decode("latin-1"), path)
@@ -118,13 +105,7 @@ class RequestRecord:
         self.trace: RequestTrace | None = None
 
     def asks(self, model: str, version: str = "", request_id: str = "") -> None:
-        """Note whom the request asks.
-
-        Args:
-            model: the model's name.
-            version: decimal, ``""`` if it is not known.
-            request_id: from the client, ``""`` if it sent none.
-        """
+        """Note whom the request asks."""
         self._note("model", model)
         self._note("version", version)
         self._note("request_id", request_id)
@@ -168,3 +149,53 @@ class RequestRecord:
                     {name: value for name, value in self.about.items() if value},
                 )
             )
+
+
+ContextFields = tuple[bytes, bytes]
+"""The fields ``traceparent`` and ``tracestate`` of a request; the second may be empty."""
+
+
+def trace_context(parents: Sequence[bytes], states: Sequence[bytes]) -> ContextFields | None:
+    """The trace context in the fields of a head.
+
+    If there are several values of ``traceparent``, none counts: nobody knows which one is right.
+    """
+    return (parents[0], b",".join(states)) if len(parents) == 1 and parents[0] else None
+
+
+def begin_trace(
+    tracer: Tracer,
+    request: InferenceRequest,
+    model: str,
+    protocol: str,
+    fields: ContextFields | None,
+    began_ns: int = 0,
+    *,
+    sends: bool = True,
+) -> RequestTrace | None:
+    """Begin the trace of a complete request that is about to be submitted; None if it is not sampled. Not for the hot path.
+
+    Args:
+        tracer: decides.
+        request: gets the trace.
+        model: the full name of the model that it asks.
+        protocol: ``HTTP`` or ``GRPC``.
+        fields: of the request; None if it has no trace context.
+        began_ns: when its first bytes arrived, by ``time.monotonic_ns()``; 0 for now.
+        sends: the front end calls :meth:`RequestTrace.sent`.
+    """
+    if not tracer.active:
+        return None
+    outer = read_context(*fields) if fields is not None and tracer.continues else None
+    trace: RequestTrace | None = None
+    if outer is not None:
+        trace = tracer.go_on(model, protocol, outer, sends=sends)
+    elif tracer.takes(model):
+        trace = tracer.begin(model, protocol, sends=sends)
+    if trace is not None:
+        request.trace = trace
+        now_ns = time.monotonic_ns()
+        reading = "RECV" if protocol == "HTTP" else "WAITREAD"
+        trace.mark(f"{protocol}_{reading}_START", began_ns or now_ns)
+        trace.mark(f"{protocol}_{reading}_END", now_ns)
+    return trace

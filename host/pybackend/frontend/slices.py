@@ -17,9 +17,7 @@ SLICE_S = 0.005
 class Slices:
     """Runs all added work round-robin.
 
-    Args:
-        shared: the slices of all connections, for those of one connection: however much work it has, it has one turn among
-            the others. None for the shared ones themselves.
+    Those of one connection share the slices of all: however much work it has, it has one turn among the others.
     """
 
     def __init__(self, shared: Slices | None = None) -> None:

@@ -32,11 +32,8 @@ class Substitute(asyncio.BaseProtocol):
 class DirectReceiver(Substitute, asyncio.BufferedProtocol):
     """The kernel writes the bytes of large tensors to their place.
 
-    Args:
-        owner: the connection, which goes on once there is no such place.
-        transport: the connection's.
-        room: the place of the next bytes; None if they belong elsewhere.
-        stored: called with the number of bytes that were written there.
+    ``room`` gives the place of the next bytes, None if they belong elsewhere: then the connection goes on. ``stored`` is called
+    with the number of bytes that were written there.
     """
 
     def __init__(
@@ -69,3 +66,40 @@ class DirectReceiver(Substitute, asyncio.BufferedProtocol):
         self._stored(nbytes)
         if self._transport.get_protocol() is self and self._next_room() is None:
             self._transport.set_protocol(self._owner)
+
+
+LONGEST_S = 30.0
+"""A client that sends for longer is disconnected."""
+
+SILENCE_S = 5.0
+"""A client that is silent for this long is disconnected."""
+
+
+class LingeringProtocol(Substitute, asyncio.Protocol):
+    """Replaces a connection's protocol after its last answer: drops what arrives until the client has closed."""
+
+    def __init__(self, owner: asyncio.Protocol, transport: Any) -> None:
+        super().__init__(owner, transport)
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + LONGEST_S
+        self._has_sent = False
+        self._timer = self._loop.call_later(SILENCE_S, self._look)
+        transport.set_protocol(self)
+        transport.resume_reading()
+        if transport.can_write_eof():
+            transport.write_eof()
+
+    def data_received(self, data: bytes) -> None:
+        self._has_sent = True
+
+    def _look(self) -> None:
+        if not self._has_sent or self._loop.time() >= self._end_s:
+            # The answer has gone long ago. Closing a secure connection would wait for the client's consent.
+            self._transport.abort()
+            return
+        self._has_sent = False
+        self._timer = self._loop.call_later(SILENCE_S, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)

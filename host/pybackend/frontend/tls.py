@@ -12,17 +12,12 @@ from pybackend.settings import TlsSettings
 class PortCertificates:
     """The certificates of one port, and the context that they make. New files count for new connections; open ones go on as they are.
 
-    Args:
-        settings: the files.
-        service: ``http`` or ``grpc``, as flags begin.
-        protocol: its name for the choice of a protocol during the handshake (ALPN).
+    The service is ``http`` or ``grpc``, as flags begin; the protocol is its name for the choice of one during the handshake
+    (ALPN). A ServerError names a file that cannot be used, and its flag.
 
     Attributes:
         context: for the next connection.
         files: reads the files again when they change.
-
-    Raises:
-        ServerError: a file cannot be used; the text names it and its flag.
     """
 
     def __init__(self, settings: TlsSettings, service: str, protocol: str) -> None:

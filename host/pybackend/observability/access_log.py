@@ -21,7 +21,7 @@ class Access(NamedTuple):
     """A request and its answer.
 
     Attributes:
-        door: ``http`` or ``grpc``.
+        protocol: ``http`` or ``grpc``.
         path: the path, without a query.
         status: the answer's status; None if the client left before its answer.
         received_bytes: size of the request's body.
@@ -31,7 +31,7 @@ class Access(NamedTuple):
         about: what is known of ``model``, ``version``, ``request_id`` and ``trace_id``.
     """
 
-    door: str
+    protocol: str
     client: str
     method: str
     path: str
@@ -73,7 +73,7 @@ class AccessLog:
 def _message(access: Access) -> str:
     status = "-" if access.status is None else access.status
     return (
-        f"{access.door} {access.client} {access.method} {access.path} {status} "
+        f"{access.protocol} {access.client} {access.method} {access.path} {status} "
         f"in={access.received_bytes} out={access.sent_bytes} {access.duration_ns / 1e6:.3f} ms"
         + "".join(f" {name}={value}" for name, value in access.about.items())
     )
@@ -81,7 +81,7 @@ def _message(access: Access) -> str:
 
 def _fields(access: Access) -> dict[str, int | str | float | None]:
     return {
-        "door": access.door,
+        "door": access.protocol,
         "client": access.client,
         "method": access.method,
         "path": access.path,

@@ -22,7 +22,6 @@ from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
-from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
@@ -94,9 +93,9 @@ async def serve(repository, ports, stop):
         slow = InferFrontend(engine, limits, frontend.client_memory, fast_paths=False)
         cloud = CloudApp(CLOUD, make_app(frontend), Restrictions(()), lambda: None)
         servers = [
-            HttpServer(app, HttpPort(frontend.client_memory), frontend),
-            HttpServer(make_app(slow), HttpPort(frontend.client_memory), slow),
-            HttpServer(cloud, HttpPort(frontend.client_memory)),
+            HttpServer(app, frontend.client_memory, frontend),
+            HttpServer(make_app(slow), frontend.client_memory, slow),
+            HttpServer(cloud, frontend.client_memory),
         ]
         numbers = []
         for server in servers:

@@ -140,7 +140,7 @@ def test_formats_change_at_run_time(server, change):
     found = server.wait_for(r"(?m)^{.*HTTP request: GET /v2/models/%22json.*}$")
     line = json.loads(found[0])
     assert list(line) == ["time", "level", "pid", "file", "line", "message"]
-    assert (line["level"], line["pid"], line["file"]) == ("VERBOSE", server.process.pid, "watch.py")
+    assert (line["level"], line["pid"], line["file"]) == ("VERBOSE", server.process.pid, "request_log.py")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line["time"])
 
 

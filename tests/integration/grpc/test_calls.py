@@ -136,7 +136,7 @@ def test_messages_beyond_the_memory_for_slow_clients_are_refused(port):
             assert message.startswith("the server is overloaded: it holds 299985 bytes")
             assert port.frontend.engine.refusals.counts["grpc", "", "unavailable"] == 1
 
-    port(scenario, kept_bytes=350_000)
+    port(scenario, memory_limit_bytes=350_000)
 
 
 def test_waiting_messages_count_as_well(port):
@@ -349,12 +349,12 @@ def test_shutdown_ends_calls_that_wait_for_messages(port):
         async with client_of(port) as client:
             waiting = [client.open(STREAM_INFER), client.open(REFLECTION), client.open(INFER), open_with_part(client)]
             await client.settled()
-            port.server.stop_listening()
+            port.frontend.stop_listening()
             for stream in waiting:
                 assert await client.status(stream) == ("14", STOPPING)
             await client.closed()
             assert client.goaways
-        assert await port.server.stop(asyncio.get_running_loop().time() + 10)
+        assert await port.frontend.stop(asyncio.get_running_loop().time() + 10)
 
     port(scenario)
 

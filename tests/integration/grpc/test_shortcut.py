@@ -315,7 +315,7 @@ def test_cancelled_calls_deadlines_and_the_end(run):
         assert held(port) == (0, 0)
         open_call = whole(client, message(0, "patient"))
         await client.settled()
-        port.server.stop_listening()
+        port.frontend.stop_listening()
         code, text = await client.status(whole(client, message()))
         assert (code, text.startswith("GRPC server is shutting down")) == ("14", True)
         assert open_call not in client.trailers

@@ -15,7 +15,6 @@ import uvloop
 
 from pybackend.frontend.flow import SLOW_AFTER_SECONDS, STALLED_SECONDS, ClientMemory
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
@@ -43,7 +42,7 @@ class Place:
         async with engine_on(self.repository, memory_limit_bytes=LIMIT, explicit=True, startup_models=("m",)) as engine:
             frontend = InferFrontend(engine, BodyLimits(), self.memory)
             app = make_app(frontend)
-            own, own_socket = HttpServer(app, HttpPort(self.memory), frontend), bind("127.0.0.1", 0, "HTTP")
+            own, own_socket = HttpServer(app, self.memory, frontend), bind("127.0.0.1", 0, "HTTP")
             await own.start(own_socket)
             plain_socket = socket.create_server(("127.0.0.1", 0))
             plain = uvicorn.Server(uvicorn.Config(app, http="httptools", lifespan="off", log_config=None))
@@ -126,8 +125,8 @@ def test_slow_senders_of_tensors_make_room(place):
     port = place.ports.result(30)["plain"]
     with connected(port) as slow, connected(port) as quick:
         slow.send(whole[:-10])
-        wait_until(lambda: place.memory.senders, "the tensors do not arrive")
-        sender = only(place.memory.senders)
+        wait_until(lambda: place.memory.sending, "the tensors do not arrive")
+        sender = only(place.memory.sending)
         wait_until(lambda: sender.received_bytes == len(whole) - len(whole.partition(b"\r\n\r\n")[0]) - 14, "not read")
         for _ in range(SLOW_AFTER_SECONDS * 8):
             sender.pace.advance(1, 0)

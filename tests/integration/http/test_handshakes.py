@@ -11,7 +11,6 @@ import trustme
 
 from pybackend.frontend import listener
 from pybackend.frontend.flow import ClientMemory
-from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
 from pybackend.frontend.tls import PortCertificates
@@ -53,7 +52,7 @@ def test_the_oldest_silent_client_gives_way(run, authority, certificates, data, 
         return head
 
     async def check():
-        server = HttpServer(application, HttpPort(ClientMemory(1 << 30)))
+        server = HttpServer(application, ClientMemory(1 << 30))
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock, certificates)
         address = sock.getsockname()

@@ -15,7 +15,6 @@ from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http import fast_path
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import RequestReader
@@ -63,7 +62,7 @@ def serve(tmp_path, monkeypatch, run):
             limits, kept = BodyLimits(), ClientMemory(1 << 30)
             async with engine_on(tmp_path) as engine:
                 frontend = InferFrontend(engine, limits, kept)
-                server = HttpServer(make_app(frontend), HttpPort(kept), frontend)
+                server = HttpServer(make_app(frontend), kept, frontend)
                 sock = bind("127.0.0.1", 0, "HTTP")
                 await server.start(sock)
                 clients = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
@@ -199,9 +198,9 @@ def test_credentials_are_not_kept(tmp_path, parsed, fields, forwards):
         async with engine_on(tmp_path) as engine:
             guard = HttpGuard("http", Guard(ApiKeys(keys), Restrictions(()), http_group), engine.refusals)
             forwarded = forwards and ForwardedHeaders(forwards)
-            kept, port = ClientMemory(1 << 30), HttpPort(ClientMemory(1 << 30), guard=guard)
-            frontend = InferFrontend(engine, limits, kept, guard=guard, forwards=forwarded)
-            server = HttpServer(make_app(frontend), port, frontend)
+            memory = ClientMemory(1 << 30)
+            frontend = InferFrontend(engine, limits, memory, guard=guard, forwards=forwarded)
+            server = HttpServer(make_app(frontend), memory, frontend, guard=guard)
             sock = bind("127.0.0.1", 0, "HTTP")
             await server.start(sock)
             reader, writer = await asyncio.open_connection(*sock.getsockname())
@@ -214,7 +213,7 @@ def test_credentials_are_not_kept(tmp_path, parsed, fields, forwards):
             others = await asyncio.open_connection(*sock.getsockname())
             others[1].write(request(**{name: value.replace("a-key", "b-key") for name, value in fields.items()}))
             assert (await others[0].readline()).startswith(b"HTTP/1.1 401 ")
-            kept = list(texts_of(vars(server), *map(vars, port.connections), guard))
+            kept = list(texts_of(vars(server), *map(vars, server.connections), guard))
             assert b"x-api-key" in kept
             assert [each for each in kept if KEY.encode() in each] == []
             for each in (writer, others[1]):

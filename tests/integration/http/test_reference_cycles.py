@@ -20,8 +20,7 @@ from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, Arrivi
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.connection import GrpcConnection
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.http.connection import HttpConnection
-from pybackend.frontend.http.exchange import Exchange
+from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.infer_body import StreamedBody
 from pybackend.frontend.http2 import RequestHead, ServerConnection, Stream
 from pybackend.frontend.http2.control import ControlFrames

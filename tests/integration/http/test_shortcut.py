@@ -12,8 +12,7 @@ import pytest
 from pybackend.engine.admission import Route
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.connection import HttpPort
-from pybackend.frontend.http.cors import Cors
+from pybackend.frontend.http.guard import Cors
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
@@ -119,7 +118,7 @@ async def serving(repository, startup_models=("m",), cors=None, **options):
     async with engine_on(repository, explicit=True, startup_models=startup_models, **options) as engine:
         limits = BodyLimits()
         frontend = InferFrontend(engine, limits, ClientMemory(1 << 30))
-        server = HttpServer(make_app(frontend), HttpPort(frontend.client_memory, cors=cors), frontend)
+        server = HttpServer(make_app(frontend), frontend.client_memory, frontend, cors=cors)
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         client = Client(*await asyncio.open_connection(*sock.getsockname()))

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pybackend.frontend.flow import IDLE_SECONDS, LOWEST_RATE_BYTES_PER_S, STALLED_SECONDS, ClientMemory
-from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
 
@@ -33,7 +32,7 @@ async def application(scope, receive, send):
 async def serving():
     """A server, and a function that lets its clock run ahead."""
     loop = asyncio.get_running_loop()
-    server = HttpServer(application, HttpPort(ClientMemory(1 << 30)))
+    server = HttpServer(application, ClientMemory(1 << 30))
     sock = bind("127.0.0.1", 0, "HTTP")
     await server.start(sock)
 

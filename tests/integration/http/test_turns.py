@@ -14,7 +14,6 @@ from pybackend.engine.admission import Admission
 from pybackend.frontend import slices
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
@@ -46,17 +45,16 @@ async def client_of(repository):
     """A client's socket, and the connection as the server sees it."""
     limits = BodyLimits()
     async with engine_on(repository) as engine:
-        kept = ClientMemory(1 << 30)
-        port, frontend = HttpPort(kept), InferFrontend(engine, limits, kept)
-        server = HttpServer(make_app(frontend), port, frontend)
+        frontend = InferFrontend(engine, limits, ClientMemory(1 << 30))
+        server = HttpServer(make_app(frontend), frontend.client_memory, frontend)
         sock = bind("127.0.0.1", 0, "HTTP")
         await server.start(sock)
         try:
             with socket.create_connection(sock.getsockname()) as client:
                 client.setblocking(False)
-                while not port.connections:  # noqa: ASYNC110  there is nothing else to wait for
+                while not server.connections:  # noqa: ASYNC110  there is nothing else to wait for
                     await asyncio.sleep(0)
-                yield client, next(iter(port.connections)), engine
+                yield client, next(iter(server.connections)), engine
         finally:
             await server.stop(asyncio.get_running_loop().time() + 5)
 

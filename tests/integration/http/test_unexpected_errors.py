@@ -12,7 +12,6 @@ import uvloop
 
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.connection import HttpPort
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
@@ -52,7 +51,7 @@ def port(tmp_path_factory):
     async def serve():
         async with engine_on(repository) as engine:
             frontend = InferFrontend(engine, BodyLimits(), BrokenAccount(100_000), forwards=BrokenHeaders())
-            server = HttpServer(make_app(frontend), HttpPort(frontend.client_memory), frontend)
+            server = HttpServer(make_app(frontend), frontend.client_memory, frontend)
             sock = bind("127.0.0.1", 0, "HTTP")
             await server.start(sock)
             found.set_result(sock.getsockname()[1])

@@ -141,6 +141,7 @@ class ArrivingRequest:
         self._refuse(InferenceError("the client was too slow, and others needed the memory", ErrorCode.UNAVAILABLE))
 
     def _drop_slowest_sender(self) -> bool:
+        assert self._admission is not None
         return self._peer.flow.drop_other_sender(self._admission)
 
     def _refuse(self, error: InferenceError) -> None:

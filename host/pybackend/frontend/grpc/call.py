@@ -15,8 +15,7 @@ from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, Messa
 from pybackend.frontend.grpc.head import CallHead, Refusal
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http2 import Fields, RemoteProtocolError, ServerConnection, Stream, StreamReceiver
-from pybackend.frontend.request_log import RequestRecord
-from pybackend.frontend.traced import begin_trace, is_chosen
+from pybackend.frontend.request_log import RequestRecord, begin_trace
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer
 from pybackend.observability.tracing.request_trace import RequestTrace
@@ -501,6 +500,4 @@ def note_request(call: Call, admission: Admission, request: InferenceRequest, be
     if record is not None:
         record.asks(admission.model_name, admission.model_version, request.id)
         record.continues(head.metadata.get(b"traceparent"))
-    if not is_chosen(tracer, admission.full_name, head.context):
-        return None
-    return begin_trace(tracer, request, admission.full_name, "GRPC", began_ns=began_ns, fields=head.context)
+    return begin_trace(tracer, request, admission.full_name, "GRPC", head.context, began_ns)

@@ -54,7 +54,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """A client has come; it speaks first, so that a client of HTTP/1.1 reads nothing that it does not understand."""
-        self._transport = transport
+        self.transport = transport
         self.peer.connected(transport)
         self._frontend.connections.add(self)
         if self._frontend.closing:
@@ -69,7 +69,7 @@ class GrpcConnection(asyncio.Protocol):
             return
         self._receive(data, 0)
         if self._rest:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
             peer.slices.add(self._receive_rest)
             peer.count_unread()
 
@@ -88,8 +88,8 @@ class GrpcConnection(asyncio.Protocol):
         except RemoteProtocolError as error:
             if not peer.has_written and _HTTP_1.match(data):
                 self._frontend.malformed(str(error), peer.address)
-                self._transport.write(_NOT_HTTP_2)
-                self._transport.close()
+                self.transport.write(_NOT_HTTP_2)
+                self.transport.close()
             else:
                 self._end_broken(error)
             return
@@ -97,32 +97,32 @@ class GrpcConnection(asyncio.Protocol):
             log.exception("A gRPC connection failed")
             http2.close(ErrorCode.INTERNAL_ERROR)
             peer.flush()
-            self._transport.close()
+            self.transport.close()
             return
         if peer.arriving_count and self._next_room(_DIRECT_BYTES) is not None:
-            receiver = DirectReceiver(self, self._transport, lambda: self._next_room(1), self._received_directly)
-            self._transport.set_protocol(receiver)
+            receiver = DirectReceiver(self, self.transport, lambda: self._next_room(1), self._received_directly)
+            self.transport.set_protocol(receiver)
         if http2.has_output or peer.is_leaving or peer.unwritten:
             peer.flush()
 
     def _receive_rest(self) -> bool:
         """Handle the next part of the rest; True if there is more."""
         peer = self.peer
-        if peer.is_lost or self._transport.is_closing():
+        if peer.is_lost or self.transport.is_closing():
             return False
         self._receive(self._rest, self._rest_begins)
         if self._rest:
             return True
         peer.count_unread()
-        if not peer.is_full and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not peer.is_full and not self.transport.is_closing():
+            self.transport.resume_reading()
         return False
 
     def _end_broken(self, error: RemoteProtocolError) -> None:
         """End the connection, because the client broke a rule of HTTP/2."""
         self._frontend.malformed(str(error), self.peer.address)
         self.peer.flush()
-        self._transport.close()
+        self.transport.close()
 
     def _next_room(self, least_bytes: int) -> memoryview | None:
         """Memory for the next bytes of the client, if so many at least belong to a large tensor."""
@@ -154,7 +154,7 @@ class GrpcConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than the server writes: neither reads nor writes go on."""
         self.peer.is_full = True
-        self._transport.pause_reading()
+        self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The kernel has taken all data."""
@@ -162,8 +162,8 @@ class GrpcConnection(asyncio.Protocol):
         peer.is_full = False
         peer.active_at = self._frontend.seconds
         peer.release_written()  # before more is written: a transport that never rests must not keep what it has sent
-        if not self._transport.is_closing() and not self._rest:
-            self._transport.resume_reading()
+        if not self.transport.is_closing() and not self._rest:
+            self.transport.resume_reading()
         peer.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -173,8 +173,7 @@ class GrpcConnection(asyncio.Protocol):
         self.peer.release_written()
         self._rest = b""
         self.peer.flow.close()
-        self._frontend.connections.discard(self)
-        self._frontend.ended.set()
+        self._frontend.left(self)
 
     # Requests
 
@@ -205,13 +204,13 @@ class GrpcConnection(asyncio.Protocol):
     @property
     def arriving(self) -> Iterable[Admission]:
         """The admissions of requests whose tensors are arriving in models' memory."""
-        return () if self._transport.is_closing() else chain(*(each.arriving for each in open_messages(self.http2)))
+        return () if self.transport.is_closing() else chain(*(each.arriving for each in open_messages(self.http2)))
 
     def drop(self) -> None:
         """Disconnect a client that is too slow."""
         for messages in open_messages(self.http2):
             messages.give_up_arriving()
-        self._transport.abort()
+        self.transport.abort()
 
     # The server
 
@@ -226,8 +225,3 @@ class GrpcConnection(asyncio.Protocol):
     def shut_down(self) -> None:
         """Accept no further calls; the connection closes after the last one."""
         self._upkeep.shut_down()
-
-    def abort(self) -> None:
-        """End now."""
-        self.http2.close(ErrorCode.NO_ERROR)
-        self._transport.abort()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from time import monotonic
 from typing import Protocol
@@ -11,11 +10,12 @@ from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
+from pybackend.frontend import listener
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.head import CallPolicy, read_metadata
 from pybackend.frontend.http2 import Config, PingRules
+from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog
-from pybackend.frontend.slices import Slices
 from pybackend.protocol.grpc.layouts import MessageLayout, MessageLayouts
 from pybackend.protocol.grpc.message import InferMessage, split_message
 from pybackend.protocol.grpc.request import decode_in_steps, decode_message, plan_arriving
@@ -30,17 +30,8 @@ PROTOCOL = "grpc"
 """The protocol's name in metrics and logs."""
 
 
-class Connection(Protocol):
+class Connection(listener.Connection, Protocol):
     """A connection, as the server sees it."""
-
-    def check_progress(self, seconds: int) -> None:
-        """Called about once a second."""
-
-    def shut_down(self) -> None:
-        """Accept no further calls; the connection closes after the last one."""
-
-    def abort(self) -> None:
-        """End now."""
 
     def forget_heads(self) -> None:
         """Read the heads of further calls again."""
@@ -83,7 +74,7 @@ def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remember
     )
 
 
-class GrpcFrontend:
+class GrpcFrontend(Port[Connection]):
     """The front end.
 
     Attributes:
@@ -92,14 +83,9 @@ class GrpcFrontend:
         client_memory: the account of bytes buffered for clients.
         memory: of recurring messages; None if nothing is remembered.
         headers: those of the memory.
-        connections: all open ones.
-        seconds: incremented once a second by the server.
-        closing: True once the server stops: no calls are accepted.
-        ended: set when a connection has ended.
         request_log: records calls for the log.
         answers: counts the ends of calls.
         policy: rules for the heads of calls; None if there are none.
-        slices: the scheduler of long work.
         settings: the operator's.
         config: what the HTTP/2 connections offer their clients.
     """
@@ -115,6 +101,7 @@ class GrpcFrontend:
         *,
         fast_paths: bool = True,
     ) -> None:
+        super().__init__()
         self.settings = settings
         self.config = _config(settings.keepalive, policy, remembers_heads=fast_paths)
         self.memory = Memory() if fast_paths else None
@@ -125,11 +112,6 @@ class GrpcFrontend:
         self.answers = engine.answers[PROTOCOL]
         self.limits = limits
         self.client_memory = client_memory
-        self.connections: set[Connection] = set()
-        self.slices = Slices()
-        self.seconds = 0
-        self.closing = False
-        self.ended = asyncio.Event()
 
     def forget_heads(self) -> None:
         """Read the heads of further calls again, because the rules for them have changed."""

@@ -14,7 +14,7 @@ from pybackend.frontend.access.secrets import CREDENTIALS, concealed
 from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.framing import ACCEPTED, ENCODINGS
 from pybackend.frontend.http2 import Fields, HeaderBlock, RequestHead
-from pybackend.frontend.traced import ContextFields, trace_context
+from pybackend.frontend.request_log import ContextFields, trace_context
 from pybackend.protocol.grpc.status import GrpcStatus
 
 _CALL = re.compile(rb"application/grpc(\+proto)?\s*(;|\Z)", re.IGNORECASE)

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from pybackend.engine.answers import Answers
+from pybackend.errors import ErrorCode
 from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.documents.metadata import encode_error
+
+STATUS: dict[ErrorCode, HTTPStatus] = {
+    ErrorCode.UNKNOWN: HTTPStatus.BAD_REQUEST,
+    ErrorCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+    ErrorCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ErrorCode.INVALID_ARG: HTTPStatus.BAD_REQUEST,
+    ErrorCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    ErrorCode.UNSUPPORTED: HTTPStatus.NOT_IMPLEMENTED,
+    ErrorCode.ALREADY_EXISTS: HTTPStatus.BAD_REQUEST,
+    ErrorCode.CANCELLED: HTTPStatus.BAD_REQUEST,
+}
+
+INTERNAL = "internal error: see the server's log"
+"""The answer to a mistake of the server's own."""
+
 
 _PHRASES = {
     400: b"Bad Request",
@@ -26,11 +43,6 @@ _PHRASES = {
 
 class AnswerWriter:
     """The answers of one connection, one after the other.
-
-    Args:
-        transport: the connection's.
-        flow: its bytes.
-        answers: counts those that the writer makes.
 
     Attributes:
         keep_alive: further requests may follow the current one.

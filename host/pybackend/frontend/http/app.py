@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from pybackend import __version__
@@ -16,20 +19,25 @@ from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http import (
+    control_routes,
     documentation,
     generate_route,
     infer_route,
-    repository_route,
-    settings_routes,
-    shared_memory_route,
 )
+from pybackend.frontend.http.answer_writer import INTERNAL, STATUS
 from pybackend.frontend.http.arrival import SlowSenderError
 from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
-from pybackend.frontend.http.errors import INTERNAL, STATUS
-from pybackend.frontend.http.extensions import served_extensions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.model_path import SlashesInNames, client_address, model_name, model_path, version
+from pybackend.frontend.http.routes import (
+    MODEL,
+    VERSION,
+    SlashesInNames,
+    add_route,
+    client_address,
+    model_name,
+    version,
+)
 from pybackend.protocol.documents.metadata import (
     encode_error,
     environment_document,
@@ -75,8 +83,11 @@ def make_app(frontend: InferFrontend) -> FastAPI:
     _add_health(app, engine)
     _add_metadata(app, engine)
     _add_processes(app, engine)
-    for routes in (infer_route, generate_route, repository_route, settings_routes, shared_memory_route):
-        routes.add(app, frontend)
+    infer_route.add(app, frontend)
+    generate_route.add(app, frontend)
+    control_routes.add_repository(app, frontend)
+    control_routes.add_settings(app, frontend)
+    control_routes.add_shared_memory(app, frontend)
     documentation.add(app)
 
     @app.get("/", include_in_schema=False, response_model=None)
@@ -84,16 +95,6 @@ def make_app(frontend: InferFrontend) -> FastAPI:
         return RedirectResponse(documentation.PAGE)
 
     return app
-
-
-def _get(app: FastAPI, path: str, tag: str, summary: str, answer: Callable[[Request], Awaitable[Response]]) -> None:
-    """Add a route.
-
-    Handlers take the raw request: building validators for a name and a number would cost more than the rest of the
-    application's start.
-    """
-    openapi: dict[str, Any] = {"parameters": model_path(path)}
-    app.get(path, tags=[tag], summary=summary, name=path, response_model=None, openapi_extra=openapi)(answer)
 
 
 def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
@@ -122,12 +123,11 @@ def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
             is_ready = False  # an unknown model is not ready; the reason does not matter
         return answer("ready", is_ready, "Model version not ready", name=name)
 
-    _get(app, "/v2/health/live", "health", "Is the server running?", live)
-    _get(app, "/v2/health/ready", "health", "Should clients send requests?", ready)
-    _get(app, "/v2/models/{model_name}/ready", "health", "Is the model serving?", model_ready)
-    _get(
-        app, "/v2/models/{model_name}/versions/{version:digits}/ready", "health", "Is the version serving?", model_ready
-    )
+    add = partial(add_route, app, "GET")
+    add("/v2/health/live", "health", "Is the server running?", live)
+    add("/v2/health/ready", "health", "Should clients send requests?", ready)
+    add(f"{MODEL}/ready", "health", "Is the model serving?", model_ready)
+    add(f"{VERSION}/ready", "health", "Is the version serving?", model_ready)
 
 
 def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
@@ -151,29 +151,16 @@ def _add_metadata(app: FastAPI, engine: InferenceEngine) -> None:
         parts = [msgspec.json.encode(part)[1:-1] async for part in rows]
         return Response(b'{"model_stats":[%b]}' % b",".join(parts), media_type=_JSON)
 
-    _get(app, "/v2/models/stats", "statistics", "Statistics of all models", statistics)
-    _get(app, "/v2/models/{model_name}/stats", "statistics", "Statistics of a model's versions", statistics)
-    _get(
-        app,
-        "/v2/models/{model_name}/versions/{version:digits}/stats",
-        "statistics",
-        "A version's statistics",
-        statistics,
-    )
-    _get(app, "/v2", "metadata", "Name, version and extensions of the server", server)
-    _get(app, "/v2/models", "metadata", "The names of the models that serve", models)
-    _get(app, "/v2/models/{model_name}", "metadata", "Inputs and outputs of a model", metadata)
-    _get(
-        app,
-        "/v2/models/{model_name}/versions/{version:digits}",
-        "metadata",
-        "Inputs and outputs of a version",
-        metadata,
-    )
-    _get(app, "/v2/models/{model_name}/config", "metadata", "The effective configuration", config)
-    _get(
-        app, "/v2/models/{model_name}/versions/{version:digits}/config", "metadata", "A version's configuration", config
-    )
+    add = partial(add_route, app, "GET")
+    add("/v2/models/stats", "statistics", "Statistics of all models", statistics)
+    add(f"{MODEL}/stats", "statistics", "Statistics of a model's versions", statistics)
+    add(f"{VERSION}/stats", "statistics", "A version's statistics", statistics)
+    add("/v2", "metadata", "Name, version and extensions of the server", server)
+    add("/v2/models", "metadata", "The names of the models that serve", models)
+    add(MODEL, "metadata", "Inputs and outputs of a model", metadata)
+    add(VERSION, "metadata", "Inputs and outputs of a version", metadata)
+    add(f"{MODEL}/config", "metadata", "The effective configuration", config)
+    add(f"{VERSION}/config", "metadata", "A version's configuration", config)
 
 
 def _add_processes(app: FastAPI, engine: InferenceEngine) -> None:
@@ -189,11 +176,11 @@ def _add_processes(app: FastAPI, engine: InferenceEngine) -> None:
         document = {"instances": await engine.stacks(model_name(request))}
         return Response(msgspec.json.encode(document), media_type=_JSON)
 
-    summary = "Where the threads and coroutines of the model's processes are"
-    _get(app, "/v2/models/{model_name}/stack", "pybackend", summary, stack)
-    for path in ("/v2/models/{model_name}", "/v2/models/{model_name}/versions/{version:digits}"):
-        _get(app, f"{path}/sandbox", "pybackend", "The confinement of the model's processes", sandbox)
-        _get(app, f"{path}/environment", "pybackend", "The Python that the model's processes run on", environment)
+    add = partial(add_route, app, "GET")
+    add(f"{MODEL}/stack", "pybackend", "Where the threads and coroutines of the model's processes are", stack)
+    for path in (MODEL, VERSION):
+        add(f"{path}/sandbox", "pybackend", "The confinement of the model's processes", sandbox)
+        add(f"{path}/environment", "pybackend", "The Python that the model's processes run on", environment)
 
 
 def _with_processes(engine: InferenceEngine, request: Request) -> ModelDescription:
@@ -220,3 +207,43 @@ async def _inference_error(_request: Request, error: Exception) -> Response:
 async def _unexpected_error(_request: Request, _error: Exception) -> Response:
     """The answer to a mistake of the server's own, which is logged by the server that runs the application."""
     return Response(encode_error(INTERNAL), 500, {"connection": "close"}, media_type=_JSON)
+
+
+_INFER = ("POST /v2/models/{}/infer",)
+_LOADING = ("POST /v2/repository/index", "POST /v2/repository/models/{}/load", "POST /v2/repository/models/{}/unload")
+
+_ROUTES: Mapping[str, Sequence[str]] = {
+    "classification": _INFER,
+    "sequence": _INFER,
+    "model_repository": _LOADING,
+    "model_repository(unload_dependents)": _LOADING,
+    "schedule_policy": _INFER,
+    "model_configuration": ("GET /v2/models/{}/config",),
+    "system_shared_memory": (
+        "GET /v2/systemsharedmemory/status",
+        "POST /v2/systemsharedmemory/region/{}/register",
+        "POST /v2/systemsharedmemory/region/{}/unregister",
+    ),
+    "cuda_shared_memory": (
+        "GET /v2/cudasharedmemory/status",
+        "POST /v2/cudasharedmemory/region/{}/register",
+        "POST /v2/cudasharedmemory/region/{}/unregister",
+    ),
+    "binary_tensor_data": _INFER,
+    "parameters": _INFER,
+    "statistics": ("GET /v2/models/{}/stats",),
+    "trace": ("GET /v2/trace/setting", "POST /v2/trace/setting"),
+    "logging": ("GET /v2/logging", "POST /v2/logging"),
+}
+"""The routes that each extension needs. Names and order are the protocol's; clients read the list to choose features."""
+
+
+def served_extensions(app: FastAPI) -> list[str]:
+    """The extensions whose routes are all registered, in the protocol's order."""
+    served = {
+        f"{method} {re.sub(r'{[^}]*}', '{}', route.path)}"
+        for route in app.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods or ()
+    }
+    return [name for name, routes in _ROUTES.items() if served.issuperset(routes)]

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+from contextlib import closing, contextmanager
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
-from pybackend.frontend.http.compressed_body import Body
-from pybackend.frontend.http.content_coding import refuse_compressed
-from pybackend.frontend.http.head_fields import HeadFields, read_fields
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.content_coding import request_coding
+from pybackend.frontend.http.infer_body import Body
+from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
+from pybackend.frontend.http.routes import client_address, model_name, version
 from pybackend.protocol.infer_plan import InferPlan
-
-log = logging.getLogger(__name__)
 
 SMALL_BODY_BYTES = 8 * 1024
 """The limit for requests that only name or switch something: honest ones have a few hundred bytes."""
@@ -34,12 +29,9 @@ class SlowSenderError(InferenceError):
 
 
 class Arrival:
-    """The arrival of one body; a context in which the bytes that it holds are counted.
+    """The arrival of one body, whose bytes count until it is closed.
 
-    Args:
-        frontend: has the account of these bytes.
-        request: the request.
-        admission: to the model whose memory takes the tensors; None for other requests.
+    The admission is to the model whose memory takes the tensors; other requests have none.
     """
 
     unread = ()
@@ -54,25 +46,23 @@ class Arrival:
         self._is_working = False
         self._dropped: SlowSenderError | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Its bytes count no more."""
         self.flow.close()
 
     async def whole(self, most_bytes: int, advice: str = "") -> bytes:
         """The whole body.
 
-        Args:
-            most_bytes: the limit of its size.
-            advice: for clients that exceed it: where large data belongs.
+        The advice is for clients that exceed the limit: where large data belongs.
 
         Raises:
             InferenceError: it is compressed or too large, there is no memory for it, or it comes too slowly.
         """
-        refuse_compressed(self.fields.encodings)
+        if request_coding(self.fields.encodings) is not None:
+            raise InferenceError(
+                "Unsupported compression type: only infer takes compressed bodies. Send this one without content-encoding",
+                ErrorCode.UNSUPPORTED,
+            )
         announced = self.content_length
         if announced is not None:
             _check_size(announced, most_bytes, advice)
@@ -87,9 +77,6 @@ class Arrival:
 
     async def plan(self, body: Body) -> InferPlan:
         """The infer request in the body.
-
-        Args:
-            body: receives the bytes; it is released if there is no request.
 
         Raises:
             InferenceError: the request is invalid, there is no memory for it, or it comes too slowly.
@@ -127,10 +114,6 @@ class Arrival:
         if not text.isascii() or not text.isdigit() or len(text) > _LONGEST_LENGTH_DIGITS:
             raise InferenceError("Content-Length is not a number of bytes", ErrorCode.INVALID_ARG)
         return int(text)
-
-    def drop_slowest(self) -> bool:
-        """Disconnect the slowest of the slow clients whose bodies hold memory that this one needs; False if none does."""
-        return self.flow.drop_other_sender(self._admission)
 
     @property
     def arriving(self) -> Iterable[Admission]:
@@ -194,13 +177,22 @@ class Arrival:
         self.flow.hold(body.private_bytes)
 
 
-async def small_body(frontend: InferFrontend, request: Request) -> bytes:
-    """The body of a request that only names or switches something.
+@contextmanager
+def admitted(frontend: InferFrontend, request: Request, sender: Sender) -> Iterator[Admission]:
+    """The admission of a request to the model in its path. If the request is refused in this context, that is counted."""
+    name = model_name(request)
+    try:
+        admission = frontend.engine.open(name, version(request), sender)
+        name = admission.full_name
+        yield admission
+    except InferenceError as error:
+        frontend.refused(name, error, client_address(request))
+        raise
 
-    Raises:
-        InferenceError: as :meth:`Arrival.whole`.
-    """
-    with Arrival(frontend, request) as arrival:
+
+async def small_body(frontend: InferFrontend, request: Request) -> bytes:
+    """The body of a request that only names or switches something; errors are those of :meth:`Arrival.whole`."""
+    with closing(Arrival(frontend, request)) as arrival:
         return await arrival.whole(SMALL_BODY_BYTES)
 
 

@@ -13,8 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pybackend.engine.answers import Answers
-from pybackend.frontend.http.connection import HttpConnection
-from pybackend.frontend.http.exchange import Exchange
+from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.request_reader import RequestHead, path_of
 from pybackend.frontend.request_log import RECORD
 
@@ -22,12 +21,7 @@ _KEY = "exchange"
 
 
 class AsgiApp:
-    """An ASGI application, as uvicorn runs it for all connections of a port.
-
-    Args:
-        app: the application.
-        answers: counts its answers by status.
-    """
+    """An ASGI application, as uvicorn runs it for all connections of a port."""
 
     def __init__(self, app: Any, answers: Answers) -> None:
         self._app = app
@@ -57,7 +51,8 @@ class AsgiApp:
             for name, value in scope["headers"]:
                 if name == b"traceparent":
                     record.continues(value)
-        if exchange.is_1_0:
+        writer = exchange.connection.writer
+        if writer.is_1_0:
             scope["http_version"] = "1.0"
 
         async def noting(message: Any) -> None:
@@ -68,7 +63,7 @@ class AsgiApp:
                 known = scope.get("path_params", {})
                 if record is not None and "model_name" in known and "model" not in record.about:
                     record.asks(known["model_name"], known.get("version", ""))
-                if exchange.is_1_0:
+                if writer.is_1_0 and writer.keep_alive:
                     message = _kept_alive(message)
             else:
                 exchange.sent_bytes += len(message.get("body", b""))
@@ -87,22 +82,16 @@ class AsgiApp:
 
 
 class AsgiExchange(Exchange):
-    """A request and its answer.
+    """A request and its answer."""
 
-    Attributes:
-        record: of the request, for the log; None if nobody wants it.
-        is_1_0: the client speaks HTTP/1.0, and wants to keep the connection.
-        sent_bytes: size of the answer's body so far.
-    """
-
-    __slots__ = ("_chunked", "_connection", "_protocol", "_status", "is_1_0", "record", "sent_bytes")
+    __slots__ = ("_chunked", "_protocol", "_status", "connection", "has_begun", "record", "sent_bytes")
 
     def __init__(self, connection: HttpConnection, head: RequestHead, app: AsgiApp) -> None:
         path_of(head.target)  # uvicorn's object has no answer to a target without one
-        self._connection = connection
+        self.connection = connection
         self._chunked = head.chunked
         self.record = connection.record
-        self.is_1_0 = head.version == "1.0" and head.keep_alive
+        self.has_begun = False
         self._status: int | None = None
         self.sent_bytes = 0
         self._protocol: HttpToolsProtocol | None = app.protocol(self)
@@ -129,19 +118,15 @@ class AsgiExchange(Exchange):
         """The answer is written, or will never be."""
         return self._protocol is None
 
-    @property
-    def has_begun(self) -> bool:  # type: ignore[override]
-        return self._status is not None
-
     def on_answer_begun(self, status: int) -> None:
         """The application has sent the head of its answer."""
-        self._status = status
+        self.has_begun, self._status = True, status
 
     def end(self) -> None:
         """The answer is written, or as much of it as there will be."""
         if not self.is_over:
             self._end(None)
-            self._connection.answered()
+            self.connection.answered()
 
     def on_lost(self) -> None:
         if not self.is_over:

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.groups import http_group
 from pybackend.frontend.access.restrictions import Headers, Restrictions, only_value
-from pybackend.frontend.http.errors import STATUS
+from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.protocol.documents.metadata import encode_error
 from pybackend.settings import CloudSettings
 
@@ -26,11 +26,8 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 class CloudApp:
     """The ASGI application of one cloud's port.
 
-    Args:
-        settings: its routes.
-        v2: the application with the routes of the v2 protocol.
-        restrictions: of the HTTP port: they hold for routes that a header names.
-        only_model: the name of the server's only model; None if there are none or several.
+    The restrictions of the HTTP port hold for routes that a header names. ``only_model`` gives the name of the server's only
+    model, None if there are none or several.
     """
 
     def __init__(
@@ -59,11 +56,7 @@ class CloudApp:
         await self._v2(translated, receive, send_translated)
 
     def _translated(self, scope: Scope) -> Scope | Response:
-        """The request of the v2 protocol, or an answer.
-
-        Raises:
-            InferenceError: the request names no model, or is malformed.
-        """
+        """The request of the v2 protocol, or an answer; an InferenceError if it names no model, or is malformed."""
         settings, headers = self._settings, scope["headers"]
         if scope["path"] == settings.health_route:
             method, path = "GET", f"/v2/health/{settings.health}"

@@ -1,6 +1,6 @@
 """A connection of HTTP/1.1: bytes between a transport and exchanges, one request at a time.
 
-Bytes that a client sends before it has its answer are kept, up to a limit; then reading pauses. A client that disconnects is
+Bytes that a client sends before it has its answer wait, up to a limit; then reading pauses. A client that disconnects is
 therefore noticed while its request runs, and requests never overtake each other on a connection.
 """
 
@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
 from pybackend.engine.admission import Admission
 from pybackend.engine.answers import Answers
 from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory, Flow, Transfer
-from pybackend.frontend.http.answer_writer import AnswerWriter
-from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.errors import INTERNAL
-from pybackend.frontend.http.exchange import Exchange
-from pybackend.frontend.http.guard import HttpGuard
-from pybackend.frontend.http.lingering import LingeringProtocol
+from pybackend.frontend.http.answer_writer import INTERNAL, AnswerWriter
+from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.request_reader import MalformedRequestError, RequestHead, RequestReader
+from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog, RequestRecord
-from pybackend.frontend.slices import Slices, TurnShare
-from pybackend.frontend.substitute import DirectReceiver
+from pybackend.frontend.slices import TurnShare
+from pybackend.frontend.substitute import DirectReceiver, LingeringProtocol
 from pybackend.inference.response import InferenceResponse
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 64 * 1024
 """Bytes of further requests that wait while one is being answered; beyond, reading pauses."""
-
-_NOBODY = Exchange()
 
 
 class State(IntEnum):
@@ -70,12 +65,7 @@ TRANSITIONS: dict[State, set[State]] = {
 
 
 class Input:
-    """Bytes from one client that must wait, and whether it may send more.
-
-    Attributes:
-        waiting: the bytes that wait.
-        is_paused: nothing more is received.
-    """
+    """Bytes from one client that must wait, and whether it may send more."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -113,48 +103,76 @@ class Input:
         self._is_closed = True
 
 
-class HttpPort:
-    """The state that all connections of a port share.
+class Exchange:
+    """A request and its answer, as its connection sees them. The methods do nothing; subclasses replace those that they need."""
+
+    __slots__ = ()
+
+    has_begun = False
+    """A part of the answer is written."""
+
+    unread: Sequence[InferenceResponse] = ()
+    """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
+
+    arriving: Sequence[Admission] = ()
+    """The admission of a request whose tensors arrive in a model's memory."""
+
+    def on_body(self, piece: bytes) -> None:
+        """The next bytes of the body, without the framing of chunks."""
+
+    def on_complete(self) -> None:
+        """The request has arrived; ``HttpConnection.answered`` must follow, now or later."""
+
+    def room(self) -> memoryview | None:
+        """Memory for the next bytes of the body, if the kernel should write them there; None if not."""
+        return None
+
+    def on_stored(self, count: int) -> None:
+        """So many bytes were written to :meth:`room`."""
+
+    def on_paused(self) -> None:
+        """The client reads more slowly than the server writes."""
+
+    def on_resumed(self) -> None:
+        """The client has taken everything that was written."""
+
+    def on_lost(self) -> None:
+        """The connection has ended, or is about to end: release everything. May be called twice."""
+
+    def shut_down(self) -> None:
+        """The server stops: this is the connection's last answer."""
+
+
+_NOBODY = Exchange()
+
+
+class HttpPort(Port["HttpConnection"]):
+    """The port, as its connections see it.
 
     Attributes:
-        client_memory: the account of bytes buffered for clients.
-        begin: makes the exchange for a request whose head is complete. The server of the port sets it.
-        take: begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head or, for
-            a whole request, none; returns its argument itself if the head is not known. This attribute is None on ports that
-            remember nothing.
-        on_malformed: called with the answer to bytes that are not HTTP, and the client's address.
-        request_log: records requests for the log.
         guard: refuses requests by their heads; None if all may pass.
         cors: the rule for web pages of other origins; None if there is none.
-        answers: counts the answers by status.
-        slices: the scheduler of long work.
-        connections: those that are open.
-        ended: set when one of them has ended.
-        seconds: incremented once a second; reading it costs nothing, unlike a timer per connection.
-        closing: True once the server stops: connections close after the current answer.
+        take: begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head or, for
+            a whole request, none; returns its argument itself if the head is not known. None on ports that remember nothing.
     """
 
     def __init__(
-        self,
-        client_memory: ClientMemory,
-        *,
-        request_log: RequestLog | None = None,
-        guard: HttpGuard | None = None,
-        cors: Cors | None = None,
+        self, client_memory: ClientMemory, request_log: RequestLog | None, guard: HttpGuard | None, cors: Cors | None
     ) -> None:
+        super().__init__()
         self.client_memory = client_memory
         self.request_log = RequestLog() if request_log is None else request_log
         self.guard = guard
         self.cors = cors
         self.answers = Answers("200")
-        self.begin: Callable[[HttpConnection, RequestHead], Exchange]
         self.take: Callable[[HttpConnection, bytes], bytes] | None = None
-        self.on_malformed: Callable[[str, str], None] = lambda _message, _address: None
-        self.slices = Slices()
-        self.connections: set[HttpConnection] = set()
-        self.ended = asyncio.Event()
-        self.seconds = 0
-        self.closing = False
+
+    def begin(self, connection: HttpConnection, head: RequestHead) -> Exchange:
+        """Makes the exchange for a request whose head is complete."""
+        raise NotImplementedError
+
+    def malformed(self, message: str, address: str) -> None:
+        """Called with the answer to bytes that are not HTTP, and the client's address."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -208,9 +226,7 @@ class HttpConnection(asyncio.Protocol):
     def begin_known(self, exchange: Exchange, body_bytes: int) -> None:
         """Begin a request whose head the port remembers.
 
-        Args:
-            exchange: reads and answers it.
-            body_bytes: size of the body that must pass through ``on_body``; 0 if the request is complete without that.
+        ``body_bytes`` must pass through ``on_body``; 0 if the request is complete without that.
         """
         self.exchange = exchange
         if body_bytes:
@@ -271,7 +287,7 @@ class HttpConnection(asyncio.Protocol):
         if port.guard is not None:
             refused = port.guard.refusal(head.method, head.target, head.headers, self.address)
             if refused is not None:
-                self._deny(refused.status, refused.message, refused.fields)
+                self._deny(*refused)
                 return
         self.exchange = port.begin(self, head)
         if self._reader.is_complete:
@@ -326,7 +342,8 @@ class HttpConnection(asyncio.Protocol):
                 self._enter(State.DRAINING)
                 self.input.resume()
             else:
-                self._linger()
+                self._enter(State.CLOSING)
+                LingeringProtocol(self, self.transport)
 
     def _next(self) -> None:
         """Go on with the next request."""
@@ -346,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
         elif self.input.is_paused:
             self.input.resume()
 
-    # Requests that get no answer of their own
+    # Requests that nobody else answers
 
     def _deny(self, status: int, message: str, fields: bytes = b"") -> None:
         """Answer a request whose body nobody reads, and end the connection."""
@@ -354,7 +371,8 @@ class HttpConnection(asyncio.Protocol):
         self.writer.write_error(self.record, status, message, fields)
         if self.record is not None:
             self._end_record()
-        self._linger()
+        self._enter(State.CLOSING)
+        LingeringProtocol(self, self.transport)
 
     def _refuse(self, error: MalformedRequestError) -> None:
         """Answer bytes that are not HTTP, and end the connection."""
@@ -362,7 +380,7 @@ class HttpConnection(asyncio.Protocol):
         self.exchange.on_lost()
         self.writer.keep_alive = False
         self._enter(State.CLOSING)
-        self.port.on_malformed(error.message, self.address)
+        self.port.malformed(error.message, self.address)
         if not self.transport.is_closing():
             if not has_begun:  # the client would take a second answer for that to its next request
                 self.writer.write_error(self.record, error.status, error.message)
@@ -383,10 +401,6 @@ class HttpConnection(asyncio.Protocol):
         assert record is not None
         record.received_bytes -= self._reader.body_left  # a part that never came
         record.end()
-
-    def _linger(self) -> None:
-        self._enter(State.CLOSING)
-        LingeringProtocol(self, self.transport)
 
     # The client's speed, and its share of the memory
 
@@ -451,5 +465,4 @@ class HttpConnection(asyncio.Protocol):
         self.exchange = _NOBODY
         self._reader.close()
         self.flow.close()
-        self.port.connections.discard(self)
-        self.port.ended.set()
+        self.port.left(self)

@@ -25,13 +25,7 @@ class UnsupportedCodingError(InferenceError):
 
 
 def request_coding(value: bytes) -> Coding | None:
-    """The compression of a body.
-
-    Args:
-        value: of ``Content-Encoding``; several fields joined by commas; empty if there is none.
-
-    Returns:
-        None for a body that is not compressed.
+    """The compression of a body, None for none; several fields ``Content-Encoding`` are joined by commas.
 
     Raises:
         UnsupportedCodingError: it is neither of those that the server has.
@@ -49,30 +43,10 @@ def request_coding(value: bytes) -> Coding | None:
     return coding
 
 
-def refuse_compressed(value: bytes) -> None:
-    """Refuse any compression, on routes other than inference.
-
-    Args:
-        value: as for :func:`request_coding`.
-
-    Raises:
-        InferenceError: UNSUPPORTED; the body is compressed.
-    """
-    if request_coding(value) is not None:
-        raise InferenceError(
-            "Unsupported compression type: only infer takes compressed bodies. Send this one without content-encoding",
-            ErrorCode.UNSUPPORTED,
-        )
-
-
 def answer_coding(value: bytes) -> Coding | None:
-    """The compression that a client prefers: the first one with the highest weight.
+    """The compression that a client prefers, the first one with the highest weight; None for an answer that is not compressed.
 
-    Args:
-        value: of ``Accept-Encoding``. Only ``gzip``, ``deflate`` and ``identity`` count.
-
-    Returns:
-        None for an answer that is not compressed.
+    Of the ``Accept-Encoding``, only ``gzip``, ``deflate`` and ``identity`` count.
     """
     return _preferred(value) if len(value) <= LONGEST_PREFERENCE_BYTES else None
 

@@ -36,11 +36,7 @@ _ONLY_OURS = {
 
 
 class DocumentedApp(FastAPI):
-    """An application whose document follows the models.
-
-    Args:
-        frontend: has the engine, and the guard of the port.
-    """
+    """An application whose document follows the models."""
 
     def __init__(self, frontend: InferFrontend, **options: Any) -> None:
         super().__init__(**options)
@@ -49,7 +45,8 @@ class DocumentedApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The document in its present state."""
         routes = super().openapi()
-        guard, paths = self._frontend.guard, dict(routes["paths"])
+        port, paths = self._frontend.guard, dict(routes["paths"])
+        guard = None if port is None else port.guard
         # Names of models and their tensors may be for some callers only.
         if guard is None or not any(guard.needs(path)[1] for path in ("/v2/models", "/v2/models/-")):
             paths |= self._paths_of_models(paths)

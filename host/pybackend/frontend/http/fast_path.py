@@ -28,6 +28,8 @@ from msgspec import Struct
 
 from pybackend.engine.admission import Admission, Route
 from pybackend.errors import InferenceError
+from pybackend.frontend.access.guard import Guard
+from pybackend.frontend.access.secrets import CREDENTIALS
 from pybackend.frontend.http.connection import HttpConnection, State
 from pybackend.frontend.http.infer_answer import BINARY_HEAD, JSON_HEAD, InferAnswer
 from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES
@@ -86,13 +88,7 @@ class _KnownHead(Struct, eq=False):
 
 
 class _Shortcut(NamedTuple):
-    """The way of a whole request.
-
-    Attributes:
-        json_bytes: size of the JSON part, 0 if the body is JSON only.
-        plans: of the version.
-        route: to the version.
-    """
+    """The way of a whole request to its version. ``json_bytes`` is the size of the JSON part, 0 if the body is JSON only."""
 
     json_bytes: int
     plans: PlanCache
@@ -100,24 +96,17 @@ class _Shortcut(NamedTuple):
 
 
 class FastPath:
-    """The memory of one port. A head with credentials is remembered by a digest.
+    """The memory of one port, whose guard is ``guard``. A head with credentials is remembered by a digest."""
 
-    Args:
-        frontend: the state that infer requests share.
-        plans: its plans.
-        credentials: the fields that may carry secrets, in lower case.
-        read: the fields that the port's guard reads, in lower case.
-    """
-
-    def __init__(
-        self, frontend: InferFrontend, plans: PlanCaches, credentials: frozenset[bytes], read: frozenset[bytes]
-    ) -> None:
+    def __init__(self, frontend: InferFrontend, plans: PlanCaches, guard: Guard | None) -> None:
+        credentials = CREDENTIALS if guard is None else guard.credentials
+        read = _READ if guard is None else _READ | guard.reads
         self._frontend = frontend
         self._plans = plans
         self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
         self._seen: Recurring[int, None] = Recurring(MOST_HEADS)
         self._credentials = credentials
-        self._leave_out = None if frontend.forwards is not None else _fields_but(_READ | read)
+        self._leave_out = None if frontend.forwards is not None else _fields_but(read)
         self._find_credential = re.compile(
             rb"\n(?:" + b"|".join(map(re.escape, sorted(credentials))) + rb")[ \t]*:", re.IGNORECASE
         ).search
@@ -328,14 +317,7 @@ frames: Recurring[_Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_L
 
 
 def small_answer(response: InferenceResponse) -> bytes:
-    """A whole answer: head, JSON part and tensors.
-
-    Args:
-        response: a result whose outputs are all wanted as binary tensors.
-
-    Returns:
-        ``b""`` if the answer is large, borrows memory, or has an id or parameters: it must be made otherwise.
-    """
+    """A whole answer: head, JSON part and tensors; ``b""`` if it is large, borrows memory, or has an id or parameters."""
     if response.id or response.parameters:
         return b""
     layout: list[Any] = [response.model_name, response.model_version]
@@ -368,12 +350,7 @@ def _beginning(key: _Layout) -> bytes:
 def small_json_answer(response: InferenceResponse) -> bytes:
     """A whole answer that is JSON only.
 
-    Args:
-        response: a result whose outputs are all wanted as JSON. Its id is printable ASCII without escapes.
-
-    Returns:
-        ``b""`` if the answer is large, borrows memory, has parameters, or outputs that are no finite numbers: it must be
-        made otherwise.
+    It is ``b""`` if it is large, borrows memory, has parameters, or outputs that are no finite numbers.
     """
     if response.parameters:
         return b""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from typing import Any
+from contextlib import AsyncExitStack, closing
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
@@ -14,11 +13,10 @@ from starlette.types import Receive, Scope, Send
 from pybackend.engine.admission import Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.http.arrival import Arrival
+from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.infer_route import ERRORS, disconnected
-from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
-from pybackend.frontend.request_log import RECORD
+from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected
+from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.validation import Checked
 from pybackend.protocol.documents.metadata import encode_error
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
@@ -44,28 +42,22 @@ def add(app: FastAPI, frontend: InferFrontend) -> None:
     async def generate_stream(request: Request) -> Response:
         return await _answer(frontend, request, _events)
 
-    for prefix in ("/v2/models/{model_name}", "/v2/models/{model_name}/versions/{version:digits}"):
-        for name, summary, route, reply in (
-            ("generate", "Run the model on a flat JSON object", generate, {"application/json": _OBJECT}),
-            (
-                "generate_stream",
-                "The same, with an event per response",
-                generate_stream,
-                {"text/event-stream": _EVENTS},
-            ),
-        ):
-            path = f"{prefix}/{name}"
-            openapi: dict[str, Any] = {
-                "parameters": model_path(path),
-                "requestBody": {"required": True, "content": {"application/json": _OBJECT}},
-                "responses": {
-                    "200": {"description": "the outputs", "content": reply},
-                    **ERRORS,
-                },
-            }
-            app.post(path, tags=["inference"], summary=summary, name=path, response_model=None, openapi_extra=openapi)(
-                route
-            )
+    tag, body = "inference", {"application/json": _OBJECT}
+    for path in (MODEL, VERSION):
+        answers = {"description": "the outputs", "content": {"application/json": _OBJECT}}
+        add_route(
+            app,
+            "POST",
+            f"{path}/generate",
+            tag,
+            "Run the model on a flat JSON object",
+            generate,
+            body=body,
+            answers=answers,
+        )
+        answers = {"description": "the outputs", "content": {"text/event-stream": _EVENTS}}
+        summary = "The same, with an event per response"
+        add_route(app, "POST", f"{path}/generate_stream", tag, summary, generate_stream, body=body, answers=answers)
 
 
 _Reply = Callable[[ResponseStream, Request, AsyncExitStack], Awaitable[Response]]
@@ -77,18 +69,11 @@ async def _answer(frontend: InferFrontend, request: Request, reply: _Reply) -> R
 
 
 async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExitStack) -> ResponseStream:
-    """The responses to a request, once its body has arrived.
-
-    Raises:
-        InferenceError: the request is refused.
-    """
-    name = model_name(request)
-    try:
-        admission = frontend.engine.open(name, version(request), _SENDER)
-        name = admission.full_name
+    """The responses to a request, once its body has arrived."""
+    with admitted(frontend, request, _SENDER) as admission:
         if request.headers.get("content-encoding", "").lower() not in {"", "identity"}:
             raise InferenceError("Unsupported content-encoding, only 'identity' is supported.", ErrorCode.INVALID_ARG)
-        with Arrival(frontend, request) as arrival:
+        with closing(Arrival(frontend, request)) as arrival:
             fields = arrival.fields
             body = await arrival.whole(MAX_BODY_BYTES, "use /infer for large tensors")
             admission.renew()
@@ -96,14 +81,11 @@ async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExit
             parsed = await in_turns(parse_generate(body, signature, admission.model_version, limits))
         if RECORD in request.scope:
             request.scope[RECORD].asks(admission.model_name, admission.model_version, parsed.id)
-        trace = frontend.traced(admission, parsed, fields.context)
+        trace = begin_trace(frontend.engine.tracer, parsed, admission.full_name, "HTTP", fields.context)
         if trace is not None:
             stack.callback(trace.sent)
         stream = ResponseStream(lambda on_response: admission.submit(parsed, on_response, Checked.HEADER))
         return await stack.enter_async_context(stream)
-    except InferenceError as error:
-        frontend.refused(name, error, client_address(request))
-        raise
 
 
 async def _one_object(stream: ResponseStream, request: Request, _stack: AsyncExitStack) -> Response:
@@ -118,11 +100,7 @@ async def _one_object(stream: ResponseStream, request: Request, _stack: AsyncExi
 
 
 async def _next_document(stream: ResponseStream, request: Request) -> bytes | None:
-    """The next response as JSON; None after the last one.
-
-    Raises:
-        InferenceError: the response is an error, or cannot be sent as JSON; or the client has disconnected.
-    """
+    """The next response as JSON; None after the last one. An InferenceError may be the response itself."""
     waiting = asyncio.ensure_future(stream.next())
     leaving = asyncio.ensure_future(disconnected(request))
     try:
@@ -149,13 +127,7 @@ async def _events(stream: ResponseStream, request: Request, stack: AsyncExitStac
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events.
-
-    Args:
-        stream: the responses.
-        first: the first one as JSON, None if there is none.
-        life: closes the stream.
-    """
+    """Server-sent events."""
 
     media_type = "text/event-stream"
 

@@ -1,90 +1,99 @@
-"""The guard of a port for HTTP: how a target names a path, and the answer to a call that may not be made."""
+"""The guard of a port for HTTP: who may call, from which web pages, and the answer to a call that may not be made.
+
+Starlette's middleware answers preflights, and adds the fields for other origins to answers of ASGI routes; others get them here.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from pybackend.engine.refusals import RefusalReason, Refusals
 from pybackend.frontend.access.guard import Guard
-from pybackend.frontend.access.restrictions import Headers
-from pybackend.frontend.http.cors import Cors
-from pybackend.frontend.http.model_path import infer_target, routed_path
+from pybackend.frontend.access.restrictions import Headers, only_value
 from pybackend.frontend.http.request_reader import path_of
+from pybackend.frontend.http.routes import infer_target, routed_path
+from pybackend.settings import CorsSettings
+
+_EXPOSED = ("Inference-Header-Content-Length",)
+_VARY = b"vary: Origin\r\n"
 
 
-class Refused(NamedTuple):
-    """The answer to a call that may not be made.
+class Cors:
+    """The rule of one port."""
 
-    Attributes:
-        status: of the answer.
-        message: of the answer.
-        fields: further fields of its head, each with its line end.
-    """
+    def __init__(self, settings: CorsSettings) -> None:
+        self._options: dict[str, Any] = {
+            "allow_origins": sorted(settings.origins),
+            "allow_methods": ["GET", "POST"],
+            "allow_headers": ["*"],
+            "allow_credentials": settings.credentials,
+            "expose_headers": _EXPOSED,
+        }
+        self._origins = None if "*" in settings.origins else {origin.encode() for origin in settings.origins}
+        allowed = f"access-control-expose-headers: {', '.join(_EXPOSED)}\r\n"
+        if settings.credentials:
+            allowed += "access-control-allow-credentials: true\r\n"
+        self._allowed = allowed.encode()
 
-    status: int
-    message: str
-    fields: bytes = b""
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """The application with preflights and the fields of its answers."""
+        return CORSMiddleware(app, **self._options)
+
+    def is_preflight(self, headers: Headers) -> bool:
+        """True if a request with method OPTIONS asks whether another one may be made."""
+        names = {name.lower() for name, _ in headers}
+        return b"origin" in names and b"access-control-request-method" in names
+
+    def answer_fields(self, headers: Headers) -> bytes:
+        """The fields for the answer to a request, each with its line end."""
+        origin = only_value(headers, b"origin")
+        if origin is None:
+            return b""
+        if self._origins is None:
+            return b"access-control-allow-origin: *\r\n" + self._allowed
+        if origin not in self._origins:
+            return _VARY
+        return b"access-control-allow-origin: %b\r\n%b%b" % (origin, self._allowed, _VARY)
+
+
+Refused = tuple[int, str, bytes]
+"""The answer to a call that may not be made: status, message, and further fields of its head, each with its line end."""
 
 
 class HttpGuard:
     """The guard.
 
-    Args:
-        protocol: the port's name in metrics and logs.
-        guard: decides.
-        refusals: counts refused calls.
-        cors: the port's rule for web pages, whose questions before a call (preflights) carry no key; None for none.
+    The port's rule for web pages matters here, because their questions before a call (preflights) carry no key.
     """
 
     def __init__(self, protocol: str, guard: Guard, refusals: Refusals, cors: Cors | None = None) -> None:
         self._protocol = protocol
-        self._guard = guard
+        self.guard = guard
         self._refusals = refusals
         self._cors = cors
 
-    @property
-    def credentials(self) -> frozenset[bytes]:
-        """The headers that may carry secrets, in lower case."""
-        return self._guard.credentials
-
-    @property
-    def reads(self) -> frozenset[bytes]:
-        """The headers that decide, in lower case."""
-        return self._guard.reads
-
-    def needs(self, path: str) -> tuple[bool, str]:
-        """As :meth:`Guard.needs`."""
-        return self._guard.needs(path)
-
     def refusal(self, method: bytes, target: bytes, headers: Headers, sender: str) -> Refused | None:
         """The answer to a call that may not be made; None if it may.
-
-        Args:
-            method: of the call.
-            target: as in the request line.
-            headers: of the call.
-            sender: its address, for the log.
 
         Raises:
             MalformedRequestError: the target has no path.
         """
         if self._cors is not None and method == b"OPTIONS" and self._cors.is_preflight(headers):
             return None
-        denial = self._guard.denial(_path(target), headers)
+        denial = self.guard.denial(_path(target), headers)
         if denial is None:
             return None
         self._refusals.add(self._protocol, RefusalReason.DENIED, denial.message, sender=sender)
         if denial.lacks_key:
-            return Refused(401, denial.message, b"www-authenticate: Bearer\r\n")
-        return Refused(403, denial.message)
+            return 401, denial.message, b"www-authenticate: Bearer\r\n"
+        return 403, denial.message, b""
 
 
 def _path(target: bytes) -> str:
-    """The path that decides who answers: that of infer as it is written, all others decoded as for ASGI.
-
-    Raises:
-        MalformedRequestError: the target has none.
-    """
+    """The path that decides who answers: that of infer as it is written, all others decoded as for ASGI."""
     if infer_target(target) is not None:
         return "/v2/models/-/infer"
     path = path_of(target)

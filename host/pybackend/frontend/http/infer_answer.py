@@ -9,16 +9,15 @@ before binary tensors, answers to HTTP/1.0) are collected first, and count as he
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from pybackend.engine.answers import Answers
 from pybackend.errors import InferenceError
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding, deflated
 from pybackend.frontend.flow import UNCOUNTED_BYTES
-from pybackend.frontend.http.connection import HttpConnection, State
+from pybackend.frontend.http.answer_writer import INTERNAL, STATUS
+from pybackend.frontend.http.connection import Exchange, HttpConnection, State
 from pybackend.frontend.http.content_coding import ACCEPTED, LEVEL, UnsupportedCodingError, compressed
-from pybackend.frontend.http.errors import INTERNAL, STATUS
-from pybackend.frontend.http.exchange import Exchange
 from pybackend.frontend.listener import is_secure
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
@@ -45,26 +44,19 @@ _ACCEPTED = b"accept-encoding: %b\r\n" % ACCEPTED.encode()
 class InferAnswer(Exchange):
     """The answer to a request that a model has.
 
-    Args:
-        connection: the client's.
-        answers: counts the answer.
-        output_format: from the request's plan.
-        coding: the compression that the client wants; None for none.
-        takes_chunks: the client speaks HTTP/1.1.
-
     Attributes:
         pending: the handle of the request; None once it is answered.
     """
 
     __slots__ = (
         "_answers",
-        "_has_begun",
-        "_response",
         "_takes_chunks",
         "coding",
         "connection",
+        "has_begun",
         "output_format",
         "pending",
+        "unread",
     )
 
     def __init__(
@@ -80,19 +72,9 @@ class InferAnswer(Exchange):
         self.output_format = output_format
         self.coding = coding
         self._takes_chunks = takes_chunks
-        self._has_begun = False
-        self._response: InferenceResponse | None = None
+        self.has_begun = False
+        self.unread = ()
         self.pending: PendingRequest | None = None
-
-    @property
-    def has_begun(self) -> bool:  # type: ignore[override]
-        """A part of the answer is written."""
-        return self._has_begun
-
-    @property
-    def unread(self) -> Sequence[InferenceResponse]:  # type: ignore[override]
-        """The response, as long as its memory is needed."""
-        return () if self._response is None else (self._response,)
 
     def on_lost(self) -> None:
         pending, self.pending = self.pending, None
@@ -107,7 +89,7 @@ class InferAnswer(Exchange):
         elif response.error is not None:
             self.fail(response.error)
         else:
-            self._response = response
+            self.unread = (response,)
             if is_large(response, self.output_format):
                 self._send_in_pieces(response)
             else:
@@ -167,7 +149,7 @@ class InferAnswer(Exchange):
 
     def begin(self, head: bytes) -> bytes:
         """Count the answer; returns its head with the fields that few answers have."""
-        self._has_begun = True
+        self.has_begun = True
         self._answers.ok += 1
         connection = self.connection
         if self.coding is not None:
@@ -197,11 +179,7 @@ class InferAnswer(Exchange):
 class _Pieces:
     """Makes an answer in slices.
 
-    Args:
-        answer: sends it.
-        response: released when it was sent, or will not be.
-        pieces: its body; empty ones only mark units of work.
-        held_bytes: the memory that it takes until it is released.
+    Empty pieces of the body only mark units of work. ``held_bytes`` is the memory that it takes until the response is released.
     """
 
     def __init__(
@@ -214,7 +192,7 @@ class _Pieces:
         self._held_bytes = held_bytes
 
     def begin(self) -> None:
-        """Start, or send an error if the server has no room."""
+        """Start, or send an error if the server has no memory for it."""
         try:
             self._connection.flow.hold(self._held_bytes)
         except InferenceError as error:
@@ -260,12 +238,7 @@ class _Pieces:
 class _ChunkedPieces(_Pieces):
     """Sends each piece as it is made, and compressed if the client asks for it.
 
-    Args:
-        answer: as for :class:`_Pieces`.
-        response: likewise.
-        pieces: the body before compression.
-        held_bytes: as for :class:`_Pieces`.
-        json_length: length of its JSON part, if binary tensors follow.
+    ``json_length`` is that of the JSON part, if binary tensors follow; the pieces are those before compression.
     """
 
     def __init__(

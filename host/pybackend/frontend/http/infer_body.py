@@ -7,6 +7,7 @@ from functools import partial
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.compression import BrokenStreamError, Coding, Inflater
 from pybackend.inference.tensor import InputTensor, obtain
 from pybackend.inference.validation import (
     Checked,
@@ -40,12 +41,7 @@ def decode_body(
 ) -> InferPlan:
     """The request in a complete body.
 
-    Args:
-        body: the received bytes.
-        header_length: the value of ``Inference-Header-Content-Length``, None if the client sent none.
-        admission: admission to the model.
-        limits: bounds of JSON and raw bodies.
-        plans: of earlier requests to the model version; None if nothing is remembered.
+    ``header_length`` is the value of ``Inference-Header-Content-Length``. There are no plans if nothing is remembered.
 
     Raises:
         InferenceError: the request is invalid.
@@ -61,15 +57,7 @@ def decode_body(
     known = None if plans is None else plans.templates.filled(body)
     if known is not None:
         return known
-    plan = parse_infer(
-        body,
-        header_length=None,
-        signature=signature,
-        model_version=version,
-        limits=limits,
-        available_bytes=0,
-        regions=admission.regions,
-    )
+    plan = _parsed(body, None, admission, limits, 0)
     if plans is not None:
         plans.templates.learn(body, plan, signature, limits)
     return plan
@@ -82,21 +70,30 @@ def _decode_binary(
     known = None if plans is None else plans.whole(body, 0, json_length)
     if known is not None:
         return known
-    signature = admission.signature
     header = body[:json_length]
+    plan = _parsed(header, json_length, admission, limits, len(body) - json_length)
+    if plans is not None:
+        plans.learn(header, plan)
+    attach_blobs(plan, body, json_length)
+    return plan
+
+
+def _parsed(
+    text: bytes, json_length: int | None, admission: Admission, limits: BodyLimits, available_bytes: int | None
+) -> InferPlan:
+    """The plan in a JSON part that is not large. It is checked against the signature if binary tensors may follow."""
+    signature = admission.signature
     plan = parse_infer(
-        header,
+        text,
         header_length=json_length,
         signature=signature,
         model_version=admission.model_version,
         limits=limits,
-        available_bytes=len(body) - json_length,
+        available_bytes=available_bytes,
         regions=admission.regions,
     )
-    plan.checked = validate_header(plan.request, signature, plan.binary_inputs)
-    if plans is not None:
-        plans.learn(header, plan)
-    attach_blobs(plan, body, json_length)
+    if json_length is not None:
+        plan.checked = validate_header(plan.request, signature, plan.binary_inputs)
     return plan
 
 
@@ -105,6 +102,9 @@ class StreamedBody:
 
     The JSON part is collected. Once it is complete and valid, each binary tensor's bytes are written to their final
     place: input memory is leased when a tensor's first byte arrives, not when the tensor is announced.
+
+    Methods raise an InferenceError if the request is invalid, or if there is no memory for it. A chunked body has no content
+    length. ``on_shortage`` is called when the model has no memory left; it returns True if some may be available now.
 
     Attributes:
         work: work to do in steps before the body can continue; None if there is none. Bytes fed meanwhile are buffered
@@ -119,18 +119,6 @@ class StreamedBody:
         limits: BodyLimits,
         on_shortage: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Check the header fields.
-
-        Args:
-            admission: admission to the model; :meth:`release` releases its memory.
-            header_length: the value of ``Inference-Header-Content-Length``, None if there is none.
-            content_length: length of the body, None if it is chunked.
-            limits: bounds of JSON and raw bodies.
-            on_shortage: called when the model has no memory left; returns True if some may be available now.
-
-        Raises:
-            InferenceError: the fields are malformed, or announce too large a body.
-        """
         self._admission = admission
         self._limits = limits
         self._on_shortage = on_shortage
@@ -148,11 +136,7 @@ class StreamedBody:
         self._check_collected(content_length or 0)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Process the next bytes.
-
-        Raises:
-            InferenceError: the bytes make the request invalid, or there is no memory for them.
-        """
+        """Process the next bytes; compressed ones in slices, of which all but the first are :attr:`work`."""
         if self.work is not None:
             self._rest += data
             return
@@ -185,21 +169,17 @@ class StreamedBody:
             view = view[count:]
 
     def room(self) -> memoryview | None:
-        """Destination of the next bytes; None while the JSON part is incomplete, and after the last tensor.
-
-        Raises:
-            InferenceError: UNAVAILABLE; the model's input memory is exhausted.
-        """
+        """Destination of the next bytes; None while the JSON part is incomplete, and after the last tensor."""
         while self._room is None and self._open:
             tensor, size = self._open[0]
             if size:
-                self._room = self._make_room(tensor, size, arriving=True)
+                self._room = self._memory_for(tensor, size, arriving=True)
             else:
                 tensor.data = b""
                 del self._open[0]
         return self._room
 
-    def _make_room(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
+    def _memory_for(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
         """Memory for a tensor's bytes: the model's for large tensors, if the model serves."""
         lease = obtain(partial(self._admission.allocate, size, tensor.name, arriving=arriving), self._on_shortage)
         if lease is None:
@@ -209,11 +189,7 @@ class StreamedBody:
         return lease.view
 
     def advance(self, count: int) -> None:
-        """Record that this many bytes were written to :meth:`room`.
-
-        Raises:
-            InferenceError: UNAVAILABLE; the model's input memory is exhausted.
-        """
+        """Record that this many bytes were written to :meth:`room`."""
         assert self._room is not None
         self._arrived_bytes += count
         lease = self._open[0][0].lease
@@ -232,11 +208,7 @@ class StreamedBody:
         return len(self._collected) + len(self._rest)
 
     def complete(self) -> None:
-        """Record the end of the body; afterwards :attr:`work` may be pending before :meth:`finish`.
-
-        Raises:
-            InferenceError: the model was unloaded.
-        """
+        """Record the end of the body; afterwards :attr:`work` may be pending before :meth:`finish`."""
         if self._plan is None:
             self._admission.renew()
             if self._json_length is None and len(self._collected) > LARGE_JSON_BYTES:
@@ -250,11 +222,7 @@ class StreamedBody:
         plan.checked = Checked.ALL
 
     def finish(self) -> InferPlan:
-        """The request, once the body is complete and no work is pending.
-
-        Raises:
-            InferenceError: the request is invalid.
-        """
+        """The request, once the body is complete and no work is pending."""
         if self._plan is None:
             # No binary part: the body is complete, and the codec reports missing parts.
             return decode_body(bytes(self._collected), self._header_length, self._admission, self._limits, PlanCache())
@@ -279,7 +247,7 @@ class StreamedBody:
             model_version=self._admission.model_version,
             limits=self._limits,
             available_bytes=available,
-            make_room=self._make_room,
+            make_room=self._memory_for,
             regions=self._admission.regions,
         )
         self._collected, rest, self._rest = bytearray(), self._rest, bytearray()
@@ -291,16 +259,7 @@ class StreamedBody:
     def _plan_tensors(self) -> None:
         assert self._json_length
         available = None if self._content_length is None else self._content_length - self._json_length
-        plan = parse_infer(
-            bytes(self._collected),
-            header_length=self._json_length,
-            signature=self._admission.signature,
-            model_version=self._admission.model_version,
-            limits=self._limits,
-            available_bytes=available,
-            regions=self._admission.regions,
-        )
-        plan.checked = validate_header(plan.request, self._admission.signature, plan.binary_inputs)
+        plan = _parsed(bytes(self._collected), self._json_length, self._admission, self._limits, available)
         self._collected.clear()
         self._plan, self._open = plan, list(plan.binary_inputs)
 
@@ -312,3 +271,72 @@ class StreamedBody:
             self._limits.check_raw(total_bytes)
         else:
             self._limits.check_json(total_bytes)
+
+
+class CompressedBody:
+    """Stands in front of a :class:`StreamedBody`, and is used as one, except that nothing is received into it directly."""
+
+    def __init__(self, body: StreamedBody, coding: Coding, limits: BodyLimits) -> None:
+        self._body = body
+        self._inflater = Inflater(coding, limits)
+        self.work: Generator[None, None, None] | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Process the next bytes; compressed ones in slices, of which all but the first are :attr:`work`."""
+        self._inflater.feed(data)
+        if self.work is None:
+            piece = self._step()
+            if piece is not None:
+                self._body.feed(piece)
+            if self._body.work is not None or not self._inflater.is_idle:
+                self.work = self._pass_on()
+
+    def _pass_on(self) -> Generator[None, None, None]:
+        body = self._body
+        while True:
+            while body.work is not None:
+                yield from body.work
+                body.work = None
+            piece = self._step()
+            if piece is None:
+                return
+            body.feed(piece)
+            yield
+
+    def _step(self) -> bytes | None:
+        try:
+            return self._inflater.step()
+        except BrokenStreamError as error:
+            raise _refusal(error) from None
+
+    @property
+    def private_bytes(self) -> int:
+        """Bytes of the body buffered outside the model's memory."""
+        return self._inflater.waiting_bytes + self._body.private_bytes
+
+    def complete(self) -> None:
+        """Record the end of the body, of which bytes may be missing."""
+        try:
+            self._inflater.finish()
+        except BrokenStreamError as error:
+            raise _refusal(error) from None
+        self._body.complete()
+        self.work = self._body.work
+
+    def finish(self) -> InferPlan:
+        """The request, once the body is complete and no work is pending."""
+        return self._body.finish()
+
+    def release(self) -> None:
+        """Release all memory of a request that will not be submitted."""
+        self.work = None
+        self._inflater.clear()
+        self._body.release()
+
+
+Body = StreamedBody | CompressedBody
+"""The body of any request that is not small."""
+
+
+def _refusal(error: BrokenStreamError) -> InferenceError:
+    return InferenceError(f"the body cannot be decompressed: {error}", ErrorCode.INVALID_ARG)

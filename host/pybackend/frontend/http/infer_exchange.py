@@ -12,17 +12,15 @@ from pybackend.engine.admission import Admission
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import Coding
-from pybackend.frontend.http.compressed_body import Body
-from pybackend.frontend.http.connection import HttpConnection
+from pybackend.frontend.http.answer_writer import INTERNAL
+from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.content_coding import answer_coding
-from pybackend.frontend.http.errors import INTERNAL
-from pybackend.frontend.http.exchange import Exchange
-from pybackend.frontend.http.head_fields import HeadFields, read_fields
 from pybackend.frontend.http.infer_answer import InferAnswer
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, StreamedBody, decode_body
-from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.model_path import infer_target
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, Body, StreamedBody, decode_body
+from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
 from pybackend.frontend.http.request_reader import RequestHead
+from pybackend.frontend.http.routes import infer_target
+from pybackend.frontend.request_log import begin_trace
 from pybackend.protocol.infer_plan import ALL_JSON, InferPlan
 
 log = logging.getLogger(__name__)
@@ -34,7 +32,6 @@ class InferHead(Struct, eq=False):
     """The meaning of an infer request's head.
 
     Attributes:
-        fields: those that matter to infer.
         takes_chunks: the client speaks HTTP/1.1.
         coding: the compression that the client wants for the answer; None for none.
         forwarded: the parameters that headers have become; None for none.
@@ -116,7 +113,7 @@ class InferExchange(Exchange):
             ):
                 self._connection.flow.begin_sending()
                 nbytes = None if head.chunked else head.content_length
-                self._body = frontend.body(self.admission, fields, nbytes, self._drop_slowest_sender)
+                self._body = frontend.body(self.admission, fields, nbytes, self._connection.flow)
         except InferenceError as error:
             self._refuse(error)
 
@@ -132,7 +129,7 @@ class InferExchange(Exchange):
         try:
             was_busy = body.work is not None
             body.feed(piece)
-            self._hold(body)
+            self._connection.flow.hold(body.private_bytes)
             if body.work is not None and not was_busy:
                 self._work(body, self._go_on)
         except InferenceError as error:
@@ -155,10 +152,6 @@ class InferExchange(Exchange):
         except InferenceError as error:
             self._refuse(error)
 
-    def _hold(self, body: Body) -> None:
-        """Account for bytes of a body that lie outside its model's memory."""
-        self._connection.flow.hold(body.private_bytes)
-
     def _work(self, body: Body, go_on: Callable[[], None]) -> None:
         """Do a body's work in slices; the client may continue to send, up to a limit."""
 
@@ -169,7 +162,7 @@ class InferExchange(Exchange):
             try:
                 if next(work, _DONE) is _DONE:
                     body.work = None
-                self._hold(body)
+                self._connection.flow.hold(body.private_bytes)
             except InferenceError as error:
                 self._refuse(error)
             except Exception:  # the client gets an answer, whatever it sent
@@ -205,10 +198,6 @@ class InferExchange(Exchange):
 
     def on_lost(self) -> None:
         self._release()
-
-    def _drop_slowest_sender(self) -> bool:
-        """Disconnect the slowest of the slow clients whose bodies hold memory that others need; False if none does."""
-        return self._connection.flow.drop_other_sender(self.admission)
 
     @property
     def arriving(self) -> Sequence[Admission]:  # type: ignore[override]
@@ -248,7 +237,9 @@ class InferExchange(Exchange):
                 connection.record.asks(admission.model_name, admission.model_version, plan.request.id)
                 connection.record.continues(None if context is None else context[0])
             if frontend.engine.tracer.active:
-                trace = frontend.traced(admission, plan.request, context, self._began_ns)
+                trace = begin_trace(
+                    frontend.engine.tracer, plan.request, admission.full_name, "HTTP", context, self._began_ns
+                )
                 if trace is not None:
                     connection.record = connection.port.request_log.begin_traced(connection.record, trace)
             answer = InferAnswer(connection, frontend.answers, plan.output_format, head.coding, head.takes_chunks)
@@ -273,11 +264,7 @@ class InferExchange(Exchange):
         InferAnswer(connection, frontend.answers, ALL_JSON, head.coding, head.takes_chunks).fail(error)
 
     def _plan(self, admission: Admission) -> InferPlan:
-        """The request, read to its end.
-
-        Raises:
-            InferenceError: it is invalid.
-        """
+        """The request, read to its end."""
         if self._body is not None:
             return self._body.finish()
         admission.renew()

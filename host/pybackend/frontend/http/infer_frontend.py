@@ -6,33 +6,85 @@ are mounted under another server. Opening a body, completing a request and count
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
 
 from pybackend.engine.admission import Admission
 from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import InferenceError
+from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
-from pybackend.frontend.flow import ClientMemory
-from pybackend.frontend.http.compressed_body import Body, CompressedBody
+from pybackend.frontend.flow import ClientMemory, Flow
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
-from pybackend.frontend.http.head_fields import HeadFields
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, StreamedBody
-from pybackend.frontend.traced import ContextFields, begin_trace, is_chosen
-from pybackend.inference.request import InferenceRequest
-from pybackend.observability.tracing.request_trace import RequestTrace
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, Body, CompressedBody, StreamedBody
+from pybackend.frontend.request_log import ContextFields, trace_context
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
+
+_SIZES = frozenset(
+    map(len, ("inference-header-content-length", "content-encoding", "accept-encoding", "traceparent", "tracestate"))
+)
+
+
+class HeadFields(NamedTuple):
+    """The fields of an infer request that matter here.
+
+    Attributes:
+        header_length: says how long the JSON part is; None if it is missing.
+        encodings: how the body is compressed, several fields joined by commas; empty if it is not.
+        accepted: how the answer may be compressed, likewise; empty if the client does not say.
+        repeats_length: there are several fields that say how long the JSON part is.
+    """
+
+    header_length: bytes | None
+    encodings: bytes
+    accepted: bytes
+    context: ContextFields | None
+    repeats_length: bool
+
+    def check(self) -> None:
+        """Refuse a request whose parts nobody can tell apart, because it has several lengths of its JSON part."""
+        if self.repeats_length:
+            raise InferenceError(
+                "the request has several fields Inference-Header-Content-Length: send one", ErrorCode.INVALID_ARG
+            )
+
+
+def read_fields(headers: Iterable[tuple[bytes, bytes]]) -> HeadFields:
+    """Find the fields of a request."""
+    lengths: list[bytes] = []
+    encodings: list[bytes] = []
+    accepted: list[bytes] = []
+    parents: list[bytes] = []
+    states: list[bytes] = []
+    for field, value in headers:
+        size = len(field)  # tells most fields apart, at less cost than their names
+        if size not in _SIZES:
+            continue
+        if size == 31 and field.lower() == b"inference-header-content-length":
+            lengths.append(value)
+        elif size == 16 and field.lower() == b"content-encoding":
+            encodings.append(value)
+        elif size == 15 and field.lower() == b"accept-encoding":
+            accepted.append(value)
+        elif size == 11 and field.lower() == b"traceparent":
+            parents.append(value)
+        elif size == 10 and field.lower() == b"tracestate":
+            states.append(value)
+    return HeadFields(
+        lengths[0] if lengths else None,
+        b",".join(encodings),
+        b",".join(accepted),
+        trace_context(parents, states) if parents else None,
+        len(lengths) > 1,
+    )
 
 
 class InferFrontend:
     """The state, shared by connections and routes.
 
     Attributes:
-        engine: handles the requests.
-        limits: bounds of request bodies.
-        client_memory: the account of bytes buffered for clients.
-        answers: counts the answers by status.
         forwards: the headers that become request parameters; None for none.
         guard: of the port; None if all calls may pass.
         plans: of earlier requests; None if nothing is remembered.
@@ -56,39 +108,20 @@ class InferFrontend:
         self.guard = guard
         self.plans = PlanCaches() if fast_paths else None
 
-    def body(
-        self, admission: Admission, fields: HeadFields, nbytes: int | None, on_shortage: Callable[[], bool]
-    ) -> Body:
+    def body(self, admission: Admission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body:
         """Receives a body that is large, compressed, or of unknown size.
 
-        Args:
-            admission: to the model.
-            fields: of the request's head.
-            nbytes: the announced size; None if there is none.
-            on_shortage: called when the model has no memory left; returns True if some may be available now.
+        ``nbytes`` is the announced size, None if there is none. When the model has no memory left, a slow client is dropped.
 
         Raises:
             InferenceError: the fields are malformed, or announce too large a body.
         """
         coding = request_coding(fields.encodings) if fields.encodings else None
         length = None if coding is not None else nbytes
-        body = StreamedBody(admission, fields.header_length, length, self.limits, on_shortage)
+        body = StreamedBody(
+            admission, fields.header_length, length, self.limits, partial(flow.drop_other_sender, admission)
+        )
         return body if coding is None else CompressedBody(body, coding, self.limits)
-
-    def traced(
-        self,
-        admission: Admission,
-        request: InferenceRequest,
-        fields: ContextFields | None,
-        began_ns: int = 0,
-        *,
-        sends: bool = True,
-    ) -> RequestTrace | None:
-        """Begin the trace of a complete request; the arguments are those of :func:`begin_trace`. None if it is not traced."""
-        tracer = self.engine.tracer
-        if not is_chosen(tracer, admission.full_name, fields):
-            return None
-        return begin_trace(tracer, request, admission.full_name, "HTTP", began_ns=began_ns, fields=fields, sends=sends)
 
     def refused(self, model: str, error: InferenceError, address: str) -> None:
         """Count a request that no model accepted; ``model`` is its name in the request, or its full name."""

@@ -6,97 +6,71 @@ In this package's server, the protocol class answers these requests before they 
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES
-from pybackend.frontend.http.arrival import Arrival
+from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.content_coding import answer_coding, compressed
-from pybackend.frontend.http.head_fields import HeadFields, read_fields
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
-from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.model_path import client_address, model_name, model_path, version
+from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
+from pybackend.frontend.http.routes import (
+    MODEL,
+    VERSION,
+    add_route,
+    disconnected,
+    object_schema,
+)
+from pybackend.frontend.request_log import begin_trace
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.json.infer_response import EncodedResponse, encode_response
 from pybackend.protocol.json.pieces import PiecewiseResponse, is_large
 
-_TENSOR = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "datatype": {"type": "string", "examples": ["FP32"]},
-        "data": {"type": "array", "items": {}, "description": "flat or nested; absent for binary tensors"},
-        "parameters": {"type": "object", "description": "`binary_data_size` for binary tensors"},
-    },
-}
-_REQUEST = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": {"type": "object", "description": "custom parameters, and `binary_data_output`"},
-        "inputs": {"type": "array", "items": _TENSOR},
-        "outputs": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {
-                    "name": {"type": "string"},
-                    "parameters": {"type": "object", "description": "`binary_data`: true for a binary tensor"},
-                },
-            },
-        },
-    },
-    "example": {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]},
-}
-_RESPONSE = {
-    "type": "object",
-    "required": ["model_name", "model_version", "outputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "model_name": {"type": "string"},
-        "model_version": {"type": "string"},
-        "parameters": {"type": "object"},
-        "outputs": {"type": "array", "items": _TENSOR},
-    },
-}
-_BINARY = {"schema": {"type": "string", "format": "binary", "description": "a JSON part followed by binary tensors"}}
-_ERROR = {
-    "description": "the mistake and how to correct it",
-    "content": {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}},
-}
-ERRORS: dict[str, Any] = dict.fromkeys(("400", "404", "500", "501", "503"), _ERROR)
-"""The answers to requests that fail, for the OpenAPI document."""
+_JSON, _OCTETS = "application/json", "application/octet-stream"
 
-_OPENAPI: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "Inference-Header-Content-Length",
-            "in": "header",
-            "required": False,
-            "schema": {"type": "integer"},
-            "description": "bytes of the JSON part, if binary tensors follow it; 0 if the body is one raw tensor",
-        }
-    ],
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": _REQUEST}, "application/octet-stream": _BINARY},
-    },
-    "responses": {
-        "200": {
-            "description": "the outputs",
-            "content": {"application/json": {"schema": _RESPONSE}, "application/octet-stream": _BINARY},
-        },
-        **ERRORS,
-    },
+_TENSOR = object_schema(
+    "name",
+    "shape",
+    "datatype",
+    name={"type": "string"},
+    shape={"type": "array", "items": {"type": "integer", "minimum": 0}},
+    datatype={"type": "string", "examples": ["FP32"]},
+    data={"type": "array", "items": {}, "description": "flat or nested; absent for binary tensors"},
+    parameters={"type": "object", "description": "`binary_data_size` for binary tensors"},
+)
+_OUTPUT = object_schema(
+    "name",
+    name={"type": "string"},
+    parameters={"type": "object", "description": "`binary_data`: true for a binary tensor"},
+)
+_REQUEST = object_schema(
+    "inputs",
+    id={"type": "string"},
+    parameters={"type": "object", "description": "custom parameters, and `binary_data_output`"},
+    inputs={"type": "array", "items": _TENSOR},
+    outputs={"type": "array", "items": _OUTPUT},
+) | {"example": {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}}
+_RESPONSE = object_schema(
+    "model_name",
+    "model_version",
+    "outputs",
+    id={"type": "string"},
+    model_name={"type": "string"},
+    model_version={"type": "string"},
+    parameters={"type": "object"},
+    outputs={"type": "array", "items": _TENSOR},
+)
+_BINARY = {"schema": {"type": "string", "format": "binary", "description": "a JSON part followed by binary tensors"}}
+_LENGTH = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer"},
+    "description": "bytes of the JSON part, if binary tensors follow it; 0 if the body is one raw tensor",
 }
 
 
@@ -106,17 +80,12 @@ def add(app: FastAPI, frontend: InferFrontend) -> None:
     async def infer(request: Request) -> Response:
         return await _infer(frontend, request)
 
-    for path in ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{version:digits}/infer"):
-        openapi = {**_OPENAPI, "parameters": [*model_path(path), *_OPENAPI["parameters"]]}
-        app.post(
-            path, tags=["inference"], summary="Run the model", name=path, response_model=None, openapi_extra=openapi
-        )(infer)
-
-
-async def disconnected(request: Request) -> None:
-    """Return when the client disconnects. Its request must have been read to the end."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    body, reply = ({_JSON: {"schema": schema}, _OCTETS: _BINARY} for schema in (_REQUEST, _RESPONSE))
+    answers = {"description": "the outputs", "content": reply}
+    for path in (f"{MODEL}/infer", f"{VERSION}/infer"):
+        add_route(
+            app, "POST", path, "inference", "Run the model", infer, body=body, answers=answers, parameters=[_LENGTH]
+        )
 
 
 async def _encoded(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
@@ -148,33 +117,23 @@ async def _infer(frontend: InferFrontend, request: Request) -> Response:
         response.release()
     headers = {} if coding is None else {"content-encoding": coding.value}
     if encoded.json_length is None:
-        return Response(content, media_type="application/json", headers=headers)
+        return Response(content, media_type=_JSON, headers=headers)
     headers["inference-header-content-length"] = str(encoded.json_length)
-    return Response(content, media_type="application/octet-stream", headers=headers)
+    return Response(content, media_type=_OCTETS, headers=headers)
 
 
 async def _submitted(
     frontend: InferFrontend, request: Request, fields: HeadFields
 ) -> tuple[InferenceResponse, OutputFormat]:
-    """The model's answer to a request, and its format.
-
-    Raises:
-        InferenceError: the request is refused.
-    """
-    name = model_name(request)
-    try:
-        admission = frontend.engine.open(name, version(request), HTTP_CLIENT)
-        name = admission.full_name
+    """The model's answer to a request, and its format."""
+    with admitted(frontend, request, HTTP_CLIENT) as admission:
         forwarded = None if frontend.forwards is None else frontend.forwards.of(request.headers.raw)
         fields.check()
-        with Arrival(frontend, request, admission) as arrival:
-            body = frontend.body(admission, fields, arrival.content_length, arrival.drop_slowest)
+        with closing(Arrival(frontend, request, admission)) as arrival:
+            body = frontend.body(admission, fields, arrival.content_length, arrival.flow)
             plan = await arrival.plan(body)
         if forwarded is not None:
             add_parameters(plan.request, forwarded)
-        frontend.traced(admission, plan.request, fields.context, sends=False)
+        begin_trace(frontend.engine.tracer, plan.request, admission.full_name, "HTTP", fields.context, sends=False)
         response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
-    except InferenceError as error:
-        frontend.refused(name, error, client_address(request))
-        raise
     return response, plan.output_format

@@ -10,8 +10,6 @@ import re
 
 import httptools
 
-from pybackend.frontend.http.chunked_end import ChunkedBodyError, ChunkedEnd
-
 MAX_HEAD_BYTES = 64 * 1024
 
 _END_OF_HEAD = b"\r\n\r\n"
@@ -24,12 +22,7 @@ _SIZES = frozenset(map(len, ("host", "content-length", "transfer-encoding", "exp
 
 
 class MalformedRequestError(Exception):
-    """The client's bytes are no request that this server reads; the connection must end.
-
-    Attributes:
-        status: of the answer.
-        message: of the answer.
-    """
+    """The client's bytes are no request that this server reads; the connection must end with this answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -41,22 +34,22 @@ class RequestHead:
     """The head of a request.
 
     Attributes:
-        method: such as ``b"POST"``.
         target: as in the request line.
         version: ``1.0`` or ``1.1``.
         headers: names as they were sent, and values.
         content_length: size of the body, 0 if it is chunked.
-        chunked: the body comes in chunks.
         keep_alive: the client wants to send further requests.
         expects_continue: the client waits for ``100 Continue`` before it sends the body.
         raw: the head's bytes, if they arrived in one piece; else empty.
     """
 
     __slots__ = (
+        "_parser",
         "chunked",
         "content_length",
         "expects_continue",
         "headers",
+        "is_complete",
         "keep_alive",
         "method",
         "raw",
@@ -64,21 +57,59 @@ class RequestHead:
         "version",
     )
 
-    def __init__(self, parsed: _ParsedHead, raw: bytes) -> None:
-        self.method = parsed.method
-        self.target = parsed.target
-        self.version = parsed.version
+    def __init__(self) -> None:
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self.is_complete = self.keep_alive = False
+        self.method = self.target = self.raw = b""
+        self.version = ""
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def feed(self, data: bytes) -> None:
+        """Parse some bytes, none of which follow the head."""
+        assert self._parser is not None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer that the server ignores: it answers the request
+        except httptools.HttpParserError:
+            raise _not_http() from None
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field."""
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The end."""
+        parser = self._parser
+        assert parser is not None
+        self.close()
+        self.method, self.version = parser.get_method(), parser.get_http_version()
+        self.keep_alive = parser.should_keep_alive()
+        self.is_complete = True
+
+    def close(self) -> None:
+        """Let go of the parser: they refer to each other."""
+        self._parser = None
+
+    def check(self, raw: bytes) -> None:
+        """Read the fields that say how the request goes on, and refuse what servers could understand differently.
+
+        Raises:
+            MalformedRequestError: it is not HTTP/1.1 or HTTP/1.0 as this server reads it.
+        """
         if b"#" in self.target:
             # Readers with and without the fragment would find different routes.
             raise _invalid("its target has a fragment, which is the client's own matter: write # as %23 in a name")
-        self.headers = parsed.headers
-        self.keep_alive = parsed.keep_alive
         self.raw = raw
         self.content_length = 0
         self.expects_continue = False
         hosts: list[bytes] = []
         codings: list[bytes] = []
-        for name, value in parsed.headers:
+        for name, value in self.headers:
             size = len(name)  # tells most fields apart, at less cost than their names
             if size not in _SIZES:
                 continue
@@ -96,16 +127,6 @@ class RequestHead:
 
 
 def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
-    """See that a head is HTTP/1.1 or HTTP/1.0, where servers could understand it differently.
-
-    Args:
-        version: of HTTP.
-        hosts: values of ``Host``.
-        codings: those of ``Transfer-Encoding``, in lower case.
-
-    Raises:
-        MalformedRequestError: it is not.
-    """
     if version not in {"1.1", "1.0"}:
         raise _invalid(f"this server speaks HTTP/1.1, and not HTTP/{version}", 505)
     if len(hosts) != 1 and (hosts or version == "1.1"):
@@ -125,11 +146,7 @@ def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
 
 
 def path_of(target: bytes) -> bytes:
-    """The path of a target, as it is written.
-
-    Raises:
-        MalformedRequestError: it has none.
-    """
+    """The path of a target, as it is written; a MalformedRequestError if it has none."""
     try:
         path: bytes | None = httptools.parse_url(target).path
     except httptools.HttpParserInvalidURLError:
@@ -139,30 +156,97 @@ def path_of(target: bytes) -> bytes:
     return path
 
 
-class _ParsedHead:
-    """The target and the fields that the parser finds in a head."""
+MOST_CHUNKS = 65536
+LONGEST_LINE_BYTES = 16 * 1024
+"""Limit on a chunk's extensions and on one trailer field. The server uses neither."""
+
+MOST_TRAILER_BYTES = 64 * 1024
+"""Limit on all trailer fields together, the same as for a head."""
+
+_TRAILER_FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r")
+
+
+class ChunkedBodyError(Exception):
+    """A body with too many chunks or too long lines between them, or with malformed trailer fields."""
+
+
+class ChunkedEnd:
+    """Follows the framing of one body. It validates nothing else: the parser refuses malformed chunks.
+
+    Attributes:
+        framing_bytes: how many bytes of the last piece precede the trailer fields, and belong to the parser.
+        is_complete: the body has ended, including its trailer fields.
+    """
 
     def __init__(self) -> None:
-        self.parser = httptools.HttpRequestParser(self)
-        self.target = b""
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.framing_bytes = 0
         self.is_complete = False
-        self.method = b""
-        self.version = ""
-        self.keep_alive = False
+        self._line = b""
+        self._data_left = 0
+        self._chunk_count = 0
+        self._in_trailer = False
+        self._trailer_bytes = 0
 
-    def on_url(self, url: bytes) -> None:
-        self.target += url
+    def find(self, data: bytes) -> int:
+        """How many of these bytes belong to the body: all, or fewer if it ends before.
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        Raises:
+            ChunkedBodyError: the body exceeds a limit or is malformed.
+        """
+        at, size = 0, len(data)
+        self.framing_bytes = 0 if self._in_trailer else size
+        while at < size:
+            if self._data_left:
+                step = min(self._data_left, size - at)
+                self._data_left -= step
+                at += step
+                continue
+            end = data.find(b"\n", at)
+            self._line += data[at:] if end < 0 else data[at:end]
+            if len(self._line) > LONGEST_LINE_BYTES:
+                raise ChunkedBodyError(
+                    f"Chunked request body has a chunk extension or a trailer of more than {LONGEST_LINE_BYTES} bytes."
+                )
+            if end < 0:
+                break
+            at = end + 1
+            line, self._line = self._line, b""
+            if self._in_trailer:
+                if self._ends_with_field(line):
+                    self.is_complete = True
+                    return at
+            elif self._is_last_chunk(line):
+                self._in_trailer, self.framing_bytes = True, at
+        return size
 
-    def on_headers_complete(self) -> None:
-        parser = self.parser
-        del self.parser  # they refer to each other, and it forgets these when the request has no body
-        self.method, self.version = parser.get_method(), parser.get_http_version()
-        self.keep_alive = parser.should_keep_alive()
-        self.is_complete = True
+    def _ends_with_field(self, line: bytes) -> bool:
+        """True for the empty line after the trailer fields."""
+        if line == b"\r":
+            return True
+        self._trailer_bytes += len(line)
+        if _TRAILER_FIELD.fullmatch(line) is None or self._trailer_bytes > MOST_TRAILER_BYTES:
+            raise ChunkedBodyError(
+                "Invalid HTTP request received: the trailer fields are malformed (RFC 9112), or exceed "
+                f"{MOST_TRAILER_BYTES} bytes"
+            )
+        return False
+
+    def _is_last_chunk(self, line: bytes) -> bool:
+        """True if the current complete line announces the last chunk."""
+        try:
+            chunk_bytes = int(line.removesuffix(b"\r").partition(b";")[0], 16)
+        except ValueError:
+            return False  # the parser refuses it
+        if chunk_bytes <= 0:
+            return True
+        self._data_left = chunk_bytes + 2
+        self._chunk_count += 1
+        if self._chunk_count > MOST_CHUNKS:
+            raise ChunkedBodyError(
+                f"Chunked request body exceeds maximum of {MOST_CHUNKS} non-empty chunks. Send fewer or larger HTTP "
+                "chunks."
+            )
+        return False
 
 
 class _Chunks:
@@ -201,7 +285,7 @@ class RequestReader:
         head_bytes: bytes of the current head that have arrived.
     """
 
-    __slots__ = ("_chunks", "_parsed", "_seen", "body_left", "head", "head_bytes")
+    __slots__ = ("_arriving", "_chunks", "_seen", "body_left", "head", "head_bytes")
 
     def __init__(self) -> None:
         self.begin()
@@ -212,14 +296,13 @@ class RequestReader:
         self.head_bytes = 0
         self.body_left = 0
         self._seen = b""
-        self._parsed: _ParsedHead | None = None
+        self._arriving: RequestHead | None = None
         self._chunks: _Chunks | None = None
 
     def close(self) -> None:
         """The connection has ended, perhaps in the middle of a head."""
-        parsed, self._parsed = self._parsed, None
-        if parsed is not None:
-            parsed.__dict__.pop("parser", None)  # they refer to each other, unless the head was complete and malformed
+        if self._arriving is not None:
+            self._arriving.close()
 
     @property
     def is_chunked(self) -> bool:
@@ -246,21 +329,16 @@ class RequestReader:
         if self.head_bytes > MAX_HEAD_BYTES:
             raise MalformedRequestError(431, f"the request's head exceeds {MAX_HEAD_BYTES} bytes")
         head = data if cut == len(data) else data[:cut]
-        if self._parsed is None:
-            self._parsed = _ParsedHead()
-        parsed = self._parsed
-        try:
-            parsed.parser.feed_data(head)
-        except httptools.HttpParserUpgrade:
-            pass  # an offer that the server ignores: it answers the request
-        except httptools.HttpParserError:
-            raise _not_http() from None
+        arriving = self._arriving
+        if arriving is None:
+            arriving = self._arriving = RequestHead()
+        arriving.feed(head)
         self._seen = probe[-3:] if end < 0 else b""
-        if parsed.is_complete:
-            self._parsed = None
-            self.head = RequestHead(parsed, head if self.head_bytes == cut else b"")
-            self.body_left = 0 if self.head.chunked else self.head.content_length
-            self._chunks = _Chunks() if self.head.chunked else None
+        if arriving.is_complete:
+            arriving.check(head if self.head_bytes == cut else b"")
+            self._arriving, self.head = None, arriving
+            self.body_left = 0 if arriving.chunked else arriving.content_length
+            self._chunks = _Chunks() if arriving.chunked else None
         return data[cut:]
 
     def read_body(self, data: bytes) -> tuple[bytes, bytes]:

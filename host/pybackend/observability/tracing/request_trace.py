@@ -117,7 +117,7 @@ class RequestTrace:
         model_context: the span of the model's part.
         compute_context: the span that calls of the model belong to.
         outer: the context that the client sent, None if it sent none.
-        door: ``HTTP`` or ``GRPC`` for a client's request, empty for others.
+        protocol: ``HTTP`` or ``GRPC`` for a client's request, empty for others.
         events: moments, in the order in which they became known.
         times: of its last execution; None before it is over.
         executed_ns: when the host had that execution's outputs.
@@ -135,7 +135,6 @@ class RequestTrace:
         "_sent_first",
         "compute_context",
         "context",
-        "door",
         "error",
         "events",
         "executed_ns",
@@ -146,6 +145,7 @@ class RequestTrace:
         "number",
         "outer",
         "parent",
+        "protocol",
         "queued_ns",
         "request_id",
         "settings",
@@ -158,7 +158,7 @@ class RequestTrace:
         settings: TraceSettings,
         finish: Callable[[RequestTrace], None],
         *,
-        door: str = "",
+        protocol: str = "",
         sends: bool = False,
         outer: TraceContext | None = None,
         context: TraceContext,
@@ -167,10 +167,10 @@ class RequestTrace:
         self.number = next(_numbers)
         self.parent = parent
         self.settings = settings
-        self.door = door
+        self.protocol = protocol
         self.outer = outer
         self.context = context
-        self.model_context = context.child() if door else context
+        self.model_context = context.child() if protocol else context
         self.compute_context = context.child()
         self.model_name = self.model_version = self.namespace = self.request_id = self.error = ""
         self.queued_ns = self.executed_ns = 0
@@ -195,7 +195,7 @@ class RequestTrace:
         if self._sending:
             self._sending = False
             if self._sent_first:
-                self.events.append(Event(f"{self.door}_SEND_END", time.monotonic_ns()))
+                self.events.append(Event(f"{self.protocol}_SEND_END", time.monotonic_ns()))
             self._finish_if_over()
 
     # For the engine
@@ -229,9 +229,9 @@ class RequestTrace:
         self.mark("INFER_RESPONSE_COMPLETE", now_ns)
         if response.error is not None:
             self.error = str(response.error)
-        if self.door and not self._sent_first:
+        if self.protocol and not self._sent_first:
             self._sent_first = True
-            self.mark(f"{self.door}_SEND_START", now_ns)
+            self.mark(f"{self.protocol}_SEND_START", now_ns)
         if response.final:
             self.events.append(Event("REQUEST_END", now_ns))
             self._answered = True

@@ -84,14 +84,14 @@ class _Spans:
         from opentelemetry.trace import SpanKind
 
         trace = self._trace
-        own = [event for event in self._events if trace.door and event.name.startswith(trace.door)]
+        own = [event for event in self._events if trace.protocol and event.name.startswith(trace.protocol)]
         rest = [event for event in self._events if event not in own]
         spans = []
-        if trace.door:
+        if trace.protocol:
             spans.append(
                 self._span("InferRequest", trace.context, trace.outer, own or rest, SpanKind.SERVER, self._events)
             )
-        outer = trace.context if trace.door else trace.outer
+        outer = trace.context if trace.protocol else trace.outer
         spans.append(self._span(trace.model_name, trace.model_context, outer, rest, SpanKind.INTERNAL))
         times = trace.times
         if times is not None:

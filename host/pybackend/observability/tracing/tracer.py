@@ -107,21 +107,21 @@ class Tracer:
         sampler.left -= 1
         return sampler.left <= 0 and sampler.renew()
 
-    def begin(self, model_name: str, door: str, *, sends: bool) -> RequestTrace:
+    def begin(self, model_name: str, protocol: str, *, sends: bool) -> RequestTrace:
         """The record of a client's request that :meth:`takes` has sampled.
 
         Args:
             sends: the front end says when the answer was sent.
         """
         sampler = self._models.get(model_name, self._server)
-        return RequestTrace(sampler.settings, self._finish, door=door, context=new_context(), sends=sends)
+        return RequestTrace(sampler.settings, self._finish, protocol=protocol, context=new_context(), sends=sends)
 
-    def go_on(self, model_name: str, door: str, outer: TraceContext, *, sends: bool) -> RequestTrace | None:
+    def go_on(self, model_name: str, protocol: str, outer: TraceContext, *, sends: bool) -> RequestTrace | None:
         """The record of a client's request that is part of the client's trace; None if the client does not record it."""
         settings = self._models.get(model_name, self._server).settings
         if not outer.sampled or not settings.levels:
             return None
-        return RequestTrace(settings, self._finish, door=door, outer=outer, context=outer.child(), sends=sends)
+        return RequestTrace(settings, self._finish, protocol=protocol, outer=outer, context=outer.child(), sends=sends)
 
     def _finish(self, trace: RequestTrace) -> None:
         if self._recorder is not None:

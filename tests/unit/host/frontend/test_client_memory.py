@@ -58,6 +58,8 @@ def test_small_amounts_do_not_count(account):
     assert account.used_bytes == UNCOUNTED_BYTES + 1
     connection.flow.close()
     assert account.used_bytes == 0
+    connection.flow.hold(UNCOUNTED_BYTES + 2)  # what ends late finds nobody any more
+    assert account.used_bytes == 0
 
 
 def test_fast_clients_keep_what_they_have(account):

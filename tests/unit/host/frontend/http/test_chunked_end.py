@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.frontend.http.chunked_end import LONGEST_LINE_BYTES, MOST_CHUNKS, ChunkedBodyError, ChunkedEnd
+from pybackend.frontend.http.request_reader import LONGEST_LINE_BYTES, MOST_CHUNKS, ChunkedBodyError, ChunkedEnd
 
 HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 NEXT = b"GET /next HTTP/1.1\r\n\r\n"

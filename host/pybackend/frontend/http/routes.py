@@ -1,4 +1,4 @@
-"""The model and version in a request's path, their description in OpenAPI, and the client's address.
+"""The routes of the application: how they are added and described, and what their paths say.
 
 Routes write a version as ``{version:digits}``, because Starlette's ``int`` raises for more than 4,300 digits.
 """
@@ -6,10 +6,11 @@ Routes write a version as ``{version:digits}``, because Starlette's ``int`` rais
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from fastapi import Request
+from fastapi import FastAPI, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,8 +22,19 @@ _SLASH = "\udc2f"
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "{model_name}": {"schema": {"type": "string"}, "description": "the model's name"},
+    "{region}": {"schema": {"type": "string"}},
     "{version:digits}": {"schema": {"type": "integer", "minimum": 0}, "description": "a version of the model"},
 }
+
+
+_ERROR = {
+    "description": "the mistake and how to correct it",
+    "content": {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}},
+}
+_ERRORS = dict.fromkeys(("400", "404", "500", "501", "503"), _ERROR)
+
+MODEL = "/v2/models/{model_name}"
+VERSION = MODEL + "/versions/{version:digits}"
 
 
 def plain_version(digits: str) -> str:
@@ -45,11 +57,7 @@ def routed_path(raw_path: bytes) -> str:
 
 
 class SlashesInNames:
-    """An ASGI application whose routes take names with slashes, such as those of models in namespaces.
-
-    Args:
-        app: the application.
-    """
+    """An ASGI application whose routes take names with slashes, such as those of models in namespaces."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -83,13 +91,53 @@ class _Digits(Convertor[str]):
 register_url_convertor("digits", _Digits())
 
 
-def model_path(path: str) -> list[dict[str, Any]]:
-    """The OpenAPI parameters of a route's path."""
-    return [
+def add_route(
+    app: FastAPI,
+    method: str,
+    path: str,
+    tag: str,
+    summary: str,
+    answer: Callable[[Request], Awaitable[Response]],
+    *,
+    body: Mapping[str, Any] | None = None,
+    body_required: bool = True,
+    answers: Mapping[str, Any] | None = None,
+    parameters: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Add a route, with its part of the OpenAPI document.
+
+    Handlers take the raw request: building validators for a name and a number would cost more than the rest of the
+    application's start.
+
+    ``body`` is the content of a request by media type, ``answers`` the successful ones of an answer; ``parameters`` are those
+    beside the path's.
+    """
+    described = [
         {"name": part.strip("{}").partition(":")[0], "in": "path", "required": True, **description}
         for part, description in _PARAMETERS.items()
         if part in path
     ]
+    openapi: dict[str, Any] = {"parameters": [*described, *parameters]}
+    if body is not None:
+        openapi["requestBody"] = {"required": body_required, "content": body}
+    if answers is not None:
+        openapi["responses"] = {"200": answers, **_ERRORS}
+    app.add_api_route(
+        path,
+        answer,
+        methods=[method],
+        tags=[tag],
+        summary=summary,
+        name=path,
+        response_model=None,
+        openapi_extra=openapi,
+    )
+
+
+def object_schema(*required: str, **properties: Any) -> dict[str, Any]:
+    """The schema of a JSON object."""
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    return {**schema, "required": list(required)} if required else schema
 
 
 def model_name(request: Request) -> str:
@@ -106,3 +154,9 @@ def version(request: Request) -> str:
 def client_address(request: Request) -> str:
     """``host:port`` of the client, ``""`` if it is unknown."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
+
+
+async def disconnected(request: Request) -> None:
+    """Return when the client disconnects. Its request must have been read to the end."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
