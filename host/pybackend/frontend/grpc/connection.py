@@ -218,10 +218,6 @@ class GrpcConnection(asyncio.Protocol):
         """Called about once a second."""
         self._upkeep.check(seconds)
 
-    def forget_heads(self) -> None:
-        """Read the heads of further calls again."""
-        self.http2.forget_heads()
-
     def shut_down(self) -> None:
         """Accept no further calls; the connection closes after the last one."""
         self._upkeep.shut_down()
