@@ -61,7 +61,7 @@ class Incoming:
         self._order_matters = True
 
     def receive(self, data: bytes | bytearray | memoryview, offset: int) -> int:
-        """See ``ServerConnection.receive_some``."""
+        """As ``ServerConnection.receive_some``."""
         end = len(data)
         if self._core.is_closed:
             return end
@@ -238,11 +238,7 @@ class Incoming:
         self._is_unfinished = self._payload is not None
 
     def _is_in_order(self, kind: int, flags: int, stream_id: int) -> bool:
-        """Whether the frame may be processed: not after the connection was closed.
-
-        Raises:
-            RemoteProtocolError: another frame had to come first.
-        """
+        """Whether the frame may be processed, which it may not after the connection was closed; raises if another had to come first."""
         if self._core.is_closed:
             return False
         if not self._settings_seen:

@@ -224,14 +224,7 @@ class Requests:
                 self.deliver(stream, part_of(data, start, stop), ended=ended)
 
     def admit(self, stream_id: int, size: int) -> Stream | None:
-        """Count DATA against the windows.
-
-        Returns:
-            The stream; None if the data must be dropped, and then it has been given back.
-
-        Raises:
-            RemoteProtocolError: the connection must end.
-        """
+        """Count DATA against the windows. Returns None if it must be dropped; then it has been given back."""
         core = self._core
         if size > self._max_frame_bytes:
             self.check_length(_DATA, size)

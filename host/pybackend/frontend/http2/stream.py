@@ -48,9 +48,7 @@ class StreamReceiver:
     def on_data(self, payload: bytes | memoryview, ended: bool, /) -> None:
         """A piece of the request's body has arrived.
 
-        Args:
-            payload: the bytes. A memoryview is a part of the buffer that was given to ``receive``: if that buffer is used
-                again, the view is valid only during this call.
+        A memoryview is a part of the buffer that was given to ``receive``: if that is used again, it is valid only during this call.
         """
 
     def on_trailers(self, trailers: Fields, /) -> None:
@@ -59,10 +57,7 @@ class StreamReceiver:
     def on_reset(self, code: int, error: RemoteProtocolError | None, /) -> None:
         """The stream has gone before both sides had ended it. Nothing more is heard of it, and sends do nothing.
 
-        Args:
-            code: the error code: the peer's if it reset the stream.
-            error: the broken rule, if the stream or its connection broke one; None if the peer reset the stream or the
-                transport has gone.
+        The code is the peer's if it reset the stream. The error is the rule that it broke on the stream or its connection, if it did.
         """
 
     def on_drained(self) -> None:
@@ -139,11 +134,7 @@ class Stream:
     # --- answers ---
 
     def respond(self, head: HeaderBlock, body: bytes, trailers: HeaderBlock) -> None:
-        """Send a whole answer: the fast way for small ones.
-
-        Raises:
-            LocalProtocolError: the answer has begun already.
-        """
+        """Send a whole answer, which has not begun: the fast way for small ones."""
         size = len(body)
         if not (head.fits and trailers.fits and self._takes_whole(size)):
             self.send_headers(head)
@@ -159,14 +150,9 @@ class Stream:
         self._responded(size)
 
     def respond_in(self, form: AnswerForm, size: int, pieces: Iterable[bytes | memoryview]) -> bool:
-        """Send a whole answer that repeats a form: the fastest way of all.
+        """Send a whole answer that repeats a form: the fastest way of all. False if nothing was sent: it has begun, or must wait.
 
-        Args:
-            size: length of the data, with the form's own part.
-            pieces: what varies in it; they are copied.
-
-        Returns:
-            False if nothing was sent, because the data must wait, or the answer has begun.
+        The size is that of the data, with the form's own part; the pieces, which vary in it, are copied.
         """
         if not self._takes_whole(size):
             return False
@@ -202,11 +188,7 @@ class Stream:
             self._owner.stream_finished(self)
 
     def send_headers(self, head: HeaderBlock, *, end: bool = False) -> None:
-        """Send the head of an answer.
-
-        Raises:
-            LocalProtocolError: it was sent before.
-        """
+        """Send the head of an answer; a LocalProtocolError if it was sent before."""
         if not self._may_send():
             return
         if self.head_sent:
@@ -222,11 +204,8 @@ class Stream:
         A memoryview is not copied: its memory must stay as it is until ``on_drained`` and then until the transport has
         sent what ``take_output`` handed out. After a reset the queue is dropped, and only pieces that were handed out count.
 
-        Returns:
-            False if data waits; ``on_drained`` follows unless the stream is reset.
-
-        Raises:
-            LocalProtocolError: no head was sent yet, or the answer has ended.
+        Returns False if data waits; ``on_drained`` follows unless the stream is reset. It is a LocalProtocolError if no head was sent, or if
+        the answer has ended.
         """
         if not self._may_send():
             return True
@@ -261,11 +240,7 @@ class Stream:
         return not self.waiting_bytes
 
     def send_trailers(self, trailers: HeaderBlock) -> None:
-        """End the answer with trailers, after all of its data. Trailers pass every window.
-
-        Raises:
-            LocalProtocolError: no head was sent yet, or the answer has ended.
-        """
+        """End the answer with trailers, after all of its data. Trailers pass every window; errors are those of :meth:`send_data`."""
         if not self._may_send():
             return
         if not self.head_sent:
@@ -292,9 +267,6 @@ class Stream:
 
         All bytes that ``on_data`` delivered must be given back once, even after the stream has ended: until then they
         count against the connection's window.
-
-        Raises:
-            LocalProtocolError: more is given back than was received.
         """
         credit = self._credit + count
         if credit + self.receive_window > self._initial_window:
