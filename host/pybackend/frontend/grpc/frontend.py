@@ -68,9 +68,9 @@ class GrpcFrontend(Port[Any]):
         limits: bounds of messages.
         client_memory: the account of bytes buffered for clients.
         memory: of recurring messages; None if nothing is remembered.
-        headers: those of the memory.
+        headers: beginnings of answers that recur; None if nothing is remembered.
         request_log: records calls for the log.
-        answers: counts the ends of calls.
+        answer_counts: of the ends of calls, by status.
         policy: rules for the heads of calls; None if there are none.
         settings: the operator's.
         config: what the HTTP/2 connections offer their clients.
@@ -95,7 +95,7 @@ class GrpcFrontend(Port[Any]):
         self.request_log = RequestLog() if request_log is None else request_log
         self.policy = policy
         self.engine = engine
-        self.answers = engine.answers[PROTOCOL]
+        self.answer_counts = engine.answers[PROTOCOL]
         self.limits = limits
         self.client_memory = client_memory
 

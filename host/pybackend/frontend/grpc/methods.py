@@ -10,8 +10,8 @@ from pybackend.engine.description import NAMESPACE
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection
-from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.frontend import PROTOCOL
+from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.method_handler import Method
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.observability.logging import LOG
@@ -111,11 +111,7 @@ def _refuse_repository(request: Any) -> None:
 
 
 def _parameter(name: str, value: Any, kind: str) -> Any:
-    """The value of a parameter.
-
-    Raises:
-        InferenceError: INVALID_ARG, it is of another kind.
-    """
+    """The value of a parameter; an InferenceError if it is of another kind."""
     if value.WhichOneof("parameter_choice") != kind:
         raise InferenceError(f"invalid value type for '{name}', expected {kind}", ErrorCode.INVALID_ARG)
     return getattr(value, kind)

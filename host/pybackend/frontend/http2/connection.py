@@ -180,7 +180,7 @@ class ServerConnection:
         core = self._core
         self._incoming.watch_order()
         core.is_closed = True
-        # The receiver refers to the connection, and so do the frames of the error: without a cut, they would outlast it.
+        # The receiver refers to the connection, and so does the traceback of the error: without a cut, they would outlast it.
         error, core.error = core.error, None
         if hasattr(core, "receiver"):  # a transport may say it twice
             del core.receiver

@@ -48,9 +48,11 @@ class HeaderBlock:
         self.encoded = b"".join(_encode(name, value) for name, value in fields)
         word = len(self.encoded) << 8 | frames.HEADERS
         self.fits = len(self.encoded) < frames.DEFAULT_FRAME_BYTES
-        self.first = frames.HEADER.pack(word, frames.END_HEADERS, 0)[:_FIRST_BYTES] if self.fits else b""
+        self.first = frames.FRAME_HEADER.pack(word, frames.END_HEADERS, 0)[:_FIRST_BYTES] if self.fits else b""
         self.last = (
-            frames.HEADER.pack(word, frames.END_HEADERS | frames.END_STREAM, 0)[:_FIRST_BYTES] if self.fits else b""
+            frames.FRAME_HEADER.pack(word, frames.END_HEADERS | frames.END_STREAM, 0)[:_FIRST_BYTES]
+            if self.fits
+            else b""
         )
 
     def frames(self, stream_id: int, max_frame_bytes: int, *, ends: bool, prefix: bytes = b"") -> bytes:

@@ -23,7 +23,7 @@ _DATA, _HEADERS, _END_STREAM, _PADDED = frames.DATA, frames.HEADERS, frames.END_
 _WINDOW_UPDATE: Final = frames.WINDOW_UPDATE
 _PLAIN_HEADERS_MASK: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY_FLAG
 _USUAL_BYTES: Final = frames.DEFAULT_FRAME_BYTES
-_UNPACK: Final = frames.HEADER.unpack_from
+_UNPACK: Final = frames.FRAME_HEADER.unpack_from
 
 _MOST_FRAMES: Final = 32
 """Of one call: the slowest of them take a millisecond together, and whole requests count as one frame per eight."""
@@ -129,9 +129,9 @@ class Incoming:
     def _collect(self, data: bytes | memoryview, offset: int) -> int:
         """Collect a frame that does not lie whole in one piece; judge its header as soon as it has arrived."""
         cut = self._cut
-        if len(cut) < frames.HEADER_BYTES:
-            offset = _move(data, offset, cut, frames.HEADER_BYTES)
-            if len(cut) < frames.HEADER_BYTES:
+        if len(cut) < frames.FRAME_HEADER_BYTES:
+            offset = _move(data, offset, cut, frames.FRAME_HEADER_BYTES)
+            if len(cut) < frames.FRAME_HEADER_BYTES:
                 return offset
             word, flags, stream_id = _UNPACK(cut)
             kind, length = word & 0xFF, word >> 8
@@ -145,10 +145,10 @@ class Incoming:
                 return offset
         word, flags, stream_id = _UNPACK(cut)
         kind = word & 0xFF
-        whole = frames.HEADER_BYTES + (1 if kind == _DATA and flags & _PADDED else word >> 8)
+        whole = frames.FRAME_HEADER_BYTES + (1 if kind == _DATA and flags & _PADDED else word >> 8)
         offset = _move(data, offset, cut, whole)
         if len(cut) == whole:
-            payload = bytes(cut[frames.HEADER_BYTES :])
+            payload = bytes(cut[frames.FRAME_HEADER_BYTES :])
             cut.clear()
             if kind == _DATA and flags & _PADDED:
                 self._open_payload(kind, flags, stream_id & frames.STREAM_BITS, word >> 8, payload[0])

@@ -13,7 +13,7 @@ from pybackend.frontend.http2.floods import FloodGuard
 from pybackend.frontend.http2.header_block import AnswerForm, HeaderBlock
 from pybackend.frontend.http2.request_head import Fields
 
-_HEADER, _U32 = frames.HEADER, frames.U32
+_FRAME_HEADER, _U32 = frames.FRAME_HEADER, frames.U32
 
 _JOINED_BYTES: Final = 4096
 """Shorter pieces are joined; longer ones are handed out as they are."""
@@ -143,7 +143,7 @@ class Stream:
             return
         stream_id = self.id
         packed = _U32.pack(stream_id)
-        data = _HEADER.pack(size << 8, 0, stream_id)
+        data = _FRAME_HEADER.pack(size << 8, 0, stream_id)
         self._sender.pieces.append(
             b"".join((head.first, packed, head.encoded, data, body, trailers.last, packed, trailers.encoded))
         )
@@ -158,7 +158,7 @@ class Stream:
             return False
         stream_id = self.id
         packed = _U32.pack(stream_id)
-        self._sender.pieces.append(form.whole % (packed, _HEADER.pack(size << 8, 0, stream_id), *pieces, packed))
+        self._sender.pieces.append(form.whole % (packed, _FRAME_HEADER.pack(size << 8, 0, stream_id), *pieces, packed))
         self._responded(size)
         return True
 
@@ -224,7 +224,7 @@ class Stream:
             and not self.waiting_bytes
             and not sender.ready
         ):
-            sender.pieces.append(_HEADER.pack(size << 8, frames.END_STREAM if end else 0, self.id) + data)
+            sender.pieces.append(_FRAME_HEADER.pack(size << 8, frames.END_STREAM if end else 0, self.id) + data)
             sender.direct_bytes += size
             sender.window -= size
             self.send_window -= size
@@ -355,7 +355,7 @@ class Stream:
         if self.waiting_bytes:
             self.sending = False  # the last frame of the queue carries the end
             return
-        self._sender.pieces.append(_HEADER.pack(0, frames.END_STREAM, self.id))
+        self._sender.pieces.append(_FRAME_HEADER.pack(0, frames.END_STREAM, self.id))
         self._sending_ended()
 
     def _may_send(self) -> bool:
@@ -487,7 +487,7 @@ class Sender:
             count = min(left, self.max_frame_bytes)
             left -= count
             flags = frames.END_STREAM if ends and not left else 0
-            pieces.append(frames.HEADER.pack(count << 8, flags, stream_id))
+            pieces.append(frames.FRAME_HEADER.pack(count << 8, flags, stream_id))
             stream.move_data(count, pieces)
         self._views = True
         if self.guard.spent:
