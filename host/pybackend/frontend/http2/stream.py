@@ -198,7 +198,7 @@ class Stream:
         if end:
             self._sending_ended()
 
-    def send_data(self, data: bytes | memoryview, *, end: bool = False) -> bool:
+    def send_data(self, data: bytes | memoryview) -> bool:
         """Send a piece of the body. Short ``bytes`` go out at once if the windows allow it; everything else waits in the queue.
 
         A memoryview is not copied: its memory must stay as it is until ``on_drained`` and then until the transport has
@@ -213,9 +213,8 @@ class Stream:
             raise LocalProtocolError(f"stream {self.id}: data before the head of the answer")
         sender, size = self._sender, len(data) if type(data) is bytes else memoryview(data).nbytes
         if not size:
-            if end:
-                self._end_without_data()
-        elif (
+            return not self.waiting_bytes
+        if (
             type(data) is bytes
             and size <= self.send_window
             and size <= sender.window
@@ -224,20 +223,16 @@ class Stream:
             and not self.waiting_bytes
             and not sender.ready
         ):
-            sender.pieces.append(_FRAME_HEADER.pack(size << 8, frames.END_STREAM if end else 0, self.id) + data)
+            sender.pieces.append(_FRAME_HEADER.pack(size << 8, 0, self.id) + data)
             sender.direct_bytes += size
             sender.window -= size
             self.send_window -= size
             self.sent_bytes += size
             if sender.guard.spent:
                 sender.guard.data_moved(FORGIVEN_PER_FRAME)
-            if end:
-                self._sending_ended()
-        else:
-            self._queue_data(data)
-            if end:
-                self.sending = False
-        return not self.waiting_bytes
+            return True
+        self._queue_data(data)
+        return False
 
     def send_trailers(self, trailers: HeaderBlock) -> None:
         """End the answer with trailers, after all of its data. Trailers pass every window; errors are those of :meth:`send_data`."""
@@ -298,12 +293,11 @@ class Stream:
 
     # --- between stream, sender and connection ---
 
-    def begin_turn(self, count: int) -> bool:
-        """Count ``count`` bytes of data as sent; returns whether they end the stream."""
+    def begin_turn(self, count: int) -> None:
+        """Count ``count`` bytes of data as sent."""
         self.send_window -= count
         self.waiting_bytes -= count
         self.sent_bytes += count
-        return not self.waiting_bytes and not self.sending and self._trailers is None
 
     def move_data(self, count: int, pieces: list[bytes | memoryview]) -> None:
         """Move ``count`` bytes of data from the queue to a list."""
@@ -320,13 +314,12 @@ class Stream:
                 return
 
     def queue_is_empty(self) -> None:
-        """All data was handed out: send the end, if it waited, and tell the receiver."""
+        """All data was handed out: send the trailers, if they waited, and tell the receiver."""
         self._queue = None
         receiver = self.receiver  # the stream has none when it has ended
         trailers, self._trailers = self._trailers, None
         if trailers is not None:
             self._sender.headers(self.id, trailers, ends=True)
-        if not self.sending:
             self._sending_ended()
         receiver.on_drained()
 
@@ -350,13 +343,6 @@ class Stream:
         self.waiting_bytes += view.nbytes
         self._sender.waiting_bytes += view.nbytes
         self._sender.enqueue(self)
-
-    def _end_without_data(self) -> None:
-        if self.waiting_bytes:
-            self.sending = False  # the last frame of the queue carries the end
-            return
-        self._sender.pieces.append(_FRAME_HEADER.pack(0, frames.END_STREAM, self.id))
-        self._sending_ended()
 
     def _may_send(self) -> bool:
         """Whether the stream still exists.
@@ -477,17 +463,16 @@ class Sender:
                 made += self._send_turn(stream, turn_bytes if ready else max(turn_bytes, limit_bytes - made))
 
     def _send_turn(self, stream: Stream, limit_bytes: int) -> int:
-        """Send DATA frames of one stream, and its end if that was all; returns the bytes made."""
+        """Send DATA frames of one stream, and its trailers if that was all; returns the bytes made."""
         total = left = min(self.window, stream.send_window, stream.waiting_bytes, limit_bytes)
         self.window -= total
         self.waiting_bytes -= total
-        ends = stream.begin_turn(total)
+        stream.begin_turn(total)
         pieces, stream_id = self.pieces, stream.id
         while left:
             count = min(left, self.max_frame_bytes)
             left -= count
-            flags = frames.END_STREAM if ends and not left else 0
-            pieces.append(frames.FRAME_HEADER.pack(count << 8, flags, stream_id))
+            pieces.append(_FRAME_HEADER.pack(count << 8, 0, stream_id))
             stream.move_data(count, pieces)
         self._views = True
         if self.guard.spent:

@@ -66,7 +66,7 @@ def test_a_small_answer_overtakes_a_large_one():
     server = _server()
     server.stream(1).send_data(memoryview(bytes(500_000)))
     server.output(20_000)
-    server.stream(3).send_data(b"small", end=True)
+    server.stream(3).send_data(b"small")
     assert (3, 5) in _order(server, 20_000)
 
 
