@@ -1,10 +1,11 @@
-"""One gRPC connection: HTTP/2 between a transport and calls."""
+"""The connections of a gRPC port: HTTP/2 between a transport and calls."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import socket
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -19,6 +20,7 @@ from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.upkeep import Upkeep
 from pybackend.frontend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 from pybackend.frontend.substitute import DirectReceiver
+from pybackend.frontend.tls import PortCertificates
 from pybackend.inference.response import InferenceResponse
 
 log = logging.getLogger(__name__)
@@ -221,3 +223,9 @@ class GrpcConnection(asyncio.Protocol):
     def shut_down(self) -> None:
         """Accept no further calls; the connection closes after the last one."""
         self._upkeep.shut_down()
+
+
+async def start_grpc(frontend: GrpcFrontend, sock: socket.socket, tls: PortCertificates | None = None) -> None:
+    """Accept connections on a bound socket; with ``tls``, secure ones only."""
+    loop, methods = asyncio.get_running_loop(), MethodTable(frontend)
+    await frontend.listen(sock, lambda: GrpcConnection(frontend, methods, loop), b"", tls)
