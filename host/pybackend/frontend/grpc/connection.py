@@ -81,12 +81,12 @@ class GrpcConnection(asyncio.Protocol):
         peer.active_at = self._frontend.seconds
         self._rest, peer.unhandled_bytes = b"", 0
         try:
-            offset = http2.receive_some(data, offset)
+            offset = http2.receive(data, offset)
             while offset < len(data):
                 if peer.turn_share.is_used_up():
                     self._rest, self._rest_begins, peer.unhandled_bytes = data, offset, len(data)
                     break
-                offset = http2.receive_some(data, offset)
+                offset = http2.receive(data, offset)
         except RemoteProtocolError as error:
             if not peer.has_written and _HTTP_1.match(data):
                 self._frontend.malformed(str(error), peer.address)

@@ -30,21 +30,12 @@ class ServerConnection:
 
     # --- bytes in ---
 
-    def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Process bytes from the client; receivers are called before this returns, and must not call it.
+    def receive(self, data: bytes | bytearray | memoryview, offset: int = 0) -> int:
+        """Process a few frames from the client: it chooses how much work lies in one read. Receivers are called before this returns.
 
-        Nothing of ``data`` is kept, except that payloads may be delivered as views of it (see ``StreamReceiver.on_data``). After
-        the connection was closed, bytes are ignored. After a RemoteProtocolError it is closed, because the client broke a rule or exceeded a
-        bound. Write the output (it tells the client why), close the transport and call :meth:`connection_lost`.
-        """
-        offset = 0
-        while offset < len(data):
-            offset = self.receive_some(data, offset)
-
-    def receive_some(self, data: bytes | bytearray | memoryview, offset: int) -> int:
-        """Process a few frames, as :meth:`receive` does with all: a client chooses how much work lies in one read.
-
-        Returns where the rest begins; the next call must go on there.
+        Returns where the rest begins; the next call must go on there. Nothing of ``data`` is kept, except that payloads may be delivered as
+        views of it (see ``StreamReceiver.on_data``). After the connection was closed, bytes are ignored. A RemoteProtocolError closes it: the
+        client broke a rule or exceeded a bound. Write the output (it tells the client why), close the transport and call :meth:`connection_lost`.
         """
         try:
             return self._incoming.receive(data, offset)

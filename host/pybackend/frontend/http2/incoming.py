@@ -61,7 +61,7 @@ class Incoming:
         self._order_matters = True
 
     def receive(self, data: bytes | bytearray | memoryview, offset: int) -> int:
-        """As ``ServerConnection.receive_some``."""
+        """As ``ServerConnection.receive``."""
         end = len(data)
         if self._core.is_closed:
             return end
