@@ -41,7 +41,7 @@ class ArrivingRequest:
         limits = peer.frontend.limits
         # It refers to this object: it is let go with the last byte, or the two would outlast the call.
         self._message: ArrivingMessage | None = ArrivingMessage(
-            nbytes, limits, self._plan_of, self._make_room, self._drop_slowest_sender
+            nbytes, limits, self._plan_of, self._allocate, self._drop_slowest_sender
         )
 
     @property
@@ -144,7 +144,7 @@ class ArrivingRequest:
         self._admission = engine.open(message.model_name, message.model_version, self._sender)
         return (yield from self._frontend.plan_large(message, self._admission, arriving=arriving))
 
-    def _make_room(self, tensor: InputTensor, size: int) -> memoryview:
+    def _allocate(self, tensor: InputTensor, size: int) -> memoryview:
         assert self._admission is not None
         lease = self._admission.allocate(size, tensor.name, arriving=True)
         if lease is None:

@@ -9,6 +9,7 @@ test of its type costs more than the method call that replaces all three.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from pybackend.frontend.http2 import frames
@@ -29,16 +30,14 @@ _MOST_FRAMES: Final = 32
 """Of one call: the slowest of them take a millisecond together, and whole requests count as one frame per eight."""
 
 
+@dataclass(slots=True)
 class _OpenPayload:
     """A payload that arrives in pieces: DATA, or bytes to skip if there is no stream."""
 
-    __slots__ = ("ends", "left", "padding", "stream")
-
-    def __init__(self, stream: Stream | None, left: int, padding: int, *, ends: bool) -> None:
-        self.stream = stream
-        self.left = left
-        self.padding = padding
-        self.ends = ends
+    stream: Stream | None
+    left: int
+    padding: int
+    ends: bool
 
 
 class Incoming:

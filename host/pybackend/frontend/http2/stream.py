@@ -136,7 +136,7 @@ class Stream:
     def respond(self, head: HeaderBlock, body: bytes, trailers: HeaderBlock) -> None:
         """Send a whole answer, which has not begun: the fast way for small ones."""
         size = len(body)
-        if not (head.fits and trailers.fits and self._takes_whole(size)):
+        if not self._takes_whole(size):
             self.send_headers(head)
             self.send_data(body)
             self.send_trailers(trailers)
@@ -413,13 +413,12 @@ class Sender:
 
     def headers(self, stream_id: int, block: HeaderBlock, *, ends: bool) -> None:
         """Append a header block."""
-        if block.fits and not self.block_prefix:
-            self.pieces.append(
-                b"".join((block.last if ends else block.first, frames.U32.pack(stream_id), block.encoded))
-            )
-            return
         prefix, self.block_prefix = self.block_prefix, b""
-        self.pieces.append(block.frames(stream_id, self.max_frame_bytes, ends=ends, prefix=prefix))
+        if prefix:
+            flags = frames.END_HEADERS | (frames.END_STREAM if ends else 0)
+            self.pieces.append(frames.frame(frames.HEADERS, flags, stream_id, prefix + block.encoded))
+            return
+        self.pieces.append(b"".join((block.last if ends else block.first, _U32.pack(stream_id), block.encoded)))
 
     def limit_table(self) -> None:
         """The peer's decoder has shrunk its dynamic table. We use none, and say so in the next block (RFC 7541 section 4.2)."""
