@@ -19,7 +19,7 @@ from pybackend.errors import ServerError
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.frontend.flow import ClientMemory
-from pybackend.frontend.grpc import server as grpc
+from pybackend.frontend.grpc.connection import start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
@@ -262,7 +262,7 @@ class Server:
                 rules.keys.on_change.append(calls.forget_heads)
             self._grpc = calls
             rules.warn("gRPC", sockets.grpc, secure=sockets.grpc_tls is not None)
-            start = partial(grpc.start, calls, sockets.grpc, sockets.grpc_tls)
+            start = partial(start_grpc, calls, sockets.grpc, sockets.grpc_tls)
             warning, shared = _warning_of_reach(sockets), self._settings.grpc.reuse_port
             await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=shared)
         if sockets.metrics is not None:

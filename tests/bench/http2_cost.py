@@ -90,7 +90,9 @@ class _Ours:
 
     def exchange(self, data: bytes) -> int:
         """Answer what arrived; returns the bytes of the answers."""
-        self._connection.receive(data)
+        offset = 0
+        while offset < len(data):
+            offset = self._connection.receive(data, offset)
         return sum(map(len, self._connection.take_output()))
 
     def on_request(self, stream: Stream, head: RequestHead, ended: bool, /) -> _OurCall:

@@ -12,9 +12,9 @@ import hpack
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.grpc.connection import start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallPolicy
-from pybackend.frontend.grpc.server import start
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import GrpcSettings, KeepaliveSettings
@@ -223,7 +223,7 @@ async def grpc_port(
         fast_paths=fast_paths,
     )
     sock = bind("127.0.0.1", 0, "GRPC")
-    await start(frontend, sock)
+    await start_grpc(frontend, sock)
     try:
         yield Port(sock.getsockname(), frontend)
     finally:

@@ -79,6 +79,13 @@ def headers(stream_id: int, *fields: tuple[Any, Any], flags: int = END_HEADERS |
     return frame(HEADERS, flags, stream_id, block(*(fields or POST)))
 
 
+def receive_all(connection: ServerConnection, data: bytes | memoryview) -> None:
+    """Let a connection process all of these bytes."""
+    offset = 0
+    while offset < len(data):
+        offset = connection.receive(data, offset)
+
+
 class Call(StreamReceiver):
     """Notes what it hears of one stream."""
 
@@ -134,7 +141,7 @@ class Server:
     def receive(self, data: bytes, *, bytewise: bool = False) -> None:
         """Let bytes arrive, in one piece or one by one."""
         for piece in (data[n : n + 1] for n in range(len(data))) if bytewise else (data,):
-            self.connection.receive(piece)
+            receive_all(self.connection, piece)
 
     def output(self, limit_bytes: int = 2**40) -> bytes:
         """Take all output."""

@@ -196,7 +196,7 @@ def test_all_ways_lead_to_the_same_answers(run):
         assert failures.count(failures[0]) == 3
         assert failures[0][2]["grpc-message"] == "negative"
         assert shortcuts.since() == 2
-        answers = port.frontend.answers
+        answers = port.frontend.answer_counts
         assert dict(answers.counts())["INTERNAL"] >= 3
         # Several calls in one write, also with their frames mixed.
         with client.together():

@@ -108,7 +108,7 @@ def test_calls_that_a_method_answers(run):
         async with await port.connect() as client:
             with client.together():
                 streams = [client.call(SERVER_LIVE, framed(b"")) for _ in range(100)]
-            assert await most_of_a_turn(lambda: port.frontend.answers.ok, len(streams)) == 1
+            assert await most_of_a_turn(lambda: port.frontend.answer_counts.ok, len(streams)) == 1
             assert {await client.status(stream) for stream in streams} == {("0", "")}
 
     run(scenario)

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from pybackend.frontend.http2 import Config, HeaderBlock, RemoteProtocolError, ServerConnection
+from tests.support.http2 import receive_all
 
 OK = HeaderBlock([(b":status", b"200"), (b"content-type", b"application/octet-stream")])
 NOT_FOUND = HeaderBlock([(b":status", b"404")])
@@ -92,7 +93,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def data_received(self, data):
         try:
-            self.connection.receive(data)
+            receive_all(self.connection, data)
         except RemoteProtocolError as error:
             self.errors.append(error)
         self.write()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding, deflated
 from pybackend.frontend.grpc.errors import OK_TRAILERS, CallError, answer_head, trailers, trailers_only
-from pybackend.frontend.grpc.framing import PREFIX
+from pybackend.frontend.grpc.length_prefixed import PREFIX
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http2 import ErrorCode, Stream
 from pybackend.frontend.request_log import RequestRecord

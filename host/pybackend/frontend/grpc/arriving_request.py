@@ -21,12 +21,6 @@ LARGE_MESSAGE_BYTES = 64 * 1024
 class ArrivingRequest:
     """A request of which a part has arrived.
 
-    Args:
-        nbytes: size of the message.
-        peer: the client.
-        sender: the client's properties.
-        drops_rest: after an error, the rest of the message must be received and dropped, because others follow it.
-
     Attributes:
         model_name: for messages; ``""`` until it has arrived.
         request_id: the client's id; ``""`` until it has arrived.
@@ -39,7 +33,7 @@ class ArrivingRequest:
         self._peer = peer
         self._frontend = peer.frontend
         self._sender = sender
-        self._drops_rest = drops_rest
+        self._drops_rest = drops_rest  # after an error, because other messages follow
         self._admission: Admission | None = None
         self._error: InferenceError | None = None
         self._plan: InferPlan | None = None
@@ -47,7 +41,7 @@ class ArrivingRequest:
         limits = peer.frontend.limits
         # It refers to this object: it is let go with the last byte, or the two would outlast the call.
         self._message: ArrivingMessage | None = ArrivingMessage(
-            nbytes, limits, self._plan_of, self._make_room, self._drop_slowest_sender
+            nbytes, limits, self._plan_of, self._allocate, self._drop_slowest_sender
         )
 
     @property
@@ -111,11 +105,7 @@ class ArrivingRequest:
         return plan
 
     def finish(self) -> tuple[Admission, InferPlan]:
-        """The whole request, and its admission to the model; :meth:`read_on` has no more work.
-
-        Raises:
-            InferenceError: it is invalid, or there is no memory for it.
-        """
+        """The whole request, and its admission to the model, once :meth:`read_on` has no more work; its error if it has one."""
         if self._error is not None:
             raise self._error.again()
         assert self._admission is not None
@@ -145,7 +135,7 @@ class ArrivingRequest:
         return self._peer.flow.drop_other_sender(self._admission)
 
     def _refuse(self, error: InferenceError) -> None:
-        self._error = error.again()  # the frames of the first one refer to this object
+        self._error = error.again()  # the traceback of the first one refers to this object
         self.release()
 
     def _plan_of(self, message: InferMessage, arriving: bool) -> Steps[InferPlan]:
@@ -154,7 +144,7 @@ class ArrivingRequest:
         self._admission = engine.open(message.model_name, message.model_version, self._sender)
         return (yield from self._frontend.plan_large(message, self._admission, arriving=arriving))
 
-    def _make_room(self, tensor: InputTensor, size: int) -> memoryview:
+    def _allocate(self, tensor: InputTensor, size: int) -> memoryview:
         assert self._admission is not None
         lease = self._admission.allocate(size, tensor.name, arriving=True)
         if lease is None:

@@ -11,8 +11,8 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.answer import Answer, CompressedAnswer, Compression, stop_receiving
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.errors import INTERNAL, OK_TRAILERS, SHUTTING_DOWN, CallError, answer_head, trailers_only
-from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.head import CallHead, Refusal
+from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http2 import Fields, RemoteProtocolError, ServerConnection, Stream, StreamReceiver
 from pybackend.frontend.request_log import RequestRecord, begin_trace
@@ -230,7 +230,7 @@ class Call(StreamReceiver):
         """The only message of a successful call was sent with its trailers. The client had sent one message in one piece."""
         self.is_over = True
         self.handler = _NOBODY
-        self.peer.frontend.answers.ok += 1
+        self.peer.frontend.answer_counts.ok += 1
         if self._timer is not None:
             self.forget_deadline()
         self.peer.flush_soon()
@@ -292,12 +292,12 @@ class Call(StreamReceiver):
         """Count the end, and let go what the call has. A name as status is that of a refusal."""
         self.is_over = True
         self.handler = _NOBODY
-        answers, record = self.peer.frontend.answers, self.record
+        counts, record = self.peer.frontend.answer_counts, self.record
         if status is GrpcStatus.OK:
-            answers.ok += 1
+            counts.ok += 1
         else:
             status = status.name if isinstance(status, GrpcStatus) else status
-            answers.add(status)
+            counts.add(status)
         if record is not None:
             self.record = None
             record.status = status.name if isinstance(status, GrpcStatus) else status

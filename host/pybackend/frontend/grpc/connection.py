@@ -1,10 +1,11 @@
-"""One gRPC connection: HTTP/2 between a transport and calls."""
+"""The connections of a gRPC port: HTTP/2 between a transport and calls."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import socket
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -19,6 +20,7 @@ from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.upkeep import Upkeep
 from pybackend.frontend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
 from pybackend.frontend.substitute import DirectReceiver
+from pybackend.frontend.tls import PortCertificates
 from pybackend.inference.response import InferenceResponse
 
 log = logging.getLogger(__name__)
@@ -79,12 +81,12 @@ class GrpcConnection(asyncio.Protocol):
         peer.active_at = self._frontend.seconds
         self._rest, peer.unhandled_bytes = b"", 0
         try:
-            offset = http2.receive_some(data, offset)
+            offset = http2.receive(data, offset)
             while offset < len(data):
                 if peer.turn_share.is_used_up():
                     self._rest, self._rest_begins, peer.unhandled_bytes = data, offset, len(data)
                     break
-                offset = http2.receive_some(data, offset)
+                offset = http2.receive(data, offset)
         except RemoteProtocolError as error:
             if not peer.has_written and _HTTP_1.match(data):
                 self._frontend.malformed(str(error), peer.address)
@@ -218,10 +220,12 @@ class GrpcConnection(asyncio.Protocol):
         """Called about once a second."""
         self._upkeep.check(seconds)
 
-    def forget_heads(self) -> None:
-        """Read the heads of further calls again."""
-        self.http2.forget_heads()
-
     def shut_down(self) -> None:
         """Accept no further calls; the connection closes after the last one."""
         self._upkeep.shut_down()
+
+
+async def start_grpc(frontend: GrpcFrontend, sock: socket.socket, tls: PortCertificates | None = None) -> None:
+    """Accept connections on a bound socket; with ``tls``, secure ones only."""
+    loop, methods = asyncio.get_running_loop(), MethodTable(frontend)
+    await frontend.listen(sock, lambda: GrpcConnection(frontend, methods, loop), b"", tls)

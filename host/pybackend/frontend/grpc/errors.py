@@ -22,12 +22,7 @@ def _compressed_head(coding: str) -> HeaderBlock:
 
 
 def answer_head(record: RequestRecord | None, coding: str = "") -> HeaderBlock:
-    """The head of an answer with messages.
-
-    Args:
-        record: of the call, which may have a trace.
-        coding: how its messages may be compressed; empty if they are not.
-    """
+    """The head of an answer with messages, of a call that may have a trace. An empty coding is none."""
     traceparent = b"" if record is None else record.traceparent
     if not traceparent:
         return _compressed_head(coding) if coding else HEAD

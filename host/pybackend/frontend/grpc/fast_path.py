@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from pybackend.engine.admission import Admission, Route
 from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS
-from pybackend.frontend.grpc.framing import PREFIX, PREFIX_BYTES
 from pybackend.frontend.grpc.frontend import GrpcFrontend, Memory
+from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
 from pybackend.frontend.http2 import AnswerForm, Stream
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
@@ -34,11 +34,7 @@ class Shortcut(NamedTuple):
     """The way of requests with one layout.
 
     Attributes:
-        route: to the version.
         called: the model's name, as clients send it.
-        names: of the inputs.
-        datatypes: of the inputs.
-        shapes: of the inputs.
         request: has everything but the id and the inputs.
     """
 
@@ -55,12 +51,7 @@ KnownRequest = tuple[MessageLayout, Shortcut, InferenceRequest]
 
 
 class FastPath:
-    """The fast path of one port.
-
-    Args:
-        frontend: the state that all calls share.
-        memory: of its messages.
-    """
+    """The fast path of one port."""
 
     def __init__(self, frontend: GrpcFrontend, memory: Memory) -> None:
         self._frontend = frontend
@@ -83,14 +74,9 @@ class FastPath:
         return layout, shortcut, request_like(shortcut.request, inputs, request_id)
 
     def answer(self, stream: Stream, response: InferenceResponse) -> bool:
-        """Send a result as a whole call's answer; its memory may be released afterwards.
+        """Send a result as a whole call's answer, after which its memory may be released. It has no parameters.
 
-        Args:
-            stream: of the call.
-            response: a result without parameters, whose outputs are all wanted.
-
-        Returns:
-            False if nothing was sent: the answer is large, or must wait.
+        False if nothing was sent: the answer is large, or must wait.
         """
         outputs = response.outputs
         data = [*map(_data, outputs)]

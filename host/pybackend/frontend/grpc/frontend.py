@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Any
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
-from pybackend.frontend import listener
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.head import CallPolicy, read_metadata
 from pybackend.frontend.http2 import Config, PingRules
@@ -30,13 +29,6 @@ PROTOCOL = "grpc"
 """The protocol's name in metrics and logs."""
 
 
-class Connection(listener.Connection, Protocol):
-    """A connection, as the server sees it."""
-
-    def forget_heads(self) -> None:
-        """Read the heads of further calls again."""
-
-
 _DEFAULTS = GrpcSettings()
 
 _TWO_HOURS_S = 7200.0
@@ -44,13 +36,7 @@ _TWO_HOURS_S = 7200.0
 
 
 class Memory:
-    """The recurring parts of messages.
-
-    Attributes:
-        layouts: of requests.
-        plans: of requests, by model version.
-        headers: of answers.
-    """
+    """The recurring parts of requests, in all, and by model version; and of answers."""
 
     def __init__(self) -> None:
         self.layouts = MessageLayouts()
@@ -74,7 +60,7 @@ def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remember
     )
 
 
-class GrpcFrontend(Port[Connection]):
+class GrpcFrontend(Port[Any]):
     """The front end.
 
     Attributes:
@@ -82,9 +68,9 @@ class GrpcFrontend(Port[Connection]):
         limits: bounds of messages.
         client_memory: the account of bytes buffered for clients.
         memory: of recurring messages; None if nothing is remembered.
-        headers: those of the memory.
+        headers: beginnings of answers that recur; None if nothing is remembered.
         request_log: records calls for the log.
-        answers: counts the ends of calls.
+        answer_counts: of the ends of calls, by status.
         policy: rules for the heads of calls; None if there are none.
         settings: the operator's.
         config: what the HTTP/2 connections offer their clients.
@@ -109,14 +95,14 @@ class GrpcFrontend(Port[Connection]):
         self.request_log = RequestLog() if request_log is None else request_log
         self.policy = policy
         self.engine = engine
-        self.answers = engine.answers[PROTOCOL]
+        self.answer_counts = engine.answers[PROTOCOL]
         self.limits = limits
         self.client_memory = client_memory
 
     def forget_heads(self) -> None:
         """Read the heads of further calls again, because the rules for them have changed."""
         for connection in self.connections:
-            connection.forget_heads()
+            connection.http2.forget_heads()
 
     def split(self, message: bytes) -> tuple[InferMessage, MessageLayout | None]:
         """The parts of a small message, and its layout if that was known; see :meth:`MessageLayouts.split`."""
@@ -125,15 +111,7 @@ class GrpcFrontend(Port[Connection]):
         return self.memory.layouts.split(message, self.limits)
 
     def plan(self, message: InferMessage, sender: Sender) -> tuple[Admission, InferPlan]:
-        """The request in a message, and its admission to the model.
-
-        Args:
-            message: its parts.
-            sender: the client's properties.
-
-        Raises:
-            InferenceError: the model does not serve, or the request is invalid.
-        """
+        """The request in the parts of a message, and its admission to the model; an InferenceError if it is refused."""
         admission = self.engine.open(message.model_name, message.model_version, sender)
         memory, signature = self.memory, admission.signature
         plans = None if memory is None else memory.plans.of(signature)
@@ -141,15 +119,9 @@ class GrpcFrontend(Port[Connection]):
         return admission, decode_message(message, signature, version, self.limits, plans, regions)
 
     def plan_large(self, message: InferMessage, admission: Admission, *, arriving: bool) -> Steps[InferPlan]:
-        """The request in a large message, in steps of a few milliseconds.
+        """The request in the parts of a large message, in steps of a few milliseconds; an InferenceError if it is refused.
 
-        Args:
-            message: its parts.
-            admission: the request's admission to the model that the message names.
-            arriving: its raw tensors have not arrived yet: there is one step.
-
-        Raises:
-            InferenceError: the request is invalid.
+        While its raw tensors are ``arriving``, there is one step.
         """
         signature, version = admission.signature, admission.model_version
         plans = None if self.memory is None else self.memory.plans.of(signature)

@@ -12,7 +12,7 @@ from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.secrets import CREDENTIALS, concealed
 from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
-from pybackend.frontend.grpc.framing import ACCEPTED, ENCODINGS
+from pybackend.frontend.grpc.length_prefixed import ACCEPTED, ENCODINGS
 from pybackend.frontend.http2 import Fields, HeaderBlock, RequestHead
 from pybackend.frontend.request_log import ContextFields, trace_context
 from pybackend.protocol.grpc.status import GrpcStatus
@@ -54,12 +54,7 @@ class Refusal(NamedTuple):
 
 
 class CallPolicy:
-    """The rules of one port for the heads of calls.
-
-    Args:
-        guard: refuses calls; None if all may pass.
-        forwards: the metadata that become request parameters; None for none.
-    """
+    """The rules of one port: who may call, and which metadata become request parameters."""
 
     def __init__(self, guard: Guard | None, forwards: ForwardedHeaders | None) -> None:
         self._guard = guard
@@ -78,11 +73,7 @@ class CallPolicy:
         return self._forwards is not None and self._forwards.takes(name)
 
     def forwarded(self, path: str, fields: Fields) -> Mapping[str, str] | None:
-        """The metadata that become request parameters.
-
-        Raises:
-            CallError: one has a reserved name.
-        """
+        """The metadata that become request parameters; a CallError if one has a reserved name."""
         if self._forwards is None or path not in FORWARDING_METHODS:
             return None
         try:
@@ -120,10 +111,6 @@ class CallHead:
         refusal: the end of a call that cannot be served; None if it can.
         forwarded: metadata that become parameters of its requests; None for none.
         takes_shortcut: a request with this head has taken the shortcut (:mod:`pybackend.frontend.grpc.fast_path`).
-
-    Args:
-        head: its head.
-        policy: the port's rules; None if it has none.
     """
 
     __slots__ = ("context", "encoding", "forwarded", "metadata", "path", "refusal", "takes_shortcut", "timeout_s")

@@ -97,11 +97,7 @@ class InferHandler(Handler):
             raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is another")
 
     def submit_known(self, known: KnownRequest) -> bool:
-        """Submit a request that was recognised in the whole body of the call.
-
-        Returns:
-            False if another version would answer now: the request must be checked again.
-        """
+        """Submit a request that was recognised. False if another version would answer now: it must be checked again."""
         layout, shortcut, request = known
         self._format, self._is_known = ALL_BINARY, True
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.call import Call, Handler
 from pybackend.frontend.grpc.errors import INTERNAL, CallError
-from pybackend.frontend.grpc.framing import too_large_error
+from pybackend.frontend.grpc.length_prefixed import too_large_error
 from pybackend.protocol.grpc.message import check_field_count
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.schema.messages import message_class
@@ -27,10 +27,10 @@ SMALL_MESSAGE_BYTES = 8 * 1024
 """The limit for requests that only name or switch something: honest ones have a few hundred bytes."""
 
 
-class Method:
+class Method(NamedTuple):
     """A method that is answered by a coroutine.
 
-    Args:
+    Attributes:
         request: full name of the request's message.
         answer: makes the response's message of the request's.
         streams: the method takes and gives any number of messages.
@@ -39,35 +39,20 @@ class Method:
         check_fields: raises an error if a message has more parts than the method needs.
     """
 
-    def __init__(
-        self,
-        request: str,
-        answer: Callable[[Any], Awaitable[Any]],
-        *,
-        streams: bool = False,
-        most_bytes: int = SMALL_MESSAGE_BYTES,
-        check: Callable[[], None] | None = None,
-        check_fields: Callable[[bytes], None] = check_field_count,
-    ) -> None:
-        self._request = request
-        self.answer = answer
-        self.streams = streams
-        self.most_bytes = most_bytes
-        self.check = check
-        self._check_fields = check_fields
+    request: str
+    answer: Callable[[Any], Awaitable[Any]]
+    streams: bool = False
+    most_bytes: int = SMALL_MESSAGE_BYTES
+    check: Callable[[], None] | None = None
+    check_fields: Callable[[bytes], None] = check_field_count
 
     def read(self, message: bytes) -> Any:
-        """The request's message.
-
-        Raises:
-            CallError: the bytes are no such message.
-            InferenceError: INVALID_ARG; it has too many parts.
-        """
-        self._check_fields(message)
+        """The request's message; an error if the bytes are no such message, or if it has too many parts."""
+        self.check_fields(message)
         try:
-            return message_class(self._request).FromString(message)
+            return message_class(self.request).FromString(message)
         except (DecodeError, UnicodeDecodeError) as error:
-            text = f"the request cannot be read as a {self._request} message: {error}"
+            text = f"the request cannot be read as a {self.request} message: {error}"
             raise CallError(GrpcStatus.INTERNAL, text) from None
 
 
@@ -133,7 +118,7 @@ class MethodHandler(Handler):
             task.cancel()
 
     async def _answer(self, message: bytes) -> None:
-        failure: CallError | None
+        failure: CallError | None = None
         try:
             large = len(message) > _ON_LOOP_BYTES
             request = await asyncio.to_thread(self._method.read, message) if large else self._method.read(message)
@@ -145,11 +130,11 @@ class MethodHandler(Handler):
         except Exception:  # the client gets an answer
             log.exception("A gRPC call to %s failed", self._call.head.path)
             failure = INTERNAL
-        else:
-            failure = None
+        call = self._call
+        if call.is_over:
+            return
         self._task = None
         self.kept_bytes = 0
-        call = self._call
         if failure is not None:
             call.fail(failure)
         elif self._method.streams:

@@ -7,10 +7,10 @@ from pybackend.frontend.grpc.answer import chosen_compression
 from pybackend.frontend.grpc.call import Call, Handler
 from pybackend.frontend.grpc.errors import trailers_only
 from pybackend.frontend.grpc.fast_path import FastPath
-from pybackend.frontend.grpc.framing import PREFIX, PREFIX_BYTES
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead, Refusal
 from pybackend.frontend.grpc.infer_handler import InferHandler
+from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
 from pybackend.frontend.grpc.method_handler import MethodHandler
 from pybackend.frontend.grpc.methods import INFERENCE, methods
 from pybackend.frontend.grpc.peer import Peer

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from pybackend import __version__
 from pybackend.engine.description import NAMESPACE
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.grpc import reflection, settings_methods
-from pybackend.frontend.grpc.framing import LARGEST_MESSAGE_BYTES
+from pybackend.frontend.grpc import reflection
+from pybackend.frontend.grpc.frontend import PROTOCOL
+from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.method_handler import Method
-from pybackend.frontend.grpc.shared_memory import shared_memory_methods
 from pybackend.modelconfig.parser import serialize_config
+from pybackend.observability.logging import LOG
+from pybackend.protocol.documents.log import log_changes, log_values
 from pybackend.protocol.documents.metadata import tensor_documents
 from pybackend.protocol.documents.repository import (
     CONFIG,
@@ -21,6 +24,7 @@ from pybackend.protocol.documents.repository import (
     UNLOAD_DEPENDENTS,
     unknown_parameter,
 )
+from pybackend.protocol.documents.trace import trace_changes, trace_values
 from pybackend.protocol.grpc.message import check_load_fields
 from pybackend.schema.messages import message_class
 
@@ -45,6 +49,17 @@ EXTENSIONS = (
 """Those of the protocol's extensions that this front end has, in the protocol's order."""
 
 
+_SETTING_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+_LOG_SETTINGS = {
+    "log_file": str,
+    "log_info": bool,
+    "log_warning": bool,
+    "log_error": bool,
+    "log_verbose_level": int,
+    "log_format": str,
+}
+
+
 def methods(engine: InferenceEngine) -> dict[str, Method]:
     """The methods by path, ``/package.Service/Method``."""
     served = _Methods(engine)
@@ -59,9 +74,9 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "ModelConfig": served.model_config,
             "ModelStatistics": served.model_statistics,
             "RepositoryIndex": served.repository_index,
-            "LogSettings": settings_methods.log_settings,
-            **shared_memory_methods(engine),
-            "TraceSetting": settings_methods.TraceMethods(engine).trace_setting,
+            "LogSettings": _log_settings,
+            "TraceSetting": served.trace_setting,
+            **_shared_memory_methods(engine),
         }.items()
     }
     control = engine.check_control
@@ -96,11 +111,7 @@ def _refuse_repository(request: Any) -> None:
 
 
 def _parameter(name: str, value: Any, kind: str) -> Any:
-    """The value of a parameter.
-
-    Raises:
-        InferenceError: INVALID_ARG, it is of another kind.
-    """
+    """The value of a parameter; an InferenceError if it is of another kind."""
     if value.WhichOneof("parameter_choice") != kind:
         raise InferenceError(f"invalid value type for '{name}', expected {kind}", ErrorCode.INVALID_ARG)
     return getattr(value, kind)
@@ -194,6 +205,18 @@ class _Methods:
         await self._engine.unload_model(request.model_name, unload_dependents=dependents)
         return _message("RepositoryModelUnloadResponse")
 
+    async def trace_setting(self, request: Any) -> Any:
+        name, tracer = request.model_name, self._engine.tracer
+        if name:
+            name = self._engine.serving(name)
+        given = {key: list(setting.value) or None for key, setting in request.settings.items()}
+        if given:
+            tracer.change(name, trace_changes(given))
+        answer = _message("TraceSettingResponse")
+        for key, value in trace_values(tracer.settings_of(name)).items():
+            answer.settings[key].value.extend([value] if isinstance(value, str) else value)
+        return answer
+
     async def health(self, _request: Any) -> Any:
         return message_class("grpc.health.v1.HealthCheckResponse")(status=await self._status())
 
@@ -206,3 +229,56 @@ class _Methods:
     async def _status(self) -> str:
         self._refuse_while_exiting()
         return "SERVING" if await self._engine.is_ready() else "NOT_SERVING"
+
+
+async def _log_settings(request: Any) -> Any:
+    """Change the settings that the request has, and answer with all of them."""
+    given = {}
+    for name, setting in request.settings.items():
+        field = setting.WhichOneof("parameter_choice")
+        if field is None:
+            continue  # as null over HTTP
+        wanted = _LOG_SETTINGS.get(name)
+        if wanted is not None and field != _SETTING_FIELDS[wanted]:
+            raise InferenceError(f"expect {_SETTING_FIELDS[wanted]} for '{name}', got {field}", ErrorCode.INVALID_ARG)
+        given[name] = getattr(setting, field)
+    LOG.change(**log_changes(given))
+    answer = _message("LogSettingsResponse")
+    for name, value in log_values(LOG.settings).items():
+        setattr(answer.settings[name], _SETTING_FIELDS[type(value)], value)
+    return answer
+
+
+def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[Any], Awaitable[Any]]]:
+    """The methods by name."""
+    regions = engine.regions
+
+    def add_status(request: Any, answer: Any) -> None:
+        for region in regions.status(request.name):
+            status = answer.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.nbytes
+
+    def method(name: str, act: Callable[[Any, Any], None]) -> Callable[[Any], Awaitable[Any]]:
+        async def answer(request: Any) -> Any:
+            response = _message(f"{name}Response")
+            try:
+                act(request, response)
+            except InferenceError as error:
+                engine.refusals.add_error(PROTOCOL, "", error)
+                raise
+            return response
+
+        return answer
+
+    acts: dict[str, Callable[[Any, Any], None]] = {
+        "SystemSharedMemoryStatus": add_status,
+        "SystemSharedMemoryRegister": lambda asked, _: regions.register(
+            asked.name, asked.key, asked.offset, asked.byte_size
+        ),
+        "SystemSharedMemoryUnregister": lambda asked, _: regions.unregister(asked.name),
+        "CudaSharedMemoryStatus": lambda asked, _: regions.check_cuda_status(asked.name),
+        "CudaSharedMemoryRegister": lambda asked, _: regions.refuse_cuda(asked.name),
+        "CudaSharedMemoryUnregister": lambda _asked, _: regions.check_enabled(),
+    }
+    return {name: method(name, act) for name, act in acts.items()}

@@ -15,12 +15,7 @@ PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 
 
 class Reflection:
-    """One version of the service.
-
-    Args:
-        package: one of :data:`PACKAGES`.
-        services: names of the other services.
-    """
+    """The service in one of :data:`PACKAGES`, which also names the other services."""
 
     def __init__(self, package: str, services: Sequence[str]) -> None:
         self._package = package

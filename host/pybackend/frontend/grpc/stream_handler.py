@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from functools import partial
 
+from msgspec import Struct
+
 from pybackend.engine.admission import Admission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
@@ -34,25 +36,22 @@ _SENDER = Sender(PROTOCOL)
 _STATUS_ON_ERROR = b"triton_grpc_error"
 
 
-class _Request:
+class _Request(Struct, eq=False):
     """A request of the stream that has not received its last response.
 
     Attributes:
-        pending: the handle to cancel, pause and resume it; None before it is accepted, and if it was refused.
         ordered: its response waits for those of earlier requests.
+        pending: the handle to cancel, pause and resume it; None before it is accepted, and if it was refused.
         response: the response that waits; a finished message if the request was refused.
         trace: its trace; None if it is not traced.
     """
 
-    __slots__ = ("format", "ordered", "pending", "response", "trace", "wants_empty_final")
-
-    def __init__(self, *, ordered: bool) -> None:
-        self.pending: PendingRequest | None = None
-        self.format: OutputFormat = ALL_BINARY
-        self.ordered = ordered
-        self.wants_empty_final = False
-        self.response: InferenceResponse | bytes | None = None
-        self.trace: RequestTrace | None = None
+    ordered: bool
+    format: OutputFormat = ALL_BINARY
+    wants_empty_final: bool = False
+    pending: PendingRequest | None = None
+    response: InferenceResponse | bytes | None = None
+    trace: RequestTrace | None = None
 
 
 class StreamInferHandler(Handler):
@@ -107,8 +106,7 @@ class StreamInferHandler(Handler):
         call = self._call
         if call.head.forwarded is not None:
             add_parameters(plan.request, call.head.forwarded)
-        request = _Request(ordered=not admission.is_decoupled)
-        request.format, request.wants_empty_final = plan.output_format, plan.wants_empty_final
+        request = _Request(not admission.is_decoupled, plan.output_format, plan.wants_empty_final)
         if call.record is not None or call.peer.frontend.engine.tracer.active:
             request.trace = note_request(call, admission, plan.request)
         request.pending = admission.submit(plan.request, partial(self._on_response, request), plan.checked)
@@ -116,9 +114,7 @@ class StreamInferHandler(Handler):
 
     def _refuse(self, error: InferenceError, model_name: str, request_id: str) -> None:
         self._call.peer.frontend.refused(error, self._call.peer.address, model_name)
-        request = _Request(ordered=True)
-        request.response = encode_stream_error(error, request_id)
-        self._add(request)
+        self._add(_Request(ordered=True, response=encode_stream_error(error, request_id)))
 
     def _add(self, request: _Request) -> None:
         self._open.add(request)

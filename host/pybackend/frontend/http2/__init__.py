@@ -5,7 +5,7 @@ It stands between a transport and a front end, and knows neither sockets nor asy
 Use:
 
 1. Make a :class:`ServerConnection` with a :class:`ConnectionReceiver` and a :class:`Config`. Give what the socket delivers to
-   ``connection.receive(data)``. For each request it calls ``on_request(stream, head, ended)``, which returns the
+   ``connection.receive(data, offset)``, which processes a few frames, until it has all. For each request it calls ``on_request(stream, head, ended)``, which returns the
    :class:`StreamReceiver` that hears the rest: ``on_data``, ``on_trailers``, ``on_reset``, ``on_drained``. Small requests with a known head
    come in one call of ``on_whole_request`` if the receiver has set ``head.takes_whole``.
 2. Answer with methods of the :class:`Stream`: ``send_headers``, ``send_data``, ``send_trailers``; or ``respond`` for a whole small

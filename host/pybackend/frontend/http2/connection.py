@@ -30,25 +30,12 @@ class ServerConnection:
 
     # --- bytes in ---
 
-    def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Process bytes from the client. Receivers are called before this returns; must not be called by them.
+    def receive(self, data: bytes | bytearray | memoryview, offset: int = 0) -> int:
+        """Process a few frames from the client: it chooses how much work lies in one read. Receivers are called before this returns.
 
-        Nothing of ``data`` is kept, except that payloads may be delivered as views of it (see ``StreamReceiver.on_data``). After
-        the connection was closed, bytes are ignored.
-
-        Raises:
-            RemoteProtocolError: the client broke a rule, or exceeded a bound, and the connection is closed. Write the
-                output (it tells the client why), close the transport and call :meth:`connection_lost`.
-        """
-        offset = 0
-        while offset < len(data):
-            offset = self.receive_some(data, offset)
-
-    def receive_some(self, data: bytes | bytearray | memoryview, offset: int) -> int:
-        """Process a few frames, as :meth:`receive` does with all: a client chooses how much work lies in one read.
-
-        Returns:
-            Where the rest begins; the next call must go on there.
+        Returns where the rest begins; the next call must go on there. Nothing of ``data`` is kept, except that payloads may be delivered as
+        views of it (see ``StreamReceiver.on_data``). After the connection was closed, bytes are ignored. A RemoteProtocolError closes it: the
+        client broke a rule or exceeded a bound. Write the output (it tells the client why), close the transport and call :meth:`connection_lost`.
         """
         try:
             return self._incoming.receive(data, offset)
@@ -63,7 +50,8 @@ class ServerConnection:
     @property
     def unreturned_bytes(self) -> int:
         """Received DATA that was not given back, in bytes: it still counts against the client's window."""
-        return self._core.unreturned_bytes
+        core = self._core
+        return core.config.connection_window_bytes - core.receive_window - core.credit
 
     @property
     def is_amid_frame(self) -> bool:
@@ -74,9 +62,8 @@ class ServerConnection:
     def expected_payload(self) -> tuple[Stream, int] | None:
         """The stream whose DATA frame has arrived in part, and how many bytes of its payload follow next on the wire.
 
-        They may be read from the socket into memory of the user's choice. Then :meth:`payload_stored` takes the place of
-        :meth:`receive`, and ``on_data`` is called only for the end of the request, with no bytes. These bytes must be given back as
-        those of ``on_data``.
+        They may be read from the socket into memory of the user's choice, and :meth:`payload_stored` then takes the place of
+        :meth:`receive`. ``on_data`` is called only for the end of the request, with no bytes. They must be given back like others.
         """
         return self._incoming.expected_payload
 
@@ -99,10 +86,8 @@ class ServerConnection:
     def take_output(self, limit_bytes: int = 256 * 1024) -> list[bytes | memoryview]:
         """Return what must be written next, in order. Small pieces are joined: the answers of a turn are one ``bytes``.
 
-        Call it when the transport has room, and only then: what stays here is shared out fairly among the streams.
-
-        Args:
-            limit_bytes: stop taking data from streams beyond about this size. Everything but data is always returned.
+        Call it when the transport has room, and only then: what stays here is shared out fairly among the streams. Beyond about the limit
+        no more data is taken from streams; everything but data is always returned.
         """
         return self._sender.take(limit_bytes)
 
@@ -140,11 +125,7 @@ class ServerConnection:
     # --- the connection itself ---
 
     def ping(self, payload: bytes) -> None:
-        """Send a PING with 8 bytes, to hear something of a silent client.
-
-        Raises:
-            LocalProtocolError: the payload does not have 8 bytes, or is the package's own.
-        """
+        """Send a PING with 8 bytes other than the package's own, to hear something of a silent client."""
         if len(payload) != 8 or payload == SHUTDOWN_PING:
             raise LocalProtocolError(f"a PING carries 8 bytes other than {SHUTDOWN_PING!r}, not {payload!r}")
         self._sender.pieces.append(frames.frame(frames.PING, 0, 0, payload))
@@ -155,7 +136,11 @@ class ServerConnection:
         A PING follows, and its acknowledgement proves that nothing more is on its way: then :meth:`finish_shutdown` is called. Call it
         yourself if the client takes too long.
         """
-        self._core.begin_shutdown()
+        core = self._core
+        if not core.is_shutting_down and not core.is_closed:
+            core.is_shutting_down = True
+            self._sender.pieces.append(frames.goaway(frames.LARGEST_WINDOW_BYTES, ErrorCode.NO_ERROR))
+            self._sender.pieces.append(frames.frame(frames.PING, 0, 0, SHUTDOWN_PING))
 
     def finish_shutdown(self) -> None:
         """Accept no further requests: say which was the last one. Open streams go on."""
@@ -174,13 +159,24 @@ class ServerConnection:
 
     def close(self, code: int = ErrorCode.NO_ERROR, debug: bytes = b"") -> None:
         """End the connection at once: nothing more is received. Write the output, close the transport, call :meth:`connection_lost`."""
-        self._core.close(code, debug)
+        core = self._core
+        if not core.is_closed:
+            core.is_closed = True
+            self._sender.window = 0  # data that waits stays here
+            self._sender.pieces.append(frames.goaway(core.last_stream_id, code, debug))
         self._incoming.watch_order()
 
     def connection_lost(self) -> None:
         """The transport has gone: every open stream's ``on_reset`` is called."""
+        core = self._core
         self._incoming.watch_order()
-        self._core.connection_lost()
+        core.is_closed = True
+        # The receiver refers to the connection, and so does the traceback of the error: without a cut, they would outlast it.
+        error, core.error = core.error, None
+        if hasattr(core, "receiver"):  # a transport may say it twice
+            del core.receiver
+        for stream in list(self.streams.values()):
+            core.remove(stream).on_reset(error.code if error else ErrorCode.CANCEL, error)
 
     def time_passed(self, seconds: float) -> None:
         """Say how much time has passed since the previous call: budgets against floods recover with it."""

@@ -36,11 +36,7 @@ class ControlFrames:
         self._peer_table_bytes = DEFAULT_TABLE_BYTES
 
     def check_length(self, kind: int, length: int) -> None:
-        """Check the length of a control frame before its payload is collected.
-
-        Raises:
-            RemoteProtocolError: it is wrong, or beyond every use.
-        """
+        """Check the length of a control frame before its payload is collected: it may be wrong, or beyond every use."""
         expected = _LENGTHS.get(kind)
         if expected is not None and length != expected[0]:
             raise frame_size_error(expected[1], f"a {frames.name_of(kind)} frame has {length} bytes, not {expected[0]}")
@@ -56,11 +52,7 @@ class ControlFrames:
         return kind in self._handlers
 
     def handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Process a control frame whose length was checked.
-
-        Raises:
-            RemoteProtocolError: the connection must end.
-        """
+        """Process a control frame whose length was checked; raises a RemoteProtocolError if the connection must end."""
         self._handlers[kind](self, flags, stream_id, payload)
 
     def _priority(self, _flags: int, stream_id: int, payload: bytes) -> None:

@@ -21,23 +21,15 @@ class ConnectionReceiver(Protocol):
     """Hears about one connection: the part of the package's user, as ``StreamReceiver`` is for a stream."""
 
     def on_request(self, stream: Stream, head: RequestHead, ended: bool, /) -> StreamReceiver:
-        """A request begins.
-
-        Returns:
-            The receiver of all further events of this stream.
-        """
+        """A request begins; returns the receiver of all further events of this stream."""
 
     def on_whole_request(
         self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int, /
     ) -> StreamReceiver | None:
-        """A request with a small body has arrived in one piece, and its head has ``takes_whole``.
+        """A request with a small body, between two offsets, has arrived in one piece, and its head has ``takes_whole``.
 
-        Args:
-            stop: where it ends. Its bytes have been given back.
-
-        Returns:
-            The receiver of all further events of this stream. None if the request must be heard of by
-            :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the stream.
+        Its bytes have been given back. Returns the receiver of all further events of this stream. None if the request must be heard of by
+        :meth:`on_request` and the methods of a stream's receiver; then nothing was sent on the stream.
         """
 
 
@@ -61,6 +53,8 @@ class ConnectionCore:
         settings_acknowledged: the client has acknowledged our settings.
         last_stream_accepted: streams beyond this one are ignored, because the connection shuts down; None before.
         error: the rule that the client broke, if that ended the connection.
+        is_shutting_down: the client was asked to make no further requests.
+        credit: DATA that was given back, and of which the client is not told yet.
         ping_judge: judges the client's PINGs; None if it may ping as it likes.
     """
 
@@ -84,11 +78,11 @@ class ConnectionCore:
         self.last_stream_accepted: int | None = None
         self.error: RemoteProtocolError | None = None
         self.ping_judge = None if config.ping_rules is None else PingJudge(config.ping_rules)
-        self._credit = 0
+        self.credit = 0
         self._credit_step = config.connection_window_bytes // 2
         self._reset_by_us: dict[int, None] = {}
         self.settings_acknowledged = False
-        self._is_shutting_down = False
+        self.is_shutting_down = False
         self.sender.pieces.append(settings.encode(config.offered()))
         if more := config.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES:
             self.sender.pieces.append(frames.window_update(0, more))
@@ -112,45 +106,21 @@ class ConnectionCore:
         """The last stream that was or may be processed, for GOAWAY."""
         return max(self.highest_id, 0) if self.last_stream_accepted is None else self.last_stream_accepted
 
-    def begin_shutdown(self) -> None:
-        """Announce the end with the highest number, and a PING behind it."""
-        if not self._is_shutting_down and not self.is_closed:
-            self._is_shutting_down = True
-            self.sender.pieces.append(frames.goaway(frames.LARGEST_WINDOW_BYTES, ErrorCode.NO_ERROR))
-            self.sender.pieces.append(frames.frame(frames.PING, 0, 0, SHUTDOWN_PING))
-
     def finish_shutdown(self) -> None:
-        """Name the last stream that is accepted."""
+        """Accept no further requests: say which was the last one. Open streams go on."""
         if self.last_stream_accepted is None and not self.is_closed:
-            self._is_shutting_down = True
+            self.is_shutting_down = True
             self.last_stream_accepted = self.last_stream_id
             self.sender.pieces.append(frames.goaway(self.last_stream_accepted, ErrorCode.NO_ERROR))
 
     def ping_was_acknowledged(self, payload: bytes) -> None:
         """The client has answered a PING."""
-        if payload == SHUTDOWN_PING and self._is_shutting_down:
+        if payload == SHUTDOWN_PING and self.is_shutting_down:
             self.finish_shutdown()
-
-    def close(self, code: int, debug: bytes) -> None:
-        """End the connection with a GOAWAY frame."""
-        if not self.is_closed:
-            self.is_closed = True
-            self.sender.window = 0  # data that waits stays here
-            self.sender.pieces.append(frames.goaway(self.last_stream_id, code, debug))
-
-    def connection_lost(self) -> None:
-        """The transport has gone: the receiver hears of it, and of nothing more."""
-        self.is_closed = True
-        # The receiver refers to the connection, and so do the frames of the error: without a cut, they would outlast it.
-        error, self.error = self.error, None
-        if hasattr(self, "receiver"):  # a transport may say it twice
-            del self.receiver
-        for stream in list(self.streams.values()):
-            self._remove(stream).on_reset(error.code if error else ErrorCode.CANCEL, error)
 
     @property
     def answered_mark(self) -> object:
-        """See ``ServerConnection.answered_mark``."""
+        """A value that is another one once data was sent, a stream was opened, or one has ended."""
         return self.sender.granted_window - self.sender.window, self.highest_id, len(self.streams)
 
     # --- streams ---
@@ -163,18 +133,13 @@ class ConnectionCore:
         """Whether the client has never opened the stream."""
         return stream_id > self.highest_id or not stream_id & 1
 
-    @property
-    def unreturned_bytes(self) -> int:
-        """See ``ServerConnection.unreturned_bytes``."""
-        return self.config.connection_window_bytes - self.receive_window - self._credit
-
     def give_back(self, count: int) -> None:
         """Let the client send ``count`` more bytes on the connection."""
-        self._credit += count
-        if self._credit >= self._credit_step:
-            self.receive_window += self._credit
-            self.sender.pieces.append(frames.window_update(0, self._credit))
-            self._credit = 0
+        self.credit += count
+        if self.credit >= self._credit_step:
+            self.receive_window += self.credit
+            self.sender.pieces.append(frames.window_update(0, self.credit))
+            self.credit = 0
 
     def stream_finished(self, stream: Stream) -> None:
         """Both sides have ended the stream."""
@@ -185,7 +150,7 @@ class ConnectionCore:
     def reset_stream(self, stream: Stream, code: int) -> None:
         """The user resets a stream."""
         if stream.id in self.streams:
-            self._remove(stream)
+            self.remove(stream)
             self.send_reset(stream.id, code)
 
     def fail_stream(self, stream_id: int, error: StreamError) -> None:
@@ -195,7 +160,7 @@ class ConnectionCore:
         self.send_reset(stream_id, error.code)
         stream = self.streams.get(stream_id)
         if stream is not None:
-            self._remove(stream).on_reset(error.code, error)
+            self.remove(stream).on_reset(error.code, error)
 
     def refuse_stream(self, stream_id: int) -> None:
         """The client has opened too many streams at a time; it may try again later."""
@@ -205,7 +170,7 @@ class ConnectionCore:
 
     def stream_was_reset(self, stream: Stream, code: int) -> None:
         """The client has reset a stream."""
-        self._remove(stream).on_reset(code, None)
+        self.remove(stream).on_reset(code, None)
         self.guard.count_reset()
 
     def was_reset_by_us(self, stream_id: int) -> bool:
@@ -221,7 +186,7 @@ class ConnectionCore:
         if len(self._reset_by_us) > _MOST_RESETS_REMEMBERED:
             del self._reset_by_us[next(iter(self._reset_by_us))]
 
-    def _remove(self, stream: Stream) -> StreamReceiver:
+    def remove(self, stream: Stream) -> StreamReceiver:
         """Forget a stream; returns the receiver that it had."""
         del self.streams[stream.id]
         stream.receiving = stream.sending = False

@@ -32,11 +32,7 @@ class FloodGuard:
         self.unsent_replies = 0
 
     def count_frame(self, what: str) -> None:
-        """Count a frame that moves no request forward.
-
-        Raises:
-            RemoteProtocolError: there were too many.
-        """
+        """Count a frame that moves no request forward; raises if there were too many."""
         self.spent = True
         self._frames += 1
         if self._frames > self._config.max_unproductive_frames:
@@ -45,22 +41,14 @@ class FloodGuard:
             )
 
     def count_reset(self) -> None:
-        """Count a stream that ended before its time.
-
-        Raises:
-            RemoteProtocolError: there were too many.
-        """
+        """Count a stream that ended before its time; raises if there were too many."""
         self.spent = True
         self._resets += 1
         if self._resets > self._config.max_resets:
             raise _flood(f"more than {self._config.max_resets} streams were reset")
 
     def count_reply(self) -> None:
-        """Count a small answer that waits for the peer to read.
-
-        Raises:
-            RemoteProtocolError: there were too many.
-        """
+        """Count a small answer that waits for the peer to read; raises if there were too many."""
         self.unsent_replies += 1
         if self.unsent_replies > self._config.max_unsent_replies:
             raise _flood(f"more than {self._config.max_unsent_replies} replies wait because the peer does not read")
@@ -114,13 +102,9 @@ class PingJudge:
         self._mark: object = None
 
     def received(self, mark: object, *, is_idle: bool) -> None:
-        """Judge a PING.
+        """Judge a PING; raises if the client has pinged too early more often than it may.
 
-        Args:
-            mark: differs from that of the previous PING if something was answered in between.
-
-        Raises:
-            TooManyPingsError: the client has pinged too early more often than it may.
+        The mark differs from that of the previous PING if something was answered in between.
         """
         rules, now_s = self._rules, self._rules.clock()
         if mark != self._mark:

@@ -37,8 +37,8 @@ END_HEADERS: Final = 0x4
 PADDED: Final = 0x8
 PRIORITY_FLAG: Final = 0x20
 
-HEADER_BYTES: Final = 9
-HEADER: Final = struct.Struct(">IBI")
+FRAME_HEADER_BYTES: Final = 9
+FRAME_HEADER: Final = struct.Struct(">IBI")
 """A frame's header as three numbers: length and type in one word (``length << 8 | type``), flags, stream."""
 
 U32: Final = struct.Struct(">I")
@@ -51,7 +51,7 @@ LARGEST_FRAME_BYTES: Final = 2**24 - 1
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """Return a whole frame."""
-    return HEADER.pack(len(payload) << 8 | kind, flags, stream_id) + payload
+    return FRAME_HEADER.pack(len(payload) << 8 | kind, flags, stream_id) + payload
 
 
 def name_of(kind: int) -> str:

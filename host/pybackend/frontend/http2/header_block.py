@@ -33,40 +33,24 @@ class HeaderBlock:
         fields: names (lower case) and values, ``:status`` first if there is one.
 
     Attributes:
-        fits: the block fits a frame of the size that every peer accepts; then ``first`` and ``last`` are the beginnings of
-            its HEADERS frame, without and with END_STREAM.
+        first, last: the beginnings of its HEADERS frame, without and with END_STREAM.
 
     Raises:
-        LocalProtocolError: a field must not be sent in HTTP/2.
+        LocalProtocolError: a field must not be sent in HTTP/2, or the block does not fit a frame of the size that every peer accepts.
     """
 
-    __slots__ = ("encoded", "first", "fits", "last")
+    __slots__ = ("encoded", "first", "last")
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
         fields = tuple(fields)
         _check(fields)
         self.encoded = b"".join(_encode(name, value) for name, value in fields)
-        word = len(self.encoded) << 8 | frames.HEADERS
-        self.fits = len(self.encoded) < frames.DEFAULT_FRAME_BYTES
-        self.first = frames.HEADER.pack(word, frames.END_HEADERS, 0)[:_FIRST_BYTES] if self.fits else b""
-        self.last = (
-            frames.HEADER.pack(word, frames.END_HEADERS | frames.END_STREAM, 0)[:_FIRST_BYTES] if self.fits else b""
-        )
-
-    def frames(self, stream_id: int, max_frame_bytes: int, *, ends: bool, prefix: bytes = b"") -> bytes:
-        """Return a HEADERS frame, and as many CONTINUATION frames as are needed."""
-        encoded = prefix + self.encoded
-        pieces = [encoded[start : start + max_frame_bytes] for start in range(0, len(encoded), max_frame_bytes)] or [
-            b""
-        ]
-        made = []
-        for number, piece in enumerate(pieces):
-            kind = frames.CONTINUATION if number else frames.HEADERS
-            flags = frames.END_HEADERS if number == len(pieces) - 1 else 0
-            if ends and not number:
-                flags |= frames.END_STREAM
-            made.append(frames.frame(kind, flags, stream_id, piece))
-        return b"".join(made)
+        size = len(self.encoded)
+        if size >= frames.DEFAULT_FRAME_BYTES:
+            raise LocalProtocolError(f"a header block of {size} bytes does not fit a frame")
+        word = size << 8 | frames.HEADERS
+        self.first = frames.FRAME_HEADER.pack(word, frames.END_HEADERS, 0)[:_FIRST_BYTES]
+        self.last = frames.FRAME_HEADER.pack(word, frames.END_HEADERS | frames.END_STREAM, 0)[:_FIRST_BYTES]
 
 
 def _check(fields: tuple[tuple[bytes, bytes], ...]) -> None:
@@ -119,16 +103,11 @@ class AnswerForm:
     Attributes:
         whole: the format of all frames. Before the pieces of the body it takes the stream's number, packed, and the
             header of DATA; behind them the number again.
-
-    Raises:
-        LocalProtocolError: a block does not fit a frame.
     """
 
     __slots__ = ("whole",)
 
     def __init__(self, head: HeaderBlock, body: bytes, trailers: HeaderBlock) -> None:
-        if not (head.fits and trailers.fits):
-            raise LocalProtocolError("the head or the trailers of a form are too long")
         self.whole = b"".join(
             (
                 escaped(head.first),

@@ -57,9 +57,8 @@ class HeaderDecoder:
     def request(self, block: bytes) -> RequestHead:
         """Decompress and check the header block of a request.
 
-        Raises:
-            StreamError: the request is malformed or its header section too large; the dynamic table is still right.
-            RemoteProtocolError: the block cannot be decompressed.
+        After a StreamError (a malformed request, or too large a header section) the dynamic table is still right. After any other
+        RemoteProtocolError it is not: the block cannot be decompressed.
         """
         known = self.known.get(block)
         if known is not None:

@@ -9,6 +9,7 @@ test of its type costs more than the method call that replaces all three.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from pybackend.frontend.http2 import frames
@@ -23,22 +24,20 @@ _DATA, _HEADERS, _END_STREAM, _PADDED = frames.DATA, frames.HEADERS, frames.END_
 _WINDOW_UPDATE: Final = frames.WINDOW_UPDATE
 _PLAIN_HEADERS_MASK: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY_FLAG
 _USUAL_BYTES: Final = frames.DEFAULT_FRAME_BYTES
-_UNPACK: Final = frames.HEADER.unpack_from
+_UNPACK: Final = frames.FRAME_HEADER.unpack_from
 
 _MOST_FRAMES: Final = 32
 """Of one call: the slowest of them take a millisecond together, and whole requests count as one frame per eight."""
 
 
+@dataclass(slots=True)
 class _OpenPayload:
     """A payload that arrives in pieces: DATA, or bytes to skip if there is no stream."""
 
-    __slots__ = ("ends", "left", "padding", "stream")
-
-    def __init__(self, stream: Stream | None, left: int, padding: int, *, ends: bool) -> None:
-        self.stream = stream
-        self.left = left
-        self.padding = padding
-        self.ends = ends
+    stream: Stream | None
+    left: int
+    padding: int
+    ends: bool
 
 
 class Incoming:
@@ -61,7 +60,7 @@ class Incoming:
         self._order_matters = True
 
     def receive(self, data: bytes | bytearray | memoryview, offset: int) -> int:
-        """See ``ServerConnection.receive_some``."""
+        """As ``ServerConnection.receive``."""
         end = len(data)
         if self._core.is_closed:
             return end
@@ -129,9 +128,9 @@ class Incoming:
     def _collect(self, data: bytes | memoryview, offset: int) -> int:
         """Collect a frame that does not lie whole in one piece; judge its header as soon as it has arrived."""
         cut = self._cut
-        if len(cut) < frames.HEADER_BYTES:
-            offset = _move(data, offset, cut, frames.HEADER_BYTES)
-            if len(cut) < frames.HEADER_BYTES:
+        if len(cut) < frames.FRAME_HEADER_BYTES:
+            offset = _move(data, offset, cut, frames.FRAME_HEADER_BYTES)
+            if len(cut) < frames.FRAME_HEADER_BYTES:
                 return offset
             word, flags, stream_id = _UNPACK(cut)
             kind, length = word & 0xFF, word >> 8
@@ -145,10 +144,10 @@ class Incoming:
                 return offset
         word, flags, stream_id = _UNPACK(cut)
         kind = word & 0xFF
-        whole = frames.HEADER_BYTES + (1 if kind == _DATA and flags & _PADDED else word >> 8)
+        whole = frames.FRAME_HEADER_BYTES + (1 if kind == _DATA and flags & _PADDED else word >> 8)
         offset = _move(data, offset, cut, whole)
         if len(cut) == whole:
-            payload = bytes(cut[frames.HEADER_BYTES :])
+            payload = bytes(cut[frames.FRAME_HEADER_BYTES :])
             cut.clear()
             if kind == _DATA and flags & _PADDED:
                 self._open_payload(kind, flags, stream_id & frames.STREAM_BITS, word >> 8, payload[0])
@@ -238,11 +237,7 @@ class Incoming:
         self._is_unfinished = self._payload is not None
 
     def _is_in_order(self, kind: int, flags: int, stream_id: int) -> bool:
-        """Whether the frame may be processed: not after the connection was closed.
-
-        Raises:
-            RemoteProtocolError: another frame had to come first.
-        """
+        """Whether the frame may be processed, which it may not after the connection was closed; raises if another had to come first."""
         if self._core.is_closed:
             return False
         if not self._settings_seen:

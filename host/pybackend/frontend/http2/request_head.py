@@ -48,11 +48,7 @@ class RequestHead:
 
 
 def read_request(section: Sequence[Field]) -> RequestHead:
-    """Check a request's header section.
-
-    Raises:
-        StreamError: the request is malformed.
-    """
+    """Check a request's header section; a StreamError if it is malformed."""
     pseudo: dict[bytes, bytes] = {}
     pairs: list[tuple[bytes, bytes]] = []
     others: list[Field] = []
@@ -72,11 +68,7 @@ def read_request(section: Sequence[Field]) -> RequestHead:
 
 
 def read_trailers(section: Sequence[Field]) -> Fields:
-    """Check the fields that follow a request's body.
-
-    Raises:
-        StreamError: they are malformed.
-    """
+    """Check the fields that follow a request's body; a StreamError if they are malformed."""
     for field in section:
         if not field.is_plain and field.fault is not None:
             raise malformed(*field.fault)

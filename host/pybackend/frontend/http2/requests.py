@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from pybackend.frontend.http2 import frames
@@ -34,16 +35,14 @@ _MOST_GAPS: Final = 32
 _TOO_LARGE: Final = HeaderBlock([(b":status", b"431")])
 
 
+@dataclass(slots=True)
 class OpenBlock:
     """A header block whose CONTINUATION frames are still to come."""
 
-    __slots__ = ("continuations", "flags", "fragment", "stream_id")
-
-    def __init__(self, stream_id: int, flags: int, fragment: bytes) -> None:
-        self.stream_id = stream_id
-        self.flags = flags
-        self.fragment = bytearray(fragment)
-        self.continuations = 0
+    stream_id: int
+    flags: int
+    fragment: bytearray
+    continuations: int = 0
 
 
 class Requests:
@@ -92,7 +91,7 @@ class Requests:
         if flags & frames.END_HEADERS:
             self.header_block(payload[begin:end], flags, stream_id)
             return
-        self.open_block = OpenBlock(stream_id, flags, payload[begin:end])
+        self.open_block = OpenBlock(stream_id, flags, bytearray(payload[begin:end]))
 
     def continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         """The next part of a header block."""
@@ -224,14 +223,7 @@ class Requests:
                 self.deliver(stream, part_of(data, start, stop), ended=ended)
 
     def admit(self, stream_id: int, size: int) -> Stream | None:
-        """Count DATA against the windows.
-
-        Returns:
-            The stream; None if the data must be dropped, and then it has been given back.
-
-        Raises:
-            RemoteProtocolError: the connection must end.
-        """
+        """Count DATA against the windows. Returns None if it must be dropped; then it has been given back."""
         core = self._core
         if size > self._max_frame_bytes:
             self.check_length(_DATA, size)

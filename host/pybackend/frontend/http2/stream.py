@@ -13,7 +13,7 @@ from pybackend.frontend.http2.floods import FloodGuard
 from pybackend.frontend.http2.header_block import AnswerForm, HeaderBlock
 from pybackend.frontend.http2.request_head import Fields
 
-_HEADER, _U32 = frames.HEADER, frames.U32
+_FRAME_HEADER, _U32 = frames.FRAME_HEADER, frames.U32
 
 _JOINED_BYTES: Final = 4096
 """Shorter pieces are joined; longer ones are handed out as they are."""
@@ -48,9 +48,7 @@ class StreamReceiver:
     def on_data(self, payload: bytes | memoryview, ended: bool, /) -> None:
         """A piece of the request's body has arrived.
 
-        Args:
-            payload: the bytes. A memoryview is a part of the buffer that was given to ``receive``: if that buffer is used
-                again, the view is valid only during this call.
+        A memoryview is a part of the buffer that was given to ``receive``: if that is used again, it is valid only during this call.
         """
 
     def on_trailers(self, trailers: Fields, /) -> None:
@@ -59,10 +57,7 @@ class StreamReceiver:
     def on_reset(self, code: int, error: RemoteProtocolError | None, /) -> None:
         """The stream has gone before both sides had ended it. Nothing more is heard of it, and sends do nothing.
 
-        Args:
-            code: the error code: the peer's if it reset the stream.
-            error: the broken rule, if the stream or its connection broke one; None if the peer reset the stream or the
-                transport has gone.
+        The code is the peer's if it reset the stream. The error is the rule that it broke on the stream or its connection, if it did.
         """
 
     def on_drained(self) -> None:
@@ -139,40 +134,31 @@ class Stream:
     # --- answers ---
 
     def respond(self, head: HeaderBlock, body: bytes, trailers: HeaderBlock) -> None:
-        """Send a whole answer: the fast way for small ones.
-
-        Raises:
-            LocalProtocolError: the answer has begun already.
-        """
+        """Send a whole answer, which has not begun: the fast way for small ones."""
         size = len(body)
-        if not (head.fits and trailers.fits and self._takes_whole(size)):
+        if not self._takes_whole(size):
             self.send_headers(head)
             self.send_data(body)
             self.send_trailers(trailers)
             return
         stream_id = self.id
         packed = _U32.pack(stream_id)
-        data = _HEADER.pack(size << 8, 0, stream_id)
+        data = _FRAME_HEADER.pack(size << 8, 0, stream_id)
         self._sender.pieces.append(
             b"".join((head.first, packed, head.encoded, data, body, trailers.last, packed, trailers.encoded))
         )
         self._responded(size)
 
     def respond_in(self, form: AnswerForm, size: int, pieces: Iterable[bytes | memoryview]) -> bool:
-        """Send a whole answer that repeats a form: the fastest way of all.
+        """Send a whole answer that repeats a form: the fastest way of all. False if nothing was sent: it has begun, or must wait.
 
-        Args:
-            size: length of the data, with the form's own part.
-            pieces: what varies in it; they are copied.
-
-        Returns:
-            False if nothing was sent, because the data must wait, or the answer has begun.
+        The size is that of the data, with the form's own part; the pieces, which vary in it, are copied.
         """
         if not self._takes_whole(size):
             return False
         stream_id = self.id
         packed = _U32.pack(stream_id)
-        self._sender.pieces.append(form.whole % (packed, _HEADER.pack(size << 8, 0, stream_id), *pieces, packed))
+        self._sender.pieces.append(form.whole % (packed, _FRAME_HEADER.pack(size << 8, 0, stream_id), *pieces, packed))
         self._responded(size)
         return True
 
@@ -202,11 +188,7 @@ class Stream:
             self._owner.stream_finished(self)
 
     def send_headers(self, head: HeaderBlock, *, end: bool = False) -> None:
-        """Send the head of an answer.
-
-        Raises:
-            LocalProtocolError: it was sent before.
-        """
+        """Send the head of an answer; a LocalProtocolError if it was sent before."""
         if not self._may_send():
             return
         if self.head_sent:
@@ -216,17 +198,14 @@ class Stream:
         if end:
             self._sending_ended()
 
-    def send_data(self, data: bytes | memoryview, *, end: bool = False) -> bool:
+    def send_data(self, data: bytes | memoryview) -> bool:
         """Send a piece of the body. Short ``bytes`` go out at once if the windows allow it; everything else waits in the queue.
 
         A memoryview is not copied: its memory must stay as it is until ``on_drained`` and then until the transport has
         sent what ``take_output`` handed out. After a reset the queue is dropped, and only pieces that were handed out count.
 
-        Returns:
-            False if data waits; ``on_drained`` follows unless the stream is reset.
-
-        Raises:
-            LocalProtocolError: no head was sent yet, or the answer has ended.
+        Returns False if data waits; ``on_drained`` follows unless the stream is reset. It is a LocalProtocolError if no head was sent, or if
+        the answer has ended.
         """
         if not self._may_send():
             return True
@@ -234,9 +213,8 @@ class Stream:
             raise LocalProtocolError(f"stream {self.id}: data before the head of the answer")
         sender, size = self._sender, len(data) if type(data) is bytes else memoryview(data).nbytes
         if not size:
-            if end:
-                self._end_without_data()
-        elif (
+            return not self.waiting_bytes
+        if (
             type(data) is bytes
             and size <= self.send_window
             and size <= sender.window
@@ -245,27 +223,19 @@ class Stream:
             and not self.waiting_bytes
             and not sender.ready
         ):
-            sender.pieces.append(_HEADER.pack(size << 8, frames.END_STREAM if end else 0, self.id) + data)
+            sender.pieces.append(_FRAME_HEADER.pack(size << 8, 0, self.id) + data)
             sender.direct_bytes += size
             sender.window -= size
             self.send_window -= size
             self.sent_bytes += size
             if sender.guard.spent:
                 sender.guard.data_moved(FORGIVEN_PER_FRAME)
-            if end:
-                self._sending_ended()
-        else:
-            self._queue_data(data)
-            if end:
-                self.sending = False
-        return not self.waiting_bytes
+            return True
+        self._queue_data(data)
+        return False
 
     def send_trailers(self, trailers: HeaderBlock) -> None:
-        """End the answer with trailers, after all of its data. Trailers pass every window.
-
-        Raises:
-            LocalProtocolError: no head was sent yet, or the answer has ended.
-        """
+        """End the answer with trailers, after all of its data. Trailers pass every window; errors are those of :meth:`send_data`."""
         if not self._may_send():
             return
         if not self.head_sent:
@@ -292,9 +262,6 @@ class Stream:
 
         All bytes that ``on_data`` delivered must be given back once, even after the stream has ended: until then they
         count against the connection's window.
-
-        Raises:
-            LocalProtocolError: more is given back than was received.
         """
         credit = self._credit + count
         if credit + self.receive_window > self._initial_window:
@@ -326,12 +293,11 @@ class Stream:
 
     # --- between stream, sender and connection ---
 
-    def begin_turn(self, count: int) -> bool:
-        """Count ``count`` bytes of data as sent; returns whether they end the stream."""
+    def begin_turn(self, count: int) -> None:
+        """Count ``count`` bytes of data as sent."""
         self.send_window -= count
         self.waiting_bytes -= count
         self.sent_bytes += count
-        return not self.waiting_bytes and not self.sending and self._trailers is None
 
     def move_data(self, count: int, pieces: list[bytes | memoryview]) -> None:
         """Move ``count`` bytes of data from the queue to a list."""
@@ -348,13 +314,12 @@ class Stream:
                 return
 
     def queue_is_empty(self) -> None:
-        """All data was handed out: send the end, if it waited, and tell the receiver."""
+        """All data was handed out: send the trailers, if they waited, and tell the receiver."""
         self._queue = None
         receiver = self.receiver  # the stream has none when it has ended
         trailers, self._trailers = self._trailers, None
         if trailers is not None:
             self._sender.headers(self.id, trailers, ends=True)
-        if not self.sending:
             self._sending_ended()
         receiver.on_drained()
 
@@ -378,13 +343,6 @@ class Stream:
         self.waiting_bytes += view.nbytes
         self._sender.waiting_bytes += view.nbytes
         self._sender.enqueue(self)
-
-    def _end_without_data(self) -> None:
-        if self.waiting_bytes:
-            self.sending = False  # the last frame of the queue carries the end
-            return
-        self._sender.pieces.append(_HEADER.pack(0, frames.END_STREAM, self.id))
-        self._sending_ended()
 
     def _may_send(self) -> bool:
         """Whether the stream still exists.
@@ -455,13 +413,12 @@ class Sender:
 
     def headers(self, stream_id: int, block: HeaderBlock, *, ends: bool) -> None:
         """Append a header block."""
-        if block.fits and not self.block_prefix:
-            self.pieces.append(
-                b"".join((block.last if ends else block.first, frames.U32.pack(stream_id), block.encoded))
-            )
-            return
         prefix, self.block_prefix = self.block_prefix, b""
-        self.pieces.append(block.frames(stream_id, self.max_frame_bytes, ends=ends, prefix=prefix))
+        if prefix:
+            flags = frames.END_HEADERS | (frames.END_STREAM if ends else 0)
+            self.pieces.append(frames.frame(frames.HEADERS, flags, stream_id, prefix + block.encoded))
+            return
+        self.pieces.append(b"".join((block.last if ends else block.first, _U32.pack(stream_id), block.encoded)))
 
     def limit_table(self) -> None:
         """The peer's decoder has shrunk its dynamic table. We use none, and say so in the next block (RFC 7541 section 4.2)."""
@@ -505,17 +462,16 @@ class Sender:
                 made += self._send_turn(stream, turn_bytes if ready else max(turn_bytes, limit_bytes - made))
 
     def _send_turn(self, stream: Stream, limit_bytes: int) -> int:
-        """Send DATA frames of one stream, and its end if that was all; returns the bytes made."""
+        """Send DATA frames of one stream, and its trailers if that was all; returns the bytes made."""
         total = left = min(self.window, stream.send_window, stream.waiting_bytes, limit_bytes)
         self.window -= total
         self.waiting_bytes -= total
-        ends = stream.begin_turn(total)
+        stream.begin_turn(total)
         pieces, stream_id = self.pieces, stream.id
         while left:
             count = min(left, self.max_frame_bytes)
             left -= count
-            flags = frames.END_STREAM if ends and not left else 0
-            pieces.append(frames.HEADER.pack(count << 8, flags, stream_id))
+            pieces.append(_FRAME_HEADER.pack(count << 8, 0, stream_id))
             stream.move_data(count, pieces)
         self._views = True
         if self.guard.spent:

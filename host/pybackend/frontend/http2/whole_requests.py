@@ -24,9 +24,9 @@ _BEGINNING_BYTES: Final = 5
 """Length, type and flags of a frame."""
 
 _BLOCKS: Final = {
-    frames.HEADER.pack(size << 8 | frames.HEADERS, frames.END_HEADERS, 0)[:_BEGINNING_BYTES]: (
+    frames.FRAME_HEADER.pack(size << 8 | frames.HEADERS, frames.END_HEADERS, 0)[:_BEGINNING_BYTES]: (
         Struct(f">I{size}sIBI").unpack_from,
-        frames.HEADER_BYTES + size + frames.HEADER_BYTES,
+        frames.FRAME_HEADER_BYTES + size + frames.FRAME_HEADER_BYTES,
     )
     for size in range(1, _LONGEST_BLOCK_BYTES + 1)
 }
@@ -38,10 +38,10 @@ _UNPACK_UPDATE: Final = Struct(">IIBI").unpack_from
 _UNPACK_U32: Final = frames.U32.unpack_from
 _PACK_U32: Final = frames.U32.pack
 _STREAM_BITS, _LARGEST_WINDOW_BYTES = frames.STREAM_BITS, frames.LARGEST_WINDOW_BYTES
-_UPDATE_BYTES: Final = 4 + frames.HEADER_BYTES
+_UPDATE_BYTES: Final = 4 + frames.FRAME_HEADER_BYTES
 """The size of both, and of a whole WINDOW_UPDATE."""
 
-_CONNECTION_UPDATE: Final = frames.HEADER.pack(_WINDOW_WORD, 0, 0)
+_CONNECTION_UPDATE: Final = frames.FRAME_HEADER.pack(_WINDOW_WORD, 0, 0)
 
 
 class _Found(NamedTuple):
@@ -173,7 +173,7 @@ class WholeRequests:
         sender = self._core.sender
         stop = offset + _UPDATE_BYTES
         if stop <= len(data):
-            (more,) = _UNPACK_U32(data, offset + frames.HEADER_BYTES)
+            (more,) = _UNPACK_U32(data, offset + frames.FRAME_HEADER_BYTES)
             if 0 < more <= _LARGEST_WINDOW_BYTES - sender.window:
                 sender.window += more
                 sender.granted_window += more
@@ -183,7 +183,7 @@ class WholeRequests:
 
 def _kind(found: _Found, beginning: bytes, block_bytes: int) -> _Kind:
     """The kind of requests that begin like this one; the stream's number ends the header of each frame."""
-    ends = [frames.HEADER_BYTES, frames.HEADER_BYTES + block_bytes + frames.HEADER_BYTES]
+    ends = [frames.FRAME_HEADER_BYTES, frames.FRAME_HEADER_BYTES + block_bytes + frames.FRAME_HEADER_BYTES]
     if found.more:
         ends.append(ends[-1] + _UPDATE_BYTES)
     begins = [0, *ends[:-1]]

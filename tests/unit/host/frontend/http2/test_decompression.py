@@ -12,8 +12,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.frontend.http2.decompression import Decompressor
-from pybackend.frontend.http2.huffman import decode_huffman
+from pybackend.frontend.http2.decompression import Decompressor, decode_huffman
 
 LIST_BYTES = 4096
 TEXTS = st.one_of(st.sampled_from([b"a", b"b", b"te", b":path", b"", b"x" * 300]), st.binary(max_size=20))

@@ -55,6 +55,11 @@ def test_fields_that_must_not_be_sent(name, value):
         HeaderBlock([(b":status", b"200"), (name, value)])
 
 
+def test_a_block_fits_a_frame():
+    with pytest.raises(LocalProtocolError, match="does not fit a frame"):
+        HeaderBlock([(b"a", b"b" * 20_000)])
+
+
 def test_status_comes_first():
     with pytest.raises(LocalProtocolError):
         HeaderBlock([(b"x", b"y"), (b":status", b"200")])

@@ -71,11 +71,11 @@ def test_empty_answers_end_the_stream(server):
     server.stream(1).send_headers(HEAD, end=True)
     server.stream(3).send_headers(HEAD)
     server.stream(3).send_data(b"")
-    server.stream(3).send_data(b"", end=True)
+    server.stream(3).send_trailers(TRAILERS)
     assert [sent[:3] for sent in server.sent()] == [
         (HEADERS, END_HEADERS | END_STREAM, 1),
         (HEADERS, END_HEADERS, 3),
-        (DATA, END_STREAM, 3),
+        (HEADERS, END_HEADERS | END_STREAM, 3),
     ]
     assert server.connection.streams == {}
 
@@ -86,11 +86,11 @@ def test_the_end_waits_for_data_that_waits(server):
     server.stream(3).send_headers(HEAD)
     assert not server.stream(3).send_data(b"hell")
     server.output()
-    assert not server.stream(3).send_data(b"", end=True)
+    server.stream(3).send_trailers(TRAILERS)
     assert server.stream(3).state == StreamState.CLOSED
     assert sorted(server.connection.streams) == [1, 3]
     server.receive(frame(WINDOW_UPDATE, 0, 3, u32(20)))
-    assert server.sent()[-1] == (DATA, END_STREAM, 3, b"l")
+    assert server.sent() == [(DATA, 0, 3, b"l"), (HEADERS, END_HEADERS | END_STREAM, 3, TRAILERS.encoded)]
     assert sorted(server.connection.streams) == [1]
 
 
@@ -106,8 +106,8 @@ def _begin(stream):
         ([_begin], lambda stream: stream.send_headers(HEAD)),
         ([_begin], lambda stream: stream.respond(HEAD, b"", TRAILERS)),
         ([_begin, lambda stream: stream.send_trailers(TRAILERS)], lambda stream: stream.send_data(b"x")),
-        ([_begin, lambda stream: stream.send_data(b"", end=True)], lambda stream: stream.send_trailers(TRAILERS)),
-        ([_begin, lambda stream: stream.send_data(b"", end=True)], lambda stream: stream.send_headers(HEAD)),
+        ([_begin, lambda stream: stream.send_trailers(TRAILERS)], lambda stream: stream.send_trailers(TRAILERS)),
+        ([_begin, lambda stream: stream.send_trailers(TRAILERS)], lambda stream: stream.send_headers(HEAD)),
         ([], lambda stream: stream.give_back(1)),
     ],
     ids=[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.frontend.http2 import AnswerForm, Config, HeaderBlock, LocalProtocolError, RemoteProtocolError
+from pybackend.frontend.http2 import AnswerForm, Config, HeaderBlock, RemoteProtocolError
 from tests.support import http2
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, Server
 
@@ -266,15 +266,3 @@ def test_an_answer_in_a_form_waits_for_nothing():
     server.output()
     server.receive(http2.settings(id_1=0))  # the next block must say that it uses no table
     assert not server.stream(5).respond_in(form, 3, (b"two",))
-
-
-@pytest.mark.parametrize(
-    ("head", "trailers"),
-    [
-        (HeaderBlock([(b"a", b"b" * 20_000)]), http2.TRAILERS),
-        (http2.HEAD, HeaderBlock([(b"a", b"b" * 20_000)])),
-    ],
-)
-def test_what_is_no_form(head, trailers):
-    with pytest.raises(LocalProtocolError):
-        AnswerForm(head, b"", trailers)

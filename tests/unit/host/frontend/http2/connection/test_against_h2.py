@@ -162,12 +162,11 @@ class Talk:
     def finish(self, number, with_trailers):
         call = self._call(number)
         if call is not None and call.stream.sending:
+            is_empty = not call.stream.head_sent and not with_trailers
             if not call.stream.head_sent:
-                call.stream.send_headers(HEAD)
-            if with_trailers:
+                call.stream.send_headers(HEAD, end=is_empty)
+            if not is_empty:
                 call.stream.send_trailers(TRAILERS)
-            else:
-                call.stream.send_data(b"", end=True)
             self.finished.add(call.stream.id)
 
     def respond(self, number, size):

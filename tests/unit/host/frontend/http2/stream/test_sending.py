@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.frontend.http2 import HeaderBlock
 from tests.support.http2 import (
-    CONTINUATION,
     DATA,
     HEAD,
     HEADERS,
@@ -66,7 +64,7 @@ def test_a_small_answer_overtakes_a_large_one():
     server = _server()
     server.stream(1).send_data(memoryview(bytes(500_000)))
     server.output(20_000)
-    server.stream(3).send_data(b"small", end=True)
+    server.stream(3).send_data(b"small")
     assert (3, 5) in _order(server, 20_000)
 
 
@@ -179,22 +177,6 @@ def test_the_last_of_repeated_windows_holds():
     server.stream(1).send_headers(HEAD)
     server.stream(1).send_data(bytes(100))
     assert _order(server) == [(1, 5)]
-
-
-def test_a_long_head_is_continued():
-    server = Server()
-    server.receive(headers(1))
-    block = HeaderBlock([(b":status", b"200"), (b"x", b"y" * 40_000)])
-    server.stream(1).respond(block, b"body", TRAILERS)
-    sent = server.sent()
-    assert [(one.kind, one.flags) for one in sent] == [
-        (HEADERS, 0),
-        (CONTINUATION, 0),
-        (CONTINUATION, 4),
-        (DATA, 0),
-        (HEADERS, 5),
-    ]
-    assert b"".join(one.payload for one in sent[:3]) == block.encoded
 
 
 def test_nothing_to_take():

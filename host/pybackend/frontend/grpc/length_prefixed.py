@@ -1,4 +1,4 @@
-"""Messages in the data of a stream: a flag, a length, and as many bytes, perhaps compressed."""
+"""Length-prefixed messages in the data of a stream: a flag, a length, and as many bytes, perhaps compressed."""
 
 from __future__ import annotations
 
@@ -44,31 +44,11 @@ def too_large_error(nbytes: int, most_bytes: int, refusal: CallError | None = No
 
 
 class MessageReader:
-    """Cuts the data of one stream into messages.
-
-    Args:
-        encoding: value of ``grpc-encoding``: one of :data:`ENCODINGS`.
-        limits: bound of decompressed messages.
-        most_bytes: bound of messages, before and after decompression.
-        refusal: the error for larger ones; None for the usual one.
+    """Cuts the data of one stream into messages, of which none may be larger than a bound, before and after decompression.
 
     Attributes:
         held_bytes: bytes that were fed and not yet returned.
     """
-
-    __slots__ = (
-        "_at",
-        "_encoding",
-        "_head",
-        "_inflated",
-        "_inflater",
-        "_inflating_bytes",
-        "_limits",
-        "_most_bytes",
-        "_parts",
-        "_refusal",
-        "held_bytes",
-    )
 
     def __init__(
         self,
@@ -81,7 +61,7 @@ class MessageReader:
         self._limits = limits
         self._most_bytes = most_bytes
         self._refusal = refusal
-        self._head: bytes | memoryview | bytearray = b""
+        self._first: bytes | memoryview | bytearray = b""
         self._at = 0
         self._parts: list[bytes | memoryview | bytearray] = []
         self._inflater: Inflater | None = None
@@ -111,30 +91,26 @@ class MessageReader:
 
     def compact(self) -> None:
         """Copy what has arrived of a message if it is short: a view would keep all bytes that were received with it."""
-        if type(self._head) is memoryview and len(self._head) - self._at < _JOINED_BYTES:
-            self._head, self._at = bytes(self._head[self._at :]), 0
+        if type(self._first) is memoryview and len(self._first) - self._at < _JOINED_BYTES:
+            self._first, self._at = bytes(self._first[self._at :]), 0
         if self._parts and type(self._parts[-1]) is memoryview and len(self._parts[-1]) < _JOINED_BYTES:
             self._parts[-1] = bytes(self._parts[-1])
 
     def clear(self) -> None:
         """Drop everything: no message is read any more."""
-        self._head, self._at, self.held_bytes, self._inflater = b"", 0, 0, None
+        self._first, self._at, self.held_bytes, self._inflater = b"", 0, 0, None
         self._parts.clear()
 
     def take_large(self, least_bytes: int) -> tuple[int, list[bytes | memoryview | bytearray]] | None:
-        """Take what has arrived of the next message if it is large and not compressed.
+        """Take what has arrived of the next message if it is larger than that, and not compressed; others are left to :meth:`next`.
 
-        Args:
-            least_bytes: messages up to this size are left to :meth:`next`.
-
-        Returns:
-            The message's size, and its first bytes: all that were held, unless another message follows them.
+        Returns the message's size, and its first bytes: all that were held, unless another message follows them.
         """
         if self.held_bytes <= PREFIX_BYTES or self._inflater is not None:
             return None
-        if len(self._head) - self._at < PREFIX_BYTES:
+        if len(self._first) - self._at < PREFIX_BYTES:
             self._join()
-        flag, size = PREFIX.unpack_from(self._head, self._at)
+        flag, size = PREFIX.unpack_from(self._first, self._at)
         if flag or not least_bytes < size <= LARGEST_MESSAGE_BYTES:
             return None
         if self.held_bytes > PREFIX_BYTES + size:
@@ -143,25 +119,23 @@ class MessageReader:
         if self.held_bytes > PREFIX_BYTES + size:
             self._at = begin + size
             self.held_bytes -= PREFIX_BYTES + size
-            return size, [memoryview(self._head)[begin : self._at]]
-        pieces = [memoryview(self._head)[begin:], *self._parts]
+            return size, [memoryview(self._first)[begin : self._at]]
+        pieces = [memoryview(self._first)[begin:], *self._parts]
         self.clear()
         return size, pieces
 
     def next(self) -> bytes | None:
         """The next message, decompressed; None if it is not complete, or if :attr:`is_inflating` is true afterwards.
 
-        Raises:
-            CallError: the message is too large, or cannot be decompressed.
-            InferenceError: INVALID_ARG; it is too large after decompression.
+        A CallError or InferenceError if it is too large, or cannot be decompressed.
         """
         if self._inflater is not None:
             return self._inflate(self._inflater)
         if self.held_bytes < PREFIX_BYTES:
             return None
-        if len(self._head) - self._at < PREFIX_BYTES:
+        if len(self._first) - self._at < PREFIX_BYTES:
             self._join()
-        flag, size = PREFIX.unpack_from(self._head, self._at)
+        flag, size = PREFIX.unpack_from(self._first, self._at)
         if flag > 1:
             raise CallError(GrpcStatus.INTERNAL, f"a message has the flag {flag}; it is 0, or 1 for a compressed one")
         if size > self._most_bytes:
@@ -171,23 +145,23 @@ class MessageReader:
         if flag:
             self._inflater = self._begin_inflation(size)
             return self._inflate(self._inflater)
-        if len(self._head) - self._at < PREFIX_BYTES + size:
+        if len(self._first) - self._at < PREFIX_BYTES + size:
             self._join()
         begin = self._at + PREFIX_BYTES
         self._at = begin + size
         self.held_bytes -= PREFIX_BYTES + size
-        message = self._head[begin : self._at]
+        message = self._first[begin : self._at]
         if not self.held_bytes:
-            self._head, self._at = b"", 0
+            self._first, self._at = b"", 0
         return bytes(message)
 
     def _join(self) -> None:
         """Make one piece of all: called only when a whole message, or its prefix, has arrived."""
-        if self._at == len(self._head) and len(self._parts) == 1:
-            self._head = self._parts.pop()
+        if self._at == len(self._first) and len(self._parts) == 1:
+            self._first = self._parts.pop()
         else:
-            rest = memoryview(self._head)[self._at :]
-            self._head = b"".join((rest, *self._parts))
+            rest = memoryview(self._first)[self._at :]
+            self._first = b"".join((rest, *self._parts))
             self._parts = []
         self._at = 0
 
@@ -202,10 +176,10 @@ class MessageReader:
         self._at += PREFIX_BYTES
         used = 0
         while size:
-            if self._at == len(self._head):
-                self._head, self._at = self._parts[used], 0
+            if self._at == len(self._first):
+                self._first, self._at = self._parts[used], 0
                 used += 1
-            view = memoryview(self._head)[self._at : self._at + size]
+            view = memoryview(self._first)[self._at : self._at + size]
             inflater.feed(view)
             self._at += len(view)
             size -= len(view)
@@ -229,5 +203,5 @@ class MessageReader:
         self._inflater = None
         self.held_bytes -= self._inflating_bytes
         if not self.held_bytes:
-            self._head, self._at = b"", 0
+            self._first, self._at = b"", 0
         return message

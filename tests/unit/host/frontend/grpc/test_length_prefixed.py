@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.errors import CallError
-from pybackend.frontend.grpc.framing import MessageReader
+from pybackend.frontend.grpc.length_prefixed import MessageReader
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.protocol.limits import BodyLimits
 from tests.support.grpc_calls import framed
