@@ -9,9 +9,18 @@ import threading
 from collections import deque
 from typing import Any, Deque, Dict, List, Sequence, Tuple
 
-from pybackend_wire.codec import JSON, Codec, available, decode_frame, encode_frame
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
-from pybackend_wire.framing import MOST_DESCRIPTORS, UNLIMITED, Frame, FrameDecoder
+from pybackend_wire.framing import (
+    JSON,
+    MOST_DESCRIPTORS,
+    UNLIMITED,
+    Codec,
+    Frame,
+    FrameDecoder,
+    available,
+    decode_frame,
+    encode_frame,
+)
 from pybackend_wire.host_messages import FromHost, decoded
 from pybackend_wire.messages import PROTOCOL_VERSION, Failure
 from pybackend_wire.stub_messages import Failed, FromStub, Hello, encoded

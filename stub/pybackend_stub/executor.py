@@ -220,17 +220,14 @@ class OnceExecutor(ModelExecutor):
                 if result.error is not None or result.parameters is not None:
                     text += text_length(result)
                     if type(response._error) is Unanswered:
-                        self._log_unanswered(response._error, execution, request)
+                        unanswered = response._error.message()
+                        self._errors.write(unanswered, TritonModelException(unanswered), execution, _ids_of([request]))
                 results.append(result)
             places: Sequence[int] = rescheduled(requests, responses) if self._reschedules else ()
             if refused:
                 places = [requests[place]._key[1] for place in places]
                 results = _spread(requests, results, refused)
             return self._add(execution, began_ns, start_ns, end_ns, results, text, places)
-
-    def _log_unanswered(self, error: Unanswered, execution: int, request: InferenceRequest) -> None:
-        text = error.message()
-        self._errors.write(text, TritonModelException(text), execution, _ids_of([request]))
 
 
 class StreamExecutor(ModelExecutor):

@@ -21,11 +21,11 @@ from pybackend_stub.executor import ModelExecutor, executor_of
 from pybackend_stub.host_calls import HostCalls, ModelControl, StubMetrics
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.model_calls import ModelCalls
+from pybackend_stub.process import tell_stacks
 from pybackend_stub.receiver import Receiver
 from pybackend_stub.responder import Responder
 from pybackend_stub.results import AnswerQueue, ResultWriter, UnknownOutputs
 from pybackend_stub.runtime import StubRuntime
-from pybackend_stub.stacks import tell_stacks
 from pybackend_stub.tensor_io import OutputWriter, TensorReader
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import (

@@ -3,7 +3,7 @@
 import os
 from contextlib import suppress
 from functools import partial
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 import numpy as np
 
@@ -44,7 +44,12 @@ class StubLoop:
         self._memory = StubMemory(self._input_released)
         self._instance = ModelInstance(channel, self._memory, self._errors)
         self._answers = self._instance.answers
-        self._receiver = Receiver(channel, self._instance.handle, self._hand_back, WaitingCore(self._memory))
+        self._receiver = Receiver(
+            channel,
+            self._instance.handle,
+            lambda executions: channel.say(HandedBack(executions)),
+            WaitingCore(self._memory),
+        )
         attendant = Attendant(nudges, self._receiver)
         attendant.on_nudge = self._answers.on_nudge
         self._receiver.on_need(attendant.wake)
@@ -81,9 +86,6 @@ class StubLoop:
             self._return_inputs()
             work = self._receiver.next_work()
         return work
-
-    def _hand_back(self, executions: "List[int]") -> None:
-        self._channel.say(HandedBack(executions))
 
     def _load(self, load: Load) -> bool:
         self._channel.use_codec(load.codec)

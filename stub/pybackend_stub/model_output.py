@@ -63,13 +63,6 @@ def _trace_id(context: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def _about() -> "Tuple[str, str]":
-    about = ABOUT.get()
-    if about is None and EXECUTING.requests and threading.get_ident() == threading.main_thread().ident:
-        about = ids_of(EXECUTING.requests)
-    return about or NOTHING
-
-
 def open_output() -> None:
     """Make printed lines appear at once and send records the same way; called once, at the start."""
     global _records  # standard output is one per process too
@@ -91,7 +84,10 @@ def write_record(level: int, file: str, line: int, message: str, failure: int = 
     if _records is None:
         return False
     name = printable(os.path.basename(file))
-    ids, traces = _about()
+    about = ABOUT.get()
+    if about is None and EXECUTING.requests and threading.get_ident() == threading.main_thread().ident:
+        about = ids_of(EXECUTING.requests)
+    ids, traces = about or NOTHING
     about = printable(ids), traces
     for piece in encode_record(
         os.getpid(), threading.get_ident(), level, name, line, printable(message), failure, about

@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_stub.process import be_called, bear_mark, die_with_host, show_memory, tidy_memory
-from pybackend_wire.codec import JSON, encode_frame
+from pybackend_wire.framing import JSON, encode_frame
 from pybackend_wire.host_messages import Finalize, encoded
 from pybackend_wire.zygote import MOST_BYTES, SPARE_NAME, ZYGOTE_NAME, Fork, Forked, packed, unpacked_fork
 
@@ -94,7 +94,8 @@ class Zygote:
             signal.signal(number, signal.SIG_IGN)
         try:
             self._warm_up()
-            failure = _reason_not_to_fork()
+            threads = len(os.listdir("/proc/self/task")) - 1
+            failure = f"its modules have started {threads} threads, which forks would lack" if threads else ""
         except Exception as error:  # noqa: BLE001  any error of a module: its instances start without a zygote
             failure = f"{type(error).__name__}: {error}"
         if failure:
@@ -307,11 +308,6 @@ def _tell(writing: int, what: bytes) -> None:
     """Write to the zygote; if it has died, nobody needs to know."""
     with suppress(BrokenPipeError):
         os.write(writing, what)
-
-
-def _reason_not_to_fork() -> str:
-    threads = len(os.listdir("/proc/self/task"))
-    return "" if threads == 1 else f"its modules have started {threads - 1} threads, which forks would lack"
 
 
 def _thread_count() -> int:

@@ -79,20 +79,16 @@ class Zygote:
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             socket.send_fds(self._socket, [packet], [ends.socket, ends.nudges, ends.output])
-            return self._adopted(await self._answered(number, FORK_LIMIT_S), mark)
+            process = AdoptedProcess(await self._answered(number, FORK_LIMIT_S))
+            if mark and mark_of(process.pid) not in {mark, self._mark}:
+                raise ProcessLookupError(process.pid)  # the zygote has named a process that is not its own
+            return process
         except ProcessLookupError:
             raise ZygoteError("made a process that is not a child of the server") from None
         except OSError as error:
             raise ZygoteError(f"does not accept requests: {error.strerror}") from error
         finally:
             self._asked.pop(number, None)
-
-    def _adopted(self, pid: int, mark: int) -> AdoptedProcess:
-        """Adopt the process with the given id, after checking that it is the zygote's and not another one."""
-        process = AdoptedProcess(pid)
-        if mark and mark_of(pid) not in {mark, self._mark}:
-            raise ProcessLookupError(pid)
-        return process
 
     def _check_confined(self) -> None:
         if self._confinement is None or self._entry is None:

@@ -197,8 +197,10 @@ class ModelSandbox:
             self._sandbox.make_caches()
         if own_user or self.level == STRICT:
             try:
-                maker = self._sandbox.scratch.make if self._domain is None else self._domain.make_scratch
-                scratch = maker(uid, gid)
+                if self._domain is None:
+                    scratch = str(self._sandbox.scratch.make(owner=(uid, gid)))
+                else:
+                    scratch = self._domain.make_scratch(uid, gid)
             except OSError as error:
                 raise ModelLoadError(
                     f"cannot create a private directory for model '{self._name}': {error.strerror or error}",
@@ -402,7 +404,7 @@ class ModelSandbox:
         confinement = instance.confinement
         gone = end_processes_of(confinement.uid, confinement.gid) if instance.exclusive else True
         if instance.scratch:
-            self._sandbox.scratch.remove(instance.scratch)
+            self._sandbox.scratch.remove(Path(instance.scratch))
         if instance.exclusive and gone:
             self._users.give_back(confinement.uid)
 

@@ -14,7 +14,7 @@ from pybackend.environment.environment import Environment
 from pybackend.errors import ModelConfigError
 from pybackend.sandbox.file_rules import ServerPlaces, exposed, usual_caches
 from pybackend.sandbox.options import SandboxOptions, raised_limit, rank
-from pybackend.sandbox.runtime_directory import ScratchDirectories, scratch_places
+from pybackend.sandbox.runtime_directory import RuntimeDirectory, scratch_places
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.users import UserRange
 from pybackend.settings import SandboxSettings
@@ -44,10 +44,10 @@ class Sandbox:
     ) -> None:
         self.settings = settings
         self.users = UserRange()
-        self.scratch = ScratchDirectories(scratch_places(bundle.parent))
+        self.scratch = RuntimeDirectory(scratch_places(bundle.parent))
         self.places = ServerPlaces(
             repositories=tuple(os.path.realpath(path) for path in repositories),
-            private=(str(bundle.parent), *self.scratch.places),
+            private=(str(bundle.parent), *map(str, self.scratch.places)),
             bundle=str(bundle),
             home=_home(),
             working_directory=os.getcwd(),

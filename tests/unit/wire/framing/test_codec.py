@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend_wire.codec import JSON, available, decode_frame, encode_frame
 from pybackend_wire.errors import LocalProtocolError, RemoteProtocolError
-from pybackend_wire.framing import MAX_METADATA_BYTES, Frame, FrameDecoder
+from pybackend_wire.framing import JSON, MAX_METADATA_BYTES, Frame, FrameDecoder, available, decode_frame, encode_frame
 from pybackend_wire.messages import Failure, RequestResult, StubMessage, TensorPlace
 
 CODECS = available()
