@@ -86,7 +86,7 @@ class HostChannel:
                 # A thread asleep in recvmsg also wakes whenever the host reads what was sent; one in poll sleeps on.
                 self._poll.poll()
                 count, ancillary, _, _ = self._socket.recvmsg_into(
-                    [self._decoder.room()], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                    [self._decoder.get_buffer()], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
             except ConnectionResetError:  # the host closed its end without reading everything
                 raise HostGone from None

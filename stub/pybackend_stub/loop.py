@@ -1,4 +1,4 @@
-"""The stub's main loop: receive, dispatch, answer. It knows messages and leaves the model to the instance."""
+"""The stub's main loop: receive, act, answer. It knows messages and leaves the model to the instance."""
 
 import os
 from contextlib import suppress

@@ -121,9 +121,9 @@ def _write(descriptor: int, piece: bytes) -> bool:
         except BlockingIOError:  # the model or a library made the pipe non-blocking, but a record must wait
             import select
 
-            room = select.poll()
-            room.register(descriptor, select.POLLOUT)
-            room.poll()
+            writable = select.poll()
+            writable.register(descriptor, select.POLLOUT)
+            writable.poll()
         except OSError:  # nothing reads the pipe any more: the host is about to end this process
             return False
 

@@ -49,17 +49,17 @@ def frame_header(metadata_bytes: int, tail_bytes: int) -> bytes:
     return HEADER.pack(metadata_bytes, tail_bytes)
 
 
-def _room(size: int) -> bytearray:
+def _uninitialised(size: int) -> bytearray:
     """Return that many uninitialised bytes; unlike the zeroed ones of ``bytearray(size)``, unused pages take no memory.
 
     There are two of these buffers for each stub.
     """
-    room: bytearray = _new_bytearray(None, size)
-    return room
+    octets: bytearray = _new_bytearray(None, size)
+    return octets
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames. Read into :meth:`room`, then pass the count to :meth:`received`.
+    """Cuts a byte stream into frames. Read into :meth:`get_buffer`, then pass the count to :meth:`received`.
 
     Memory: one buffer that grows to the largest frame seen and shrinks back once that frame has been returned.
     """
@@ -73,7 +73,7 @@ class FrameDecoder:
         self._max_metadata_bytes = max_metadata_bytes
         self._max_tail_bytes = max_tail_bytes
         self._read_bytes = read_bytes
-        self._buffer = _room(read_bytes)
+        self._buffer = _uninitialised(read_bytes)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -83,12 +83,12 @@ class FrameDecoder:
         """Bytes received that do not yet make a whole frame."""
         return self._end - self._start
 
-    def room(self) -> memoryview:
+    def get_buffer(self) -> memoryview:
         """Return the buffer for the next bytes of the stream; never empty."""
         return self._view[self._end :] if self._end else self._view
 
     def received(self, count: int) -> "List[Frame]":
-        """Process ``count`` bytes that were read into :meth:`room`, and return the frames that they complete.
+        """Process ``count`` bytes that were read into :meth:`get_buffer`, and return the frames that they complete.
 
         Raises RemoteProtocolError if a header announces more than the limits allow.
         """
@@ -121,7 +121,7 @@ class FrameDecoder:
         size = max(self._read_bytes, needed)
         rest = bytes(self._view[self._start : self._end])
         if len(self._buffer) != size:
-            self._buffer = _room(size)
+            self._buffer = _uninitialised(size)
             self._view = memoryview(self._buffer)
         self._view[:left] = rest
         self._start, self._end = 0, left

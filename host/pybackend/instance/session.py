@@ -50,7 +50,7 @@ Handler = Callable[[Any, bytes], None]
 """Takes a message, and the tail of the frame that it came with."""
 
 
-class MessageDispatch:
+class MessageHandlers:
     """Hands each message of a stub to the part of the host that it concerns, if the stub may send it now.
 
     Args:
@@ -165,15 +165,15 @@ class StubSession:
         self.stacks = StubStacks(self._progress, process.ask_for_stacks)
         self._terminal_line: TerminalLine | None = None
         self._life = life = StubLife(settings.model.instance_name)
-        dispatch = MessageDispatch(life, self._on_life)
-        self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
+        message_handlers = MessageHandlers(life, self._on_life)
+        self.channel = channel = StubChannel(loop, process.socket, message_handlers.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
         self.outputs = outputs = OutputMemory(
             channel, settings.output_memory_limit_bytes, settings.disconnect_slow_clients, settings.budget
         )
         self.caller = caller = CallingStub(settings, instance, lease_input, channel, life, inputs, outputs, find_trace)
         self.readiness = readiness = ReadinessProbe()
-        dispatch.connect(
+        message_handlers.connect(
             outputs,
             {
                 **handlers,

@@ -192,7 +192,7 @@ class PythonModel(Model):
             planned = await VersionLoader(self._source, self._host, self._processes).open()
             if self.sandbox is None:
                 return Rehearsal(max(1, len(planned)), self.environment, None, {})
-            missing = self.sandbox.of_instance(0).confinement.left_out
+            missing = self.sandbox.of_instance(0).confinement.missing
             return Rehearsal(max(1, len(planned)), self.environment, self.sandbox.level, missing)
         finally:
             await self._processes.close()

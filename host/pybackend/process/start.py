@@ -37,19 +37,19 @@ def process_variables(environment: Environment, host: Mapping[str, str] = os.env
 _MOST_SAID_BYTES = 64 * 1024
 
 
-class Entry:
+class SandboxReport:
     """The report of the host's own Python about a process's sandbox, from before it became an environment's Python."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
-        self._report: dict[str, str] = {}
+        self._layers: dict[str, str] = {}
         self._failure = ""
 
     @property
-    def report(self) -> dict[str, str]:
+    def layers(self) -> dict[str, str]:
         """By layer the reason why it is not in force; complete once the process has sent a message or has ended."""
         self._read()
-        return self._report
+        return self._layers
 
     @property
     def failure(self) -> str:
@@ -75,7 +75,7 @@ class Entry:
         self._pipe = -1
         for line in text.splitlines():
             said = json.loads(line)
-            self._report = said.get("report", self._report)
+            self._layers = said.get("report", self._layers)
             self._failure = said.get("failure", self._failure)
 
 
@@ -98,7 +98,7 @@ class Started:
     """A process, and the report of the program that confined it; None if it confines itself or is not confined."""
 
     process: subprocess.Popen[bytes]
-    entry: Entry | None
+    report: SandboxReport | None
 
 
 def is_entered(environment: Environment, confinement: Confinement | None) -> bool:
@@ -132,7 +132,7 @@ def start_process(
         raise
     finally:
         os.close(writing)
-    return Started(process, Entry(reading))
+    return Started(process, SandboxReport(reading))
 
 
 def _popen(
@@ -161,7 +161,7 @@ def entered_command(
     """Wrap a command, and its variables, so that the process is confined before it becomes the command.
 
     Args:
-        pipe: for the report; see :class:`Entry`.
+        pipe: for the report; see :class:`SandboxReport`.
     """
     enter = bundle / "pybackend_stub" / "sandbox" / "enter.py"
     kept = ",".join(map(str, inherited))

@@ -48,7 +48,7 @@ class Zygote:
     ) -> None:
         self.is_gone = False
         self._process = started.process
-        self._entry = started.entry
+        self._sandbox_report = started.report
         self._mark = mark
         self._confinement = confinement
         self._socket = sock
@@ -91,9 +91,9 @@ class Zygote:
             self._asked.pop(number, None)
 
     def _check_confined(self) -> None:
-        if self._confinement is None or self._entry is None:
+        if self._confinement is None or self._sandbox_report is None:
             return
-        report = self._entry.report
+        report = self._sandbox_report.layers
         if not report:
             raise ZygoteError("is not confined")
         wrong = contradictions(self.pid, self._confinement, report, 1)
@@ -153,9 +153,9 @@ class Zygote:
         close(self._socket)
         self._process.kill()
         self._process.wait()
-        if self._entry is not None:
-            self._entry.end()
-            why = f"was not started: {self._entry.failure}" if self._entry.failure else why
+        if self._sandbox_report is not None:
+            self._sandbox_report.end()
+            why = f"was not started: {self._sandbox_report.failure}" if self._sandbox_report.failure else why
         self._output.finish()
         for future in self._asked.values():
             if not future.done():

@@ -16,8 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.sandbox.file_rules import contains
-from pybackend.sandbox.reach import (
+from pybackend.sandbox.file_access import (
     Account,
     Obstacle,
     is_enforced,
@@ -26,6 +25,7 @@ from pybackend.sandbox.reach import (
     obstacle_below,
     obstacle_on_way,
 )
+from pybackend.sandbox.file_rules import contains
 from pybackend_wire.confinement import STRICT
 
 

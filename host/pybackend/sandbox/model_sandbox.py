@@ -187,9 +187,9 @@ class ModelSandbox:
         return os.geteuid() == 0 and self._options.uid != HOST_UID
 
     def _make(self) -> InstanceSandbox:
-        left_out: dict[str, str] = {}
+        missing: dict[str, str] = {}
         scratch = ""
-        user, uid, gid = self._user(left_out)
+        user, uid, gid = self._user(missing)
         if not self._instances:  # once per version
             warn_of_closed_files(self._name, self._reach, user, follows_links=self.level == STANDARD)
         own_user = uid != _NOT_CHANGED
@@ -207,14 +207,14 @@ class ModelSandbox:
                     ErrorCode.UNAVAILABLE,
                 ) from error
         if self.level == STANDARD and self._sandbox.exposed:
-            left_out["neighbours"] = self._sandbox.exposed
-        confinement = self._confinement(uid, gid, scratch, left_out)
+            missing["neighbours"] = self._sandbox.exposed
+        confinement = self._confinement(uid, gid, scratch, missing)
         self._confined = confinement
         if self._domain is not None:
             self._domain.add(self, confinement)
         return InstanceSandbox(self, confinement, self._domain, exclusive=own_user and self._options.uid is None)
 
-    def _user(self, left_out: dict[str, str]) -> tuple[ProcessUser, int, int]:
+    def _user(self, missing: dict[str, str]) -> tuple[ProcessUser, int, int]:
         """Return its user with the numbers to change to; it stays the server's if the level allows no other.
 
         Raises ModelLoadError if no user that it could have reaches its files, or there is none for it.
@@ -228,7 +228,7 @@ class ModelSandbox:
         except NoUsersError as error:
             if isinstance(error, UsersNotMappedError) and self.level != STRICT:
                 check_reach(self._name, self._reach, unchanged[0])
-                left_out["uid"] = str(error)
+                missing["uid"] = str(error)
                 return unchanged
             raise ModelLoadError(
                 f"model '{self._name}' cannot have its own user: {error}. Set parameters SANDBOX_UID: \"host\" to let it "
@@ -247,7 +247,7 @@ class ModelSandbox:
             raise
         if reason:
             self._users.give_back(uid)
-            left_out["uid"] = reason
+            missing["uid"] = reason
             return unchanged
         return separate, uid, gid
 
@@ -263,7 +263,7 @@ class ModelSandbox:
     def _users(self) -> UserRange | TrustDomain:
         return self._sandbox.users if self._domain is None else self._domain
 
-    def _confinement(self, uid: int, gid: int, scratch: str, left_out: dict[str, str]) -> Confinement:
+    def _confinement(self, uid: int, gid: int, scratch: str, missing: dict[str, str]) -> Confinement:
         options, strict, own_user = self._options, self.level == STRICT, uid != _NOT_CHANGED
         may = permissions(self.level, options)
         places = ModelPlaces(
@@ -284,7 +284,7 @@ class ModelSandbox:
             paths=resolved(strict_rules(server, places) if strict else standard_rules(server, places, as_root=as_root)),
             limits=resource_limits(self.level, options, own_user=own_user),
             variables=self._variables(scratch, strict=strict),
-            left_out=left_out,
+            missing=missing,
             required=self._required(own_user=own_user),
             uid=uid,
             gid=gid,
@@ -295,7 +295,7 @@ class ModelSandbox:
             changes_modes=own_user or not strict,
             oom_score_adj=_OOM_SCORE_ADJ,
             scrubbed=strict,
-            canary="" if left_out.get("neighbours") else self._sandbox.canary(),
+            canary="" if missing.get("neighbours") else self._sandbox.canary(),
         )
 
     def _required(self, *, own_user: bool) -> list[str]:

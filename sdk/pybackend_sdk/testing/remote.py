@@ -214,7 +214,7 @@ class RemoteProcess(ModelProcess):
             if process.socket.fileno() not in ready:
                 continue
             try:
-                received = process.socket.recv_into(decoder.room())
+                received = process.socket.recv_into(decoder.get_buffer())
             except OSError:
                 received = 0
             if not received:

@@ -47,7 +47,7 @@ def confine(
     """
     if len(os.listdir("/proc/self/task")) != 1:
         raise ConfinementError("a process can only be confined while it has one thread")
-    report = _Report(confinement.left_out)
+    report = _Report(confinement.missing)
     report.layer("descriptors", lambda: _close_others({0, 1, 2, *keep}))
     if confinement.umask >= 0:
         os.umask(confinement.umask)

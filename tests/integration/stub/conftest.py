@@ -66,7 +66,7 @@ class PlayedHost:
     def hear(self) -> list:
         """The next message; waits for it."""
         while not self._heard:
-            count = self.socket.recv_into(self._decoder.room())
+            count = self.socket.recv_into(self._decoder.get_buffer())
             assert count, f"the stub has gone: {self.process.stdout.read().decode()}"
             for frame in self._decoder.received(count):
                 self._heard.extend(decode_frame(JSON, frame))

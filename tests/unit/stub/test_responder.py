@@ -48,7 +48,7 @@ def stub():
         """The messages of the next frame."""
         frames = []
         while not frames:
-            frames = decoder.received(host.recv_into(decoder.room()))
+            frames = decoder.received(host.recv_into(decoder.get_buffer()))
         return json.loads(frames[0].metadata)
 
     def flow(allowed):

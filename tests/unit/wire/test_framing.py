@@ -32,7 +32,7 @@ def fed(decoder, data, cuts=()):
     for begin, end in pairwise(edges):
         piece = memoryview(data)[begin:end]
         while piece:
-            room = decoder.room()
+            room = decoder.get_buffer()
             assert len(room) > 0
             count = min(len(room), len(piece))
             room[:count] = piece[:count]
@@ -104,7 +104,7 @@ def test_buffer_shrinks_back():
     decoder = FrameDecoder(read_bytes=1024)
     fed(decoder, frame_header(0, 10_000_000) + bytes(10_000_000))
     fed(decoder, frame_header(0, 10) + bytes(10))
-    assert len(decoder.room()) <= 1024
+    assert len(decoder.get_buffer()) <= 1024
 
 
 def test_tails_are_private_and_writable():

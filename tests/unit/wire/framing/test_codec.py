@@ -25,7 +25,7 @@ def through(codec, messages, tail=()):
     """Messages, and the tail, on the other side."""
     data = encode_frame(codec, messages, tail)
     decoder = FrameDecoder(read_bytes=len(data) + 8)
-    decoder.room()[: len(data)] = data
+    decoder.get_buffer()[: len(data)] = data
     (frame,) = decoder.received(len(data))
     return decode_frame(codec, frame), frame.tail
 
