@@ -121,21 +121,6 @@ class Ending(NamedTuple):
     status: Optional[int]
     left: int
 
-    def to_json(self) -> str:
-        return json.dumps(self._asdict(), separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: "Any") -> "Ending":
-        """Decode the result of :meth:`to_json`. Raises ValueError if the text is something else."""
-        document = json.loads(text)
-        try:
-            status, left = document["status"], document["left"]
-        except (KeyError, TypeError):
-            raise ValueError("it does not say how a program ended") from None
-        if not (status is None or isinstance(status, int)) or not isinstance(left, int):
-            raise ValueError("it does not say how a program ended")
-        return cls(status, left)
-
 
 LIBRARY_PATH = "PYBACKEND_LIBRARY_PATH"
 """Holds the same value as ``LD_LIBRARY_PATH`` if the host has set that."""

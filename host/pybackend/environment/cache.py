@@ -161,23 +161,23 @@ class CacheEntry:
     in_use: bool
 
 
+@dataclass(frozen=True, eq=False)
 class HeldEnvironment:
     """An unpacked environment that cannot be removed while this object is held and the process lives."""
 
-    def __init__(self, key: str, prefix: Path, lock: FileLock | None, *, was_unpacked: bool) -> None:
-        self.key = key
-        self.prefix = prefix
-        self.was_unpacked = was_unpacked
-        self._lock = lock
+    key: str
+    prefix: Path
+    lock: FileLock | None
+    was_unpacked: bool
 
     def keep_over_exec(self) -> None:
         """Forbid its removal until a program that replaces this process ends."""
-        if self._lock is not None:
-            self._lock.keep_over_exec()
+        if self.lock is not None:
+            self.lock.keep_over_exec()
 
     def release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        if self.lock is not None:
+            self.lock.release()
 
 
 class EnvironmentCache:

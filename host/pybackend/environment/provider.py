@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
@@ -122,16 +122,14 @@ def environment_path(text: str, model_directory: Path) -> Path:
     return Path(text.replace(MODEL_DIRECTORY, str(model_directory))).absolute()
 
 
+@dataclass(frozen=True, eq=False)
 class ModelEnvironment:
-    """An environment in use by a model."""
+    """An environment in use by a model; its path is the one in the configuration."""
 
-    def __init__(
-        self, environment: Environment, interpreter: Interpreter, path: Path, held: HeldEnvironment | None
-    ) -> None:
-        self.environment = environment
-        self.interpreter = interpreter
-        self.path = path
-        self._held = held
+    environment: Environment
+    interpreter: Interpreter
+    path: Path
+    held: HeldEnvironment | None
 
     def facts(self) -> dict[str, str]:
         interpreter = self.interpreter
@@ -139,12 +137,12 @@ class ModelEnvironment:
 
     def keep_over_exec(self) -> None:
         """Keep the environment in use until a program that replaces this process ends."""
-        if self._held is not None:
-            self._held.keep_over_exec()
+        if self.held is not None:
+            self.held.keep_over_exec()
 
     def release(self) -> None:
-        if self._held is not None:
-            self._held.release()
+        if self.held is not None:
+            self.held.release()
 
 
 class EnvironmentProvider:

@@ -102,13 +102,13 @@ class StubLauncher:
                     inherited.append(terms.written)
                     word = str(terms.written)
                 arguments = (theirs.socket, theirs.nudges, os.getpid(), mark, word)
-                started = start_process(self.bundle, environment, arguments, inherited, theirs.output, terms)
+                process, report = start_process(self.bundle, environment, arguments, inherited, theirs.output, terms)
         except OSError as error:
             self._on_end(mark)
             raise ModelLoadError(
                 f"cannot start a model process with {environment.python}: {error.strerror}", ErrorCode.UNAVAILABLE
             ) from error
-        return self._stub(started.process, ours, mark, report=started.report)
+        return self._stub(process, ours, mark, report=report)
 
     def _new_mark(self) -> int:
         return 0 if self._orphans is None else self._orphans.new_mark()

@@ -93,14 +93,6 @@ class Terms:
     mark: int
 
 
-@dataclass(frozen=True)
-class Started:
-    """A process, and the report of the program that confined it; None if it confines itself or is not confined."""
-
-    process: subprocess.Popen[bytes]
-    report: SandboxReport | None
-
-
 def is_entered(environment: Environment, confinement: Confinement | None) -> bool:
     """Whether a process is confined before it starts the Python of its environment."""
     return confinement is not None and environment.is_foreign
@@ -113,7 +105,7 @@ def start_process(
     inherited: Collection[int],
     output: int,
     terms: Terms,
-) -> Started:
+) -> tuple[subprocess.Popen[bytes], SandboxReport | None]:
     """Start the bundle's program, which becomes a stub or a zygote."""
     command = [str(environment.python), "-I", "-B", str(bundle), *map(str, arguments)]
     variables = process_variables(environment)
@@ -121,7 +113,7 @@ def start_process(
     if confinement is not None:
         variables = confinement.environment(variables)
     if not is_entered(environment, confinement):
-        return Started(_popen(command, variables, inherited, output), None)
+        return _popen(command, variables, inherited, output), None
     reading, writing = os.pipe()
     try:
         os.set_blocking(reading, False)
@@ -132,7 +124,7 @@ def start_process(
         raise
     finally:
         os.close(writing)
-    return Started(process, SandboxReport(reading))
+    return process, SandboxReport(reading)
 
 
 def _popen(

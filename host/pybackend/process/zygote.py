@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
 
 from pybackend.ipc.unwanted_descriptors import close, receiver_of
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
 from pybackend.process.orphans import mark_of
-from pybackend.process.start import Started
+from pybackend.process.start import SandboxReport
 from pybackend.process.stub_process import AdoptedProcess, StubEnds, StubLaunch
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import Confinement
@@ -32,14 +33,16 @@ class Zygote:
     """A started zygote.
 
     Args:
-        started: its process, which is ended and reaped here.
+        process: ended and reaped here.
+        report: of the program that confined it; None if there is none.
         output: the end of the pipe that it and its imports print to.
         mark: its mark, and that of its forks until they bear their own.
     """
 
     def __init__(
         self,
-        started: Started,
+        process: subprocess.Popen[bytes],
+        report: SandboxReport | None,
         sock: socket.socket,
         output: int,
         name: str,
@@ -47,8 +50,8 @@ class Zygote:
         confinement: Confinement | None = None,
     ) -> None:
         self.is_gone = False
-        self._process = started.process
-        self._sandbox_report = started.report
+        self._process = process
+        self._sandbox_report = report
         self._mark = mark
         self._confinement = confinement
         self._socket = sock

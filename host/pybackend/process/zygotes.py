@@ -257,8 +257,8 @@ class Zygotes:
             ours.callback(os.close, our_output)
             theirs.callback(os.close, their_output)
             arguments = (ARGUMENT, their_end.fileno(), os.getpid(), mark, *kind.preload)
-            started = start_process(
+            process, report = start_process(
                 self._bundle, kind.environment, arguments, [their_end.fileno()], their_output, terms
             )
             ours.pop_all()
-        return Zygote(started, our_end, our_output, kind.name, mark, confinement)
+        return Zygote(process, report, our_end, our_output, kind.name, mark, confinement)

@@ -384,10 +384,6 @@ class ModelSandbox:
         """Return its level and the layers that are not in force, for reports about the model."""
         return {"level": self.level, "not_in_force": dict(self.missing)}
 
-    def end_leftovers(self, confinement: Confinement) -> None:
-        """Kill the leftovers of a process. Blocking."""
-        end_processes_of(confinement.uid, confinement.gid)
-
     async def close(self) -> None:
         """Clean up once the processes are gone: kill leftovers, remove files, release users."""
         instances, self._instances = list(self._instances.values()), {}
@@ -409,21 +405,19 @@ class ModelSandbox:
             self._users.give_back(confinement.uid)
 
 
+@dataclass(frozen=True, eq=False)
 class InstanceSandbox:
-    """The sandbox of one instance.
+    """The sandbox of one instance, which confines each of its processes.
 
     Attributes:
         domain: the trust domain whose zygote may fork its processes, None if they must not be forked.
         exclusive: whether no other instance has its user.
     """
 
-    def __init__(
-        self, model: ModelSandbox, confinement: Confinement, domain: TrustDomain | None, *, exclusive: bool
-    ) -> None:
-        self._model = model
-        self.confinement = confinement
-        self.domain = domain
-        self.exclusive = exclusive
+    model: ModelSandbox
+    confinement: Confinement
+    domain: TrustDomain | None
+    exclusive: bool
 
     @property
     def scratch(self) -> str:
@@ -432,12 +426,12 @@ class InstanceSandbox:
 
     @property
     def grant(self) -> Grant:
-        return self._model.grant(self.confinement)
+        return self.model.grant(self.confinement)
 
     def check(self, pid: int, report: Mapping[str, str], *, is_entered: bool) -> None:
         """Check that a process is confined as reported; see :meth:`ModelSandbox.note`."""
-        self._model.note(pid, self.confinement, report, is_entered=is_entered)
+        self.model.note(pid, self.confinement, report, is_entered=is_entered)
 
     async def end_leftovers(self) -> None:
         if self.exclusive:
-            await asyncio.to_thread(self._model.end_leftovers, self.confinement)
+            await asyncio.to_thread(end_processes_of, self.confinement.uid, self.confinement.gid)
