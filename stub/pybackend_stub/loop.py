@@ -71,7 +71,10 @@ class StubLoop:
                     if not self._initialize(message):
                         return 0
                 else:
-                    self._finalize()
+                    error = self._instance.finalize()
+                    self._receiver.end()
+                    self._channel.say(Finalized(None if error is None else self._failure(error)))
+                    flush_output()
                     return 0
                 del message, tail
         except HostGone:
@@ -135,12 +138,6 @@ class StubLoop:
 
     def _failure(self, error: BaseException) -> Failure:
         return Failure(ErrorCode.INTERNAL, shortened(self._errors.format(error), MOST_TEXT))
-
-    def _finalize(self) -> None:
-        error = self._instance.finalize()
-        self._receiver.end()
-        self._channel.say(Finalized(None if error is None else self._failure(error)))
-        flush_output()
 
     def _input_released(self) -> None:
         """Called by the garbage collector in any thread; while the main thread waits, no other code tells the host."""

@@ -156,16 +156,13 @@ class Zygote:
                 return None
             elif said.endswith(_BORN):
                 deaths = 0
-                self._let_it_work()
+                # A moment's rest, unless a request comes: where cores are few, a fork would take one from the new stub.
+                asked = select.poll()
+                asked.register(self._socket, select.POLLIN)
+                asked.poll(_REST_MS)
             else:
                 deaths += 1
         return None
-
-    def _let_it_work(self) -> None:
-        """Wait a moment, unless a request comes: where cores are few, a fork would take one from the new stub."""
-        asked = select.poll()
-        asked.register(self._socket, select.POLLIN)
-        asked.poll(_REST_MS)
 
     def _refuse(self, why: str) -> bool:
         """Answer the next request with the reason why there can be no fork now; False if the host is gone."""

@@ -397,11 +397,6 @@ class EnvironmentCache:
         self._known.forget(key)
         return True
 
-    def discard(self, key: str) -> None:
-        """Remove an environment that proved unusable, unless it is in use."""
-        with suppress(OSError):
-            self.remove(key)
-
     def _clear(self, key: str) -> None:
         """Remove an exclusively held environment; its mark first, so that a crash leaves none that looks complete."""
         self._beside(key, _READY).unlink(missing_ok=True)

@@ -181,7 +181,8 @@ class EnvironmentProvider:
             if held is not None:
                 held.release()
                 if held.was_unpacked and isinstance(error, ModelEnvironmentError):  # it is unusable for everyone
-                    self.cache.discard(held.key)
+                    with suppress(OSError):
+                        self.cache.remove(held.key)
             if isinstance(error, OSError):  # e.g. a directory of another user
                 raise cannot_read(path, error) from error
             raise
@@ -191,10 +192,15 @@ class EnvironmentProvider:
         self, interpreter: Interpreter, held: HeldEnvironment | None, cancelled: threading.Event
     ) -> Environment:
         prefix, manifest = interpreter.prefix, interpreter.manifest
+        if held is not None:
+            identity = held.key
+        else:  # one that changes when packages are installed
+            libraries = interpreter.libraries
+            identity = f"{os.fspath(prefix)} {0 if libraries is None else libraries.stat().st_mtime_ns}"
         lacks_way = interpreter.binary is not None and interpreter.binary.lacks_way
         environment = Environment(
             python=interpreter.python,
-            identity=_identity_in_place(interpreter) if held is None else held.key,
+            identity=identity,
             prefix=prefix,
             variables=activation_variables(prefix, manifest, keeps_library_path=lacks_way),
         )
@@ -256,13 +262,6 @@ def check_activate(prefix: Path, path: Path) -> None:
     raise ModelEnvironmentError(
         f"Path {activate} does not exist. The Python environment should contain an 'activate' script. {advice}"
     )
-
-
-def _identity_in_place(interpreter: Interpreter) -> str:
-    """An identity that changes when packages are installed."""
-    libraries = interpreter.libraries
-    stamp = libraries.stat().st_mtime_ns if libraries is not None else 0
-    return f"{os.fspath(interpreter.prefix)} {stamp}"
 
 
 class EnvironmentUses:

@@ -45,11 +45,12 @@ class Sandbox:
         self.settings = settings
         self.users = UserRange()
         self.scratch = RuntimeDirectory(scratch_places(bundle.parent))
+        home = os.path.realpath(os.path.expanduser("~"))
         self.places = ServerPlaces(
             repositories=tuple(os.path.realpath(path) for path in repositories),
             private=(str(bundle.parent), *map(str, self.scratch.places)),
             bundle=str(bundle),
-            home=_home(),
+            home=home if os.path.isdir(home) and home != "/" else "",
             working_directory=os.getcwd(),
             environments=tuple(os.path.realpath(path) for path in environments),
         )
@@ -135,11 +136,6 @@ class Sandbox:
                 os.rmdir(path)
         self.scratch.close()
         self.users.close()
-
-
-def _home() -> str:
-    home = os.path.realpath(os.path.expanduser("~"))
-    return home if os.path.isdir(home) and home != "/" else ""
 
 
 def _exposed_text(places: Sequence[str]) -> str:
