@@ -25,8 +25,8 @@ from pybackend_wire.host_messages import FromHost, decoded
 from pybackend_wire.messages import PROTOCOL_VERSION, Failure
 from pybackend_wire.stub_messages import Failed, FromStub, Hello, encoded
 
-_DESCRIPTOR_BYTES = array.array("i").itemsize
-_ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
+DESCRIPTOR_BYTES = array.array("i").itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * DESCRIPTOR_BYTES)
 
 
 MOST_TEXT = 1024 * 1024
@@ -40,6 +40,15 @@ class HostGone(Exception):
 def shortened(text: str, most: int) -> str:
     """Return the text itself, or its beginning with the number of characters cut off."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
+
+
+def descriptors_in(ancillary: "Sequence[Any]") -> "List[int]":
+    """The descriptors that have come with a message."""
+    received = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(payload[: len(payload) - len(payload) % DESCRIPTOR_BYTES])
+    return list(received)
 
 
 class HostChannel:
@@ -92,11 +101,8 @@ class HostChannel:
                 raise HostGone from None
             if not count:
                 raise HostGone
-            for level, kind, payload in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    received = array.array("i")
-                    received.frombytes(payload[: len(payload) - len(payload) % _DESCRIPTOR_BYTES])
-                    self.descriptors.extend(received)
+            if ancillary:
+                self.descriptors.extend(descriptors_in(ancillary))
             self._received.extend(self._decoder.received(count))
         # LOAD is json and selects the codec of everything after it, so each frame is decoded when its turn comes.
         frame = self._received.popleft()

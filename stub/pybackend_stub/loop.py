@@ -2,14 +2,13 @@
 
 import os
 from contextlib import suppress
-from functools import partial
 from typing import Dict, Optional
 
 import numpy as np
 
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
-from pybackend_stub.error_log import BUNDLE, ErrorLog, watch, write_load_error
+from pybackend_stub.error_log import BUNDLE, ErrorLog, explain_refusals, write_load_error
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.imports import when_imported
 from pybackend_stub.instance import ModelInstance
@@ -22,12 +21,6 @@ from pybackend_wire.errors import ErrorCode
 from pybackend_wire.host_messages import Execute, Initialize, Load, ModelToLoad
 from pybackend_wire.messages import Failure
 from pybackend_wire.stub_messages import Completed, Failed, Finalized, FreeInput, HandedBack, Initialized
-
-
-def _take_over_breakpoints(terminal: "Optional[int]", debugged: bool) -> None:
-    from pybackend_stub.breakpoints import take_over
-
-    take_over(terminal, debugged)
 
 
 class StubLoop:
@@ -94,11 +87,12 @@ class StubLoop:
         self._channel.use_codec(load.codec)
         model = ModelToLoad(*load.model)
         if self._confined is not None:
-            watch(model.instance_name)
+            explain_refusals(model.instance_name)
         be_called(model.instance_name)
         runtime = StubRuntime(model.version_directory, model.instance_name, model.backend_settings)
         bind_runtime(runtime)
-        when_imported("pdb", partial(_take_over_breakpoints, self._instance.terminal, model.debugger is not None))
+        debugged = model.debugger is not None
+        when_imported("pdb", "pybackend_stub.breakpoints", self._instance.terminal, debugged)
         phase = f"cannot import {model.model_file}"
         try:
             if model.debugger is not None:

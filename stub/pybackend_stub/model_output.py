@@ -73,7 +73,7 @@ def open_output() -> None:
     _line_buffer_native_code()
     if _is_one_pipe():
         _records = os.dup(_STDOUT)
-        when_imported("logging", _take_over_logging)
+        when_imported("logging", "pybackend_stub.python_logging", write_record)
 
 
 def write_record(level: int, file: str, line: int, message: str, failure: int = 0) -> bool:
@@ -153,9 +153,3 @@ def _is_one_pipe() -> bool:
     except OSError:
         return False
     return stat.S_ISFIFO(out.st_mode) and (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
-
-
-def _take_over_logging() -> None:
-    from pybackend_stub.python_logging import take_over
-
-    take_over(write_record)

@@ -10,7 +10,6 @@ once, makes the spare: so the spare becomes a child of the host, as if the host 
 zygote; once it is a stub, nothing ties it to the zygote any more.
 """
 
-import array
 import ctypes
 import errno
 import gc
@@ -24,6 +23,7 @@ import time
 from contextlib import suppress
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from pybackend_stub.channel import DESCRIPTOR_BYTES, descriptors_in
 from pybackend_stub.process import be_called, bear_mark, die_with_host, show_memory, tidy_memory
 from pybackend_wire.framing import JSON, encode_frame
 from pybackend_wire.host_messages import Finalize, encoded
@@ -175,18 +175,12 @@ class Zygote:
 
     def _receive(self) -> "Tuple[bytes, List[int]]":
         """Return the next request and its descriptors; empty if the host is gone."""
-        size = array.array("i").itemsize
+        space = socket.CMSG_SPACE(_DESCRIPTORS * DESCRIPTOR_BYTES)
         try:
-            packet, ancillary, _, _ = self._socket.recvmsg(
-                MOST_BYTES, socket.CMSG_SPACE(_DESCRIPTORS * size), socket.MSG_CMSG_CLOEXEC
-            )
+            packet, ancillary, _, _ = self._socket.recvmsg(MOST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return b"", []
-        received = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received.frombytes(data[: len(data) - len(data) % size])
-        return packet, list(received)
+        return packet, descriptors_in(ancillary)
 
     def _answer(self, number: int, pid: int, failure: str) -> None:
         try:

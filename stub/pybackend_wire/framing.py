@@ -78,11 +78,6 @@ class FrameDecoder:
         self._start = 0
         self._end = 0
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes received that do not yet make a whole frame."""
-        return self._end - self._start
-
     def get_buffer(self) -> memoryview:
         """Return the buffer for the next bytes of the stream; never empty."""
         return self._view[self._end :] if self._end else self._view

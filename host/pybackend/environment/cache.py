@@ -31,6 +31,8 @@ from pybackend.environment.prefixes import rewrite_prefixes
 from pybackend.environment.unpacking import Cancelled, Inventory, cannot_write, unpack
 from pybackend.errors import ModelEnvironmentError
 
+log = logging.getLogger(__name__)
+
 _KEY_BYTES = 20
 _PERSON = b"pb-environment-1"
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -98,8 +100,6 @@ def _identity(file: BinaryIO) -> tuple[str, str]:
     stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
     return f"{status.st_dev:x}-{status.st_ino:x}", stamp
 
-
-log = logging.getLogger(__name__)
 
 _Record = TypeVar("_Record")
 """What a file beside an environment holds: a dataclass, as JSON."""

@@ -28,6 +28,8 @@ from pybackend.sandbox.file_access import (
 from pybackend.sandbox.file_rules import contains
 from pybackend_wire.confinement import STRICT
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ProcessUser:
@@ -240,9 +242,6 @@ class ModelReach:
         directory = os.path.realpath(self._needs.directory)
         tops = [path for path in self._needs.repositories if contains(path, directory)]
         return shlex.quote(tops[0] if tops else os.path.dirname(directory))
-
-
-log = logging.getLogger(__name__)
 
 
 def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:

@@ -405,7 +405,7 @@ class ModelSandbox:
             self._users.give_back(confinement.uid)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class InstanceSandbox:
     """The sandbox of one instance, which confines each of its processes.
 
