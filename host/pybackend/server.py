@@ -332,7 +332,7 @@ class Server:
             await asyncio.wait({loading})
             return None
         complete = loading.result()
-        self._launcher.close_unused()  # models needed fewer processes than were started in advance
+        self._launcher.close_unused()  # no model needed the process that was started in advance
         took_s = asyncio.get_running_loop().time() - began_s
         report = StartReport(
             self._repository.table(), took_s, is_told=not visited and LOG.settings.error and not LOG.has_file

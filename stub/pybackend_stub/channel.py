@@ -9,15 +9,24 @@ import threading
 from collections import deque
 from typing import Any, Deque, Dict, List, Sequence, Tuple
 
-from pybackend_wire.codec import JSON, Codec, available, decode_frame, encode_frame
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
-from pybackend_wire.framing import MOST_DESCRIPTORS, UNLIMITED, Frame, FrameDecoder
+from pybackend_wire.framing import (
+    JSON,
+    MOST_DESCRIPTORS,
+    UNLIMITED,
+    Codec,
+    Frame,
+    FrameDecoder,
+    available,
+    decode_frame,
+    encode_frame,
+)
 from pybackend_wire.host_messages import FromHost, decoded
 from pybackend_wire.messages import PROTOCOL_VERSION, Failure
 from pybackend_wire.stub_messages import Failed, FromStub, Hello, encoded
 
-_DESCRIPTOR_BYTES = array.array("i").itemsize
-_ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
+DESCRIPTOR_BYTES = array.array("i").itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * DESCRIPTOR_BYTES)
 
 
 MOST_TEXT = 1024 * 1024
@@ -31,6 +40,15 @@ class HostGone(Exception):
 def shortened(text: str, most: int) -> str:
     """Return the text itself, or its beginning with the number of characters cut off."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
+
+
+def descriptors_in(ancillary: "Sequence[Any]") -> "List[int]":
+    """The descriptors that have come with a message."""
+    received = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(payload[: len(payload) - len(payload) % DESCRIPTOR_BYTES])
+    return list(received)
 
 
 class HostChannel:
@@ -77,17 +95,14 @@ class HostChannel:
                 # A thread asleep in recvmsg also wakes whenever the host reads what was sent; one in poll sleeps on.
                 self._poll.poll()
                 count, ancillary, _, _ = self._socket.recvmsg_into(
-                    [self._decoder.room()], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                    [self._decoder.get_buffer()], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
             except ConnectionResetError:  # the host closed its end without reading everything
                 raise HostGone from None
             if not count:
                 raise HostGone
-            for level, kind, payload in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    received = array.array("i")
-                    received.frombytes(payload[: len(payload) - len(payload) % _DESCRIPTOR_BYTES])
-                    self.descriptors.extend(received)
+            if ancillary:
+                self.descriptors.extend(descriptors_in(ancillary))
             self._received.extend(self._decoder.received(count))
         # LOAD is json and selects the codec of everything after it, so each frame is decoded when its turn comes.
         frame = self._received.popleft()

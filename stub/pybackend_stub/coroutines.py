@@ -37,7 +37,13 @@ class CoroutineRunner:
 
         Its log lines carry ``about``; see :func:`pybackend_stub.model_output.ids_of`.
         """
-        self._loop.call_soon_threadsafe(self._begin, execution, coroutine, on_done, about)
+
+        def begin() -> None:
+            task = self._loop.create_task(_attributed(execution, coroutine, on_done, about))
+            running[task] = self, execution  # the loop refers to its tasks weakly
+            task.add_done_callback(running.pop)
+
+        self._loop.call_soon_threadsafe(begin)
 
     def run(self, execution: int, coroutine: "Coroutine[Any, Any, Any]", about: "Tuple[str, str]" = NOTHING) -> Any:
         """Wait for a coroutine; return its value or raise its exception."""
@@ -60,17 +66,6 @@ class CoroutineRunner:
             finally:
                 del error  # otherwise the traceback's frame and the exception keep each other and the requests alive
         return value
-
-    def _begin(
-        self,
-        execution: int,
-        coroutine: "Coroutine[Any, Any, Any]",
-        on_done: "Callable[[Any, Optional[BaseException]], None]",
-        about: "Tuple[str, str]",
-    ) -> None:
-        task = self._loop.create_task(_attributed(execution, coroutine, on_done, about))
-        running[task] = self, execution  # the loop refers to its tasks weakly
-        task.add_done_callback(running.pop)
 
     def runs(self, execution: int) -> bool:
         """Whether a coroutine of an execution has not ended."""

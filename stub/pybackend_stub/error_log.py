@@ -49,7 +49,7 @@ class ErrorLog:
 
     def format(self, error: BaseException) -> str:
         """Format an error with its location for clients, leaving out the stub's own frames."""
-        note(error)
+        _explain_refusal(error)
         return format_exception(error, _HIDDEN)
 
     def write(self, text: str, error: BaseException, execution: int, ids: "Sequence[str]") -> None:
@@ -142,24 +142,24 @@ _SHARED_MEMORY = ("/dev/shm", "/psm_")  # noqa: S108  ``multiprocessing``'s name
 
 _SOCKETS = ("socket.py", "socketserver.py")
 
-_said: "Set[str]" = set()
+_explained: "Set[str]" = set()
 _instance: "Optional[str]" = None
 
 
-def watch(instance_name: str) -> None:
+def explain_refusals(instance_name: str) -> None:
     """Give hints from now on; called in a confined process."""
     global _instance
     _instance = instance_name
 
 
-def note(error: BaseException) -> None:
+def _explain_refusal(error: BaseException) -> None:
     """Log a hint if the sandbox caused this error in the model's code."""
     if _instance is None:
         return
     for each in _chain(error):
         hint = _hint(each)
-        if hint and hint not in _said:
-            _said.add(hint)
+        if hint and hint not in _explained:
+            _explained.add(hint)
             Logger.log_warn(f"sandbox of '{_instance}': {each}. {hint}")
             return
 

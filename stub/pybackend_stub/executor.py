@@ -40,12 +40,7 @@ MUCH_TEXT = 32 * 1024
 
 
 class ModelExecutor:
-    """Executes batches on one model object; made by :func:`executor_of`.
-
-    Args:
-        overlaps: whether calls of an ``async def execute`` may overlap.
-        reschedules: whether the model may reschedule requests; its wishes are known when ``execute`` has ended.
-    """
+    """Executes batches on one model object. Models say by ``plan`` how they answer."""
 
     def __init__(
         self,
@@ -54,16 +49,15 @@ class ModelExecutor:
         results: ResultWriter,
         answers: AnswerQueue,
         errors: ErrorLog,
-        overlaps: bool,
-        reschedules: bool,
+        plan: Initialize,
     ) -> None:
         self._model = model
         self._reader = reader
         self._results = results
         self._answers = answers
         self._errors = errors
-        self._reschedules = reschedules
-        self._overlaps = overlaps and not reschedules
+        self._reschedules = plan.reschedules  # which requests is known when ``execute`` has ended
+        self._overlaps = (plan.decoupled or plan.concurrency > 1) and not plan.reschedules
         self._runner: Optional[CoroutineRunner] = None
         self._starting = threading.Lock()
         self.only_begins = self._overlaps and inspect.iscoroutinefunction(getattr(model, "execute", None))
@@ -220,17 +214,14 @@ class OnceExecutor(ModelExecutor):
                 if result.error is not None or result.parameters is not None:
                     text += text_length(result)
                     if type(response._error) is Unanswered:
-                        self._log_unanswered(response._error, execution, request)
+                        unanswered = response._error.message()
+                        self._errors.write(unanswered, TritonModelException(unanswered), execution, _ids_of([request]))
                 results.append(result)
             places: Sequence[int] = rescheduled(requests, responses) if self._reschedules else ()
             if refused:
                 places = [requests[place]._key[1] for place in places]
                 results = _spread(requests, results, refused)
             return self._add(execution, began_ns, start_ns, end_ns, results, text, places)
-
-    def _log_unanswered(self, error: Unanswered, execution: int, request: InferenceRequest) -> None:
-        text = error.message()
-        self._errors.write(text, TritonModelException(text), execution, _ids_of([request]))
 
 
 class StreamExecutor(ModelExecutor):
@@ -331,17 +322,3 @@ def _spread(
 def _ids_of(requests: "Sequence[InferenceRequest]") -> "List[str]":
     """Return the ids that clients gave their requests, ``""`` for those without one."""
     return [request._request_id for request in requests]
-
-
-def executor_of(
-    model: Any,
-    reader: TensorReader,
-    results: ResultWriter,
-    answers: AnswerQueue,
-    errors: ErrorLog,
-    plan: Initialize,
-) -> ModelExecutor:
-    """Make the executor for a model's way to answer."""
-    kind = StreamExecutor if plan.decoupled else OnceExecutor
-    overlaps = plan.decoupled or plan.concurrency > 1
-    return kind(model, reader, results, answers, errors, overlaps, plan.reschedules)

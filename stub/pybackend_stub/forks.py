@@ -46,7 +46,10 @@ class ForkRelay:
         )
 
     def _before(self) -> None:
-        self._forking.ends = _socket_pair()
+        try:
+            self._forking.ends = socket.socketpair()
+        except OSError:  # no descriptors left: this fork gets no connection
+            self._forking.ends = None, None
 
     def _after_in_parent(self) -> None:
         ours, theirs = self._forking.ends
@@ -144,14 +147,6 @@ class ForkedRuntime(Runtime):
 
 
 _Place = Tuple[str, str, "List[int]", bytes]
-
-
-def _socket_pair() -> "Tuple[Optional[socket.socket], Optional[socket.socket]]":
-    try:
-        ours, theirs = socket.socketpair()
-    except OSError:  # no descriptors left: this fork gets no connection
-        return None, None
-    return ours, theirs
 
 
 def _place(tensor: Tensor) -> _Place:

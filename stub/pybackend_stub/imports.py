@@ -1,12 +1,17 @@
 """Acts when a model imports a module; models that never do pay nothing for it."""
 
+import importlib
 import importlib.util
 import sys
 from typing import Any, Callable, Dict
 
 
-def when_imported(name: str, function: "Callable[[], None]") -> None:
-    """Call a function when a module has been imported: now, or right after its first import."""
+def when_imported(name: str, module: str, *arguments: Any) -> None:
+    """Call ``take_over`` of a module of ours when another one has been imported: now, or right after its first import."""
+
+    def function() -> None:
+        importlib.import_module(module).take_over(*arguments)
+
     if name in sys.modules:
         function()
         return

@@ -17,15 +17,15 @@ from pybackend_sdk.model_loader import complete_config, import_model
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
 from pybackend_stub.client_memory import ClientMemory
 from pybackend_stub.error_log import ErrorLog
-from pybackend_stub.executor import ModelExecutor, executor_of
+from pybackend_stub.executor import ModelExecutor, OnceExecutor, StreamExecutor
 from pybackend_stub.host_calls import HostCalls, ModelControl, StubMetrics
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.model_calls import ModelCalls
+from pybackend_stub.process import tell_stacks
 from pybackend_stub.receiver import Receiver
 from pybackend_stub.responder import Responder
 from pybackend_stub.results import AnswerQueue, ResultWriter, UnknownOutputs
 from pybackend_stub.runtime import StubRuntime
-from pybackend_stub.stacks import tell_stacks
 from pybackend_stub.tensor_io import OutputWriter, TensorReader
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import (
@@ -163,7 +163,8 @@ class ModelInstance:
         tell = self._tell_dropped if plan.drops_unknown_outputs else None
         results = ResultWriter(writer, name, errors.format, UnknownOutputs(plan.output_names, tell))
         self._responder = runtime.responder = Responder(channel, receiver, results, plan.decoupled)
-        self.executor = executor_of(self.model, reader, results, self.answers, errors, plan)
+        executes = StreamExecutor if plan.decoupled else OnceExecutor
+        self.executor = executes(self.model, reader, results, self.answers, errors, plan)
         receiver.hands_back = not self.executor.only_begins
         is_ready = getattr(self.model, "is_ready", None)
         if is_ready is not None:

@@ -1,15 +1,14 @@
-"""The stub's main loop: receive, dispatch, answer. It knows messages and leaves the model to the instance."""
+"""The stub's main loop: receive, act, answer. It knows messages and leaves the model to the instance."""
 
 import os
 from contextlib import suppress
-from functools import partial
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 import numpy as np
 
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
-from pybackend_stub.error_log import BUNDLE, ErrorLog, watch, write_load_error
+from pybackend_stub.error_log import BUNDLE, ErrorLog, explain_refusals, write_load_error
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.imports import when_imported
 from pybackend_stub.instance import ModelInstance
@@ -22,12 +21,6 @@ from pybackend_wire.errors import ErrorCode
 from pybackend_wire.host_messages import Execute, Initialize, Load, ModelToLoad
 from pybackend_wire.messages import Failure
 from pybackend_wire.stub_messages import Completed, Failed, Finalized, FreeInput, HandedBack, Initialized
-
-
-def _take_over_breakpoints(terminal: "Optional[int]", debugged: bool) -> None:
-    from pybackend_stub.breakpoints import take_over
-
-    take_over(terminal, debugged)
 
 
 class StubLoop:
@@ -44,7 +37,12 @@ class StubLoop:
         self._memory = StubMemory(self._input_released)
         self._instance = ModelInstance(channel, self._memory, self._errors)
         self._answers = self._instance.answers
-        self._receiver = Receiver(channel, self._instance.handle, self._hand_back, WaitingCore(self._memory))
+        self._receiver = Receiver(
+            channel,
+            self._instance.handle,
+            lambda executions: channel.say(HandedBack(executions)),
+            WaitingCore(self._memory),
+        )
         attendant = Attendant(nudges, self._receiver)
         attendant.on_nudge = self._answers.on_nudge
         self._receiver.on_need(attendant.wake)
@@ -66,7 +64,10 @@ class StubLoop:
                     if not self._initialize(message):
                         return 0
                 else:
-                    self._finalize()
+                    error = self._instance.finalize()
+                    self._receiver.end()
+                    self._channel.say(Finalized(None if error is None else self._failure(error)))
+                    flush_output()
                     return 0
                 del message, tail
         except HostGone:
@@ -82,18 +83,16 @@ class StubLoop:
             work = self._receiver.next_work()
         return work
 
-    def _hand_back(self, executions: "List[int]") -> None:
-        self._channel.say(HandedBack(executions))
-
     def _load(self, load: Load) -> bool:
         self._channel.use_codec(load.codec)
         model = ModelToLoad(*load.model)
         if self._confined is not None:
-            watch(model.instance_name)
+            explain_refusals(model.instance_name)
         be_called(model.instance_name)
         runtime = StubRuntime(model.version_directory, model.instance_name, model.backend_settings)
         bind_runtime(runtime)
-        when_imported("pdb", partial(_take_over_breakpoints, self._instance.terminal, model.debugger is not None))
+        debugged = model.debugger is not None
+        when_imported("pdb", "pybackend_stub.breakpoints", self._instance.terminal, debugged)
         phase = f"cannot import {model.model_file}"
         try:
             if model.debugger is not None:
@@ -133,12 +132,6 @@ class StubLoop:
 
     def _failure(self, error: BaseException) -> Failure:
         return Failure(ErrorCode.INTERNAL, shortened(self._errors.format(error), MOST_TEXT))
-
-    def _finalize(self) -> None:
-        error = self._instance.finalize()
-        self._receiver.end()
-        self._channel.say(Finalized(None if error is None else self._failure(error)))
-        flush_output()
 
     def _input_released(self) -> None:
         """Called by the garbage collector in any thread; while the main thread waits, no other code tells the host."""

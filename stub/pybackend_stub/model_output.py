@@ -63,13 +63,6 @@ def _trace_id(context: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def _about() -> "Tuple[str, str]":
-    about = ABOUT.get()
-    if about is None and EXECUTING.requests and threading.get_ident() == threading.main_thread().ident:
-        about = ids_of(EXECUTING.requests)
-    return about or NOTHING
-
-
 def open_output() -> None:
     """Make printed lines appear at once and send records the same way; called once, at the start."""
     global _records  # standard output is one per process too
@@ -80,7 +73,7 @@ def open_output() -> None:
     _line_buffer_native_code()
     if _is_one_pipe():
         _records = os.dup(_STDOUT)
-        when_imported("logging", _take_over_logging)
+        when_imported("logging", "pybackend_stub.python_logging", write_record)
 
 
 def write_record(level: int, file: str, line: int, message: str, failure: int = 0) -> bool:
@@ -91,7 +84,10 @@ def write_record(level: int, file: str, line: int, message: str, failure: int = 
     if _records is None:
         return False
     name = printable(os.path.basename(file))
-    ids, traces = _about()
+    about = ABOUT.get()
+    if about is None and EXECUTING.requests and threading.get_ident() == threading.main_thread().ident:
+        about = ids_of(EXECUTING.requests)
+    ids, traces = about or NOTHING
     about = printable(ids), traces
     for piece in encode_record(
         os.getpid(), threading.get_ident(), level, name, line, printable(message), failure, about
@@ -125,9 +121,9 @@ def _write(descriptor: int, piece: bytes) -> bool:
         except BlockingIOError:  # the model or a library made the pipe non-blocking, but a record must wait
             import select
 
-            room = select.poll()
-            room.register(descriptor, select.POLLOUT)
-            room.poll()
+            writable = select.poll()
+            writable.register(descriptor, select.POLLOUT)
+            writable.poll()
         except OSError:  # nothing reads the pipe any more: the host is about to end this process
             return False
 
@@ -157,9 +153,3 @@ def _is_one_pipe() -> bool:
     except OSError:
         return False
     return stat.S_ISFIFO(out.st_mode) and (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
-
-
-def _take_over_logging() -> None:
-    from pybackend_stub.python_logging import take_over
-
-    take_over(write_record)

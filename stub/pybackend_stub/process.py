@@ -1,12 +1,20 @@
-"""Operating system settings of a stub: to die with its host, to bear a mark, to have a name."""
+"""A stub as a process: it dies with its host, bears a mark, has a name, and says where it is.
+
+On a signal of the host, the stacks of its threads and coroutines go into memory that the host reads. C code writes those
+of threads, so that a model which holds the interpreter's lock is seen as well. Those of coroutines follow as soon as the
+main thread runs Python code again.
+"""
 
 import ctypes
+import faulthandler
 import os
 import resource
 import signal
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, List
 
+from pybackend_wire.messages import STACK_END
 from pybackend_wire.zygote import MARK
 
 LIBC = ctypes.CDLL(None)
@@ -75,3 +83,38 @@ def be_called(name: str) -> None:
     if 0 < begin < end:
         room = end - begin
         ctypes.memmove(begin, encoded[: room - 1].ljust(room, b"\0"), room)
+
+
+_descriptor = -1
+
+
+def tell_stacks(descriptor: int) -> None:
+    """Write stacks to this descriptor from now on, where its position is; only in the main thread.
+
+    Nothing uses the signal, SIGURG, by itself, and a process without a handler for it ignores it.
+    """
+    global _descriptor  # a process has one handler of a signal, too
+    _descriptor = descriptor
+    signal.signal(signal.SIGURG, _tell_coroutines)
+    faulthandler.register(signal.SIGURG, file=descriptor, all_threads=True, chain=True)
+
+
+def _tell_coroutines(_signal: int, _frame: Any) -> None:
+    """Write the stacks of coroutines of ``execute``, and that this is all."""
+    with suppress(Exception):  # the model, which this interrupts, must not see an exception of ours
+        coroutines = sys.modules.get("pybackend_stub.coroutines")
+        tasks = [] if coroutines is None else list(coroutines.running)
+        lines = [line for task in tasks for line in _stack_of(task.get_coro())]
+        os.write(_descriptor, "".join(lines).encode("utf-8", "replace") + STACK_END)
+
+
+def _stack_of(coroutine: Any) -> List[str]:
+    """The lines of a coroutine's stack in the form of those of threads."""
+    lines: List[str] = []
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            lines.insert(0, f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}\n')
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return ["\nCoroutine (most recent call first):\n", *lines]

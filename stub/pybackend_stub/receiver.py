@@ -216,7 +216,8 @@ class Receiver:
         """Announce a message that no thread will wait for."""
         with self._guard:
             self._unwatched += 1
-        self._see_to_reading()
+            if not self._reading:
+                self._wake_attendant()
 
     def expected_came(self) -> None:
         """Note the arrival of a message announced by :meth:`expect`."""
@@ -264,11 +265,6 @@ class Receiver:
 
     def _begin_attending(self) -> bool:
         return not self.is_idle and self._begin_reading(None, wanted=True)
-
-    def _see_to_reading(self) -> None:
-        with self._guard:
-            if not self._reading:
-                self._wake_attendant()
 
     # Reading
 

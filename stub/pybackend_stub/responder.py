@@ -1,5 +1,6 @@
 """Responses sent through a response sender: from any thread, while ``execute`` runs or after it has returned."""
 
+from functools import partial
 from typing import Any, Dict, Optional, Tuple
 
 from pybackend_sdk.error import TritonModelException
@@ -39,14 +40,15 @@ class Responder:
         key: Key = request._key
         names = request._requested_output_names
 
-        def transmit(response: "Optional[InferenceResponse]", final: bool) -> None:
-            self._transmit(key, names, response, final)
-
         def offer(response: InferenceResponse) -> bool:
-            return self._offer(key, names, response)
+            self._receiver.poll()
+            if not self._may_send(key):
+                return False
+            self._say(key, names, response, False)
+            return True
 
         return InferenceResponseSender._create(
-            ResponseStream(transmit, lambda: self.is_cancelled(key), self._decoupled, offer)
+            ResponseStream(partial(self._transmit, key, names), lambda: self.is_cancelled(key), self._decoupled, offer)
         )
 
     def _transmit(self, key: Key, names: Any, response: "Optional[InferenceResponse]", final: bool) -> None:
@@ -59,13 +61,6 @@ class Responder:
                 if not self._may_send(key):  # otherwise the host's message came after the first check
                     self._receiver.wait(waiter)
         self._say(key, names, response, final)
-
-    def _offer(self, key: Key, names: Any, response: InferenceResponse) -> bool:
-        self._receiver.poll()
-        if not self._may_send(key):
-            return False
-        self._say(key, names, response, False)
-        return True
 
     def _may_send(self, key: Key) -> bool:
         return self._sent.get(key, 0) < self._allowed.get(key, STREAM_WINDOW) or key in self._cancelled

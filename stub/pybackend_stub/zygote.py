@@ -10,7 +10,6 @@ once, makes the spare: so the spare becomes a child of the host, as if the host 
 zygote; once it is a stub, nothing ties it to the zygote any more.
 """
 
-import array
 import ctypes
 import errno
 import gc
@@ -24,8 +23,9 @@ import time
 from contextlib import suppress
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from pybackend_stub.channel import DESCRIPTOR_BYTES, descriptors_in
 from pybackend_stub.process import be_called, bear_mark, die_with_host, show_memory, tidy_memory
-from pybackend_wire.codec import JSON, encode_frame
+from pybackend_wire.framing import JSON, encode_frame
 from pybackend_wire.host_messages import Finalize, encoded
 from pybackend_wire.zygote import MOST_BYTES, SPARE_NAME, ZYGOTE_NAME, Fork, Forked, packed, unpacked_fork
 
@@ -94,7 +94,8 @@ class Zygote:
             signal.signal(number, signal.SIG_IGN)
         try:
             self._warm_up()
-            failure = _reason_not_to_fork()
+            threads = len(os.listdir("/proc/self/task")) - 1
+            failure = f"its modules have started {threads} threads, which forks would lack" if threads else ""
         except Exception as error:  # noqa: BLE001  any error of a module: its instances start without a zygote
             failure = f"{type(error).__name__}: {error}"
         if failure:
@@ -155,16 +156,13 @@ class Zygote:
                 return None
             elif said.endswith(_BORN):
                 deaths = 0
-                self._let_it_work()
+                # A moment's rest, unless a request comes: where cores are few, a fork would take one from the new stub.
+                asked = select.poll()
+                asked.register(self._socket, select.POLLIN)
+                asked.poll(_REST_MS)
             else:
                 deaths += 1
         return None
-
-    def _let_it_work(self) -> None:
-        """Wait a moment, unless a request comes: where cores are few, a fork would take one from the new stub."""
-        asked = select.poll()
-        asked.register(self._socket, select.POLLIN)
-        asked.poll(_REST_MS)
 
     def _refuse(self, why: str) -> bool:
         """Answer the next request with the reason why there can be no fork now; False if the host is gone."""
@@ -177,18 +175,12 @@ class Zygote:
 
     def _receive(self) -> "Tuple[bytes, List[int]]":
         """Return the next request and its descriptors; empty if the host is gone."""
-        size = array.array("i").itemsize
+        space = socket.CMSG_SPACE(_DESCRIPTORS * DESCRIPTOR_BYTES)
         try:
-            packet, ancillary, _, _ = self._socket.recvmsg(
-                MOST_BYTES, socket.CMSG_SPACE(_DESCRIPTORS * size), socket.MSG_CMSG_CLOEXEC
-            )
+            packet, ancillary, _, _ = self._socket.recvmsg(MOST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return b"", []
-        received = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received.frombytes(data[: len(data) - len(data) % size])
-        return packet, list(received)
+        return packet, descriptors_in(ancillary)
 
     def _answer(self, number: int, pid: int, failure: str) -> None:
         try:
@@ -307,11 +299,6 @@ def _tell(writing: int, what: bytes) -> None:
     """Write to the zygote; if it has died, nobody needs to know."""
     with suppress(BrokenPipeError):
         os.write(writing, what)
-
-
-def _reason_not_to_fork() -> str:
-    threads = len(os.listdir("/proc/self/task"))
-    return "" if threads == 1 else f"its modules have started {threads - 1} threads, which forks would lack"
 
 
 def _thread_count() -> int:

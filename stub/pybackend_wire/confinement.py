@@ -45,7 +45,7 @@ class Confinement(NamedTuple):
             contains a symbolic link is left out.
         limits: soft and hard limit by name, which is that of ``resource.RLIMIT_...`` without the prefix.
         variables: environment variables to set; None removes one.
-        left_out: layers that the host left out, with reasons; they are part of the report.
+        missing: layers that the host left out, with reasons; they are part of the report.
         required: layers without which the process must not continue.
         uid: the user to change to, -1 to stay.
         gid: the group to change to, -1 to stay.
@@ -65,7 +65,7 @@ class Confinement(NamedTuple):
     paths: "Sequence[Sequence[str]]"
     limits: "Dict[str, int]"
     variables: "Dict[str, Optional[str]]"
-    left_out: "Dict[str, str]"
+    missing: "Dict[str, str]"
     required: "Sequence[str]" = ()
     uid: int = -1
     gid: int = -1
@@ -120,21 +120,6 @@ class Ending(NamedTuple):
 
     status: Optional[int]
     left: int
-
-    def to_json(self) -> str:
-        return json.dumps(self._asdict(), separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: "Any") -> "Ending":
-        """Decode the result of :meth:`to_json`. Raises ValueError if the text is something else."""
-        document = json.loads(text)
-        try:
-            status, left = document["status"], document["left"]
-        except (KeyError, TypeError):
-            raise ValueError("it does not say how a program ended") from None
-        if not (status is None or isinstance(status, int)) or not isinstance(left, int):
-            raise ValueError("it does not say how a program ended")
-        return cls(status, left)
 
 
 LIBRARY_PATH = "PYBACKEND_LIBRARY_PATH"

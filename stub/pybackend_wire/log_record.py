@@ -62,28 +62,12 @@ def encode_record(
     file = file[-_MOST_FILE_CHARACTERS:]
     if len(message) > MOST_LINE:
         message = f"{message[:MOST_LINE]}... ({len(message) - MOST_LINE} more characters)"
-    whole = _piece([pid, thread, level, file, line, 0, 1, message, failure, ids, traces])
+    begin, end = [pid, thread, level, file, line], [failure, ids, traces]
+    whole = _piece([*begin, 0, 1, message, *end])
     if len(whole) <= MOST_PIECE_BYTES:
         return [whole]
-    starts = range(0, len(message), MOST_PIECE_CHARACTERS)
-    return [
-        _piece(
-            [
-                pid,
-                thread,
-                level,
-                file,
-                line,
-                number,
-                len(starts),
-                message[start : start + MOST_PIECE_CHARACTERS],
-                failure,
-                ids,
-                traces,
-            ]
-        )
-        for number, start in enumerate(starts)
-    ]
+    texts = [message[start : start + MOST_PIECE_CHARACTERS] for start in range(0, len(message), MOST_PIECE_CHARACTERS)]
+    return [_piece([*begin, number, len(texts), text, *end]) for number, text in enumerate(texts)]
 
 
 def encode_failure_note(pid: int, file: str, line: int, failure: int, who: str, what: str) -> bytes:

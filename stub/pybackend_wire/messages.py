@@ -1,7 +1,7 @@
 """The protocol between host and stub: kinds of messages, places of tensors, and parts shared by both directions.
 
 The messages are defined once, in :mod:`pybackend_wire.host_messages` and :mod:`pybackend_wire.stub_messages`; both
-sides create and read them as those tuples. :mod:`pybackend_wire.messages` defines which message is legal in which state.
+sides create and read them as those tuples. :data:`LEGAL` says which message is legal in which state.
 
 On the wire a message is a flat sequence: its kind, then its fields. It holds plain values only (None, bool, int, float,
 str, lists, dicts with str keys), so that msgpack and json can both encode it. A message never contains tensor bytes: a

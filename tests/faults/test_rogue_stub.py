@@ -49,11 +49,11 @@ ROGUE = (
         self.send_frame(eval(text))
 
     def say(self, text):
-        from pybackend_wire.codec import available
+        from pybackend_wire.framing import available
         self.send_frame(available()[0].dumps(eval(text)))
 
     def say_with_tail(self, text):
-        from pybackend_wire.codec import available
+        from pybackend_wire.framing import available
         messages, tail = eval(text)
         self.send_frame(available()[0].dumps(messages), tail)
 
@@ -63,7 +63,7 @@ ROGUE = (
         self.stay()
 
     def flood_with(self, text):
-        from pybackend_wire.codec import available
+        from pybackend_wire.framing import available
         from pybackend_wire.framing import HEADER
         metadata = available()[0].dumps(eval(text))
         control, data = self.control(), HEADER.pack(len(metadata), 0) + metadata

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.sandbox.reach import Account, obstacle
+from pybackend.sandbox.file_access import Account, obstacle
 from tests.support.repositories import write_model
 from tests.support.server import ServerProcess
 

@@ -15,7 +15,7 @@ from pybackend.cli.options import parse, print_help
 from pybackend.cli.places import refuse_bare_models
 from pybackend.errors import PybackendError, SettingError
 from pybackend.settings import Settings
-from pybackend_wire.confinement import OFF, STRICT
+from pybackend_wire.confinement import STRICT
 
 if TYPE_CHECKING:
     from pybackend.repository.mirror.mirrors import Mirrors
@@ -129,8 +129,8 @@ def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str],
     orphans = Orphans()
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
     first = len(scan.models) if settings.models.startup_models is None else len(settings.models.startup_models)
-    if settings.sandbox.level != STRICT:
-        launcher.start_ahead(min(first, settings.models.load_count), confined=settings.sandbox.level != OFF)
+    if first and settings.sandbox.level != STRICT:
+        launcher.start_ahead()
     try:
         import uvloop
 

@@ -259,7 +259,11 @@ class ArchiveReader:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep them all in memory
             if not self.has_ended:
                 raise self._broken("it ends in the middle, or a header is damaged")
-            _read_rest(stream, self)
+            left = _MOST_BYTES_BEHIND
+            while chunk := stream.read(_CHUNK_BYTES):  # to the very end, where a compressed file has its checksum
+                left -= len(chunk)
+                if left < 0:
+                    raise self.refusal("too much data follows its end")
         self._tree.check_links()
 
     def _open(self) -> IO[bytes]:
@@ -307,14 +311,10 @@ class ArchiveReader:
             MemberKind.FILE,
             header.size,
             executable=bool(header.mode & 0o100),
-            modified_s=_seconds(header.mtime),
+            # One that every file system accepts.
+            modified_s=min(max(int(header.mtime), 0), 2**32) if math.isfinite(header.mtime) else 0,
             content=Content(stream, self._broken),
         )
-
-
-def _seconds(modified: float) -> int:
-    """A timestamp that every file system accepts."""
-    return min(max(int(modified), 0), 2**32) if math.isfinite(modified) else 0
 
 
 def _header_class(reader: ArchiveReader) -> type[tarfile.TarInfo]:
@@ -363,12 +363,3 @@ class _ZstdStream:
             return self._stream.read(size)
         except self._error as error:
             raise EOFError(str(error)) from error
-
-
-def _read_rest(stream: IO[bytes], reader: ArchiveReader) -> None:
-    """Read to the very end, where a compressed file has its checksum. Archives end in several blocks of zeros."""
-    left = _MOST_BYTES_BEHIND
-    while chunk := stream.read(_CHUNK_BYTES):
-        left -= len(chunk)
-        if left < 0:
-            raise reader.refusal("too much data follows its end")

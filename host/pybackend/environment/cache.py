@@ -31,6 +31,8 @@ from pybackend.environment.prefixes import rewrite_prefixes
 from pybackend.environment.unpacking import Cancelled, Inventory, cannot_write, unpack
 from pybackend.errors import ModelEnvironmentError
 
+log = logging.getLogger(__name__)
+
 _KEY_BYTES = 20
 _PERSON = b"pb-environment-1"
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -99,8 +101,6 @@ def _identity(file: BinaryIO) -> tuple[str, str]:
     return f"{status.st_dev:x}-{status.st_ino:x}", stamp
 
 
-log = logging.getLogger(__name__)
-
 _Record = TypeVar("_Record")
 """What a file beside an environment holds: a dataclass, as JSON."""
 
@@ -161,23 +161,23 @@ class CacheEntry:
     in_use: bool
 
 
+@dataclass(frozen=True, eq=False)
 class HeldEnvironment:
     """An unpacked environment that cannot be removed while this object is held and the process lives."""
 
-    def __init__(self, key: str, prefix: Path, lock: FileLock | None, *, was_unpacked: bool) -> None:
-        self.key = key
-        self.prefix = prefix
-        self.was_unpacked = was_unpacked
-        self._lock = lock
+    key: str
+    prefix: Path
+    lock: FileLock | None
+    was_unpacked: bool
 
     def keep_over_exec(self) -> None:
         """Forbid its removal until a program that replaces this process ends."""
-        if self._lock is not None:
-            self._lock.keep_over_exec()
+        if self.lock is not None:
+            self.lock.keep_over_exec()
 
     def release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        if self.lock is not None:
+            self.lock.release()
 
 
 class EnvironmentCache:
@@ -396,11 +396,6 @@ class EnvironmentCache:
             lock.release()
         self._known.forget(key)
         return True
-
-    def discard(self, key: str) -> None:
-        """Remove an environment that proved unusable, unless it is in use."""
-        with suppress(OSError):
-            self.remove(key)
 
     def _clear(self, key: str) -> None:
         """Remove an exclusively held environment; its mark first, so that a crash leaves none that looks complete."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 _LOOK_EVERY_S = 0.05
@@ -35,14 +36,14 @@ class FileLock:
 
     def wait_alone(self, cancelled: threading.Event) -> bool:
         """Wait for the exclusive lock; False if ``cancelled`` is set first."""
-        while not self.take_alone():
-            if cancelled.wait(_LOOK_EVERY_S):
-                return False
-        return True
+        return self._wait(fcntl.LOCK_EX, cancelled)
 
     def wait_shared(self, cancelled: threading.Event) -> bool:
         """Wait for a shared lock; False if ``cancelled`` is set first."""
-        while not self.take_shared():
+        return self._wait(fcntl.LOCK_SH, cancelled)
+
+    def _wait(self, kind: int, cancelled: threading.Event) -> bool:
+        while not self._take(kind):
             if cancelled.wait(_LOOK_EVERY_S):
                 return False
         return True
@@ -53,18 +54,12 @@ class FileLock:
                 fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            if self._is_current():
-                return True
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                    return True
             # The previous holder removed the file, and others lock its successor.
             os.close(self._descriptor)
             self._descriptor = _open(self._path)
-
-    def _is_current(self) -> bool:
-        try:
-            status = os.stat(self._path)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(status, os.fstat(self._descriptor))
 
     def release(self) -> None:
         """Release the lock. This object cannot be used again."""

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pybackend.environment.cache import EnvironmentCache, HeldEnvironment
@@ -122,16 +122,14 @@ def environment_path(text: str, model_directory: Path) -> Path:
     return Path(text.replace(MODEL_DIRECTORY, str(model_directory))).absolute()
 
 
+@dataclass(frozen=True, eq=False)
 class ModelEnvironment:
-    """An environment in use by a model."""
+    """An environment in use by a model; its path is the one in the configuration."""
 
-    def __init__(
-        self, environment: Environment, interpreter: Interpreter, path: Path, held: HeldEnvironment | None
-    ) -> None:
-        self.environment = environment
-        self.interpreter = interpreter
-        self.path = path
-        self._held = held
+    environment: Environment
+    interpreter: Interpreter
+    path: Path
+    held: HeldEnvironment | None
 
     def facts(self) -> dict[str, str]:
         interpreter = self.interpreter
@@ -139,12 +137,12 @@ class ModelEnvironment:
 
     def keep_over_exec(self) -> None:
         """Keep the environment in use until a program that replaces this process ends."""
-        if self._held is not None:
-            self._held.keep_over_exec()
+        if self.held is not None:
+            self.held.keep_over_exec()
 
     def release(self) -> None:
-        if self._held is not None:
-            self._held.release()
+        if self.held is not None:
+            self.held.release()
 
 
 class EnvironmentProvider:
@@ -183,7 +181,8 @@ class EnvironmentProvider:
             if held is not None:
                 held.release()
                 if held.was_unpacked and isinstance(error, ModelEnvironmentError):  # it is unusable for everyone
-                    self.cache.discard(held.key)
+                    with suppress(OSError):
+                        self.cache.remove(held.key)
             if isinstance(error, OSError):  # e.g. a directory of another user
                 raise cannot_read(path, error) from error
             raise
@@ -193,10 +192,15 @@ class EnvironmentProvider:
         self, interpreter: Interpreter, held: HeldEnvironment | None, cancelled: threading.Event
     ) -> Environment:
         prefix, manifest = interpreter.prefix, interpreter.manifest
+        if held is not None:
+            identity = held.key
+        else:  # one that changes when packages are installed
+            libraries = interpreter.libraries
+            identity = f"{os.fspath(prefix)} {0 if libraries is None else libraries.stat().st_mtime_ns}"
         lacks_way = interpreter.binary is not None and interpreter.binary.lacks_way
         environment = Environment(
             python=interpreter.python,
-            identity=_identity_in_place(interpreter) if held is None else held.key,
+            identity=identity,
             prefix=prefix,
             variables=activation_variables(prefix, manifest, keeps_library_path=lacks_way),
         )
@@ -258,13 +262,6 @@ def check_activate(prefix: Path, path: Path) -> None:
     raise ModelEnvironmentError(
         f"Path {activate} does not exist. The Python environment should contain an 'activate' script. {advice}"
     )
-
-
-def _identity_in_place(interpreter: Interpreter) -> str:
-    """An identity that changes when packages are installed."""
-    libraries = interpreter.libraries
-    stamp = libraries.stat().st_mtime_ns if libraries is not None else 0
-    return f"{os.fspath(interpreter.prefix)} {stamp}"
 
 
 class EnvironmentUses:

@@ -67,7 +67,11 @@ class SpecificationCache:
         try:
             if not lock.wait_alone(cancelled):
                 raise Cancelled
-            return self._held(key, cancelled) or self._pack(key, specification, packer, cancelled)
+            with suppress(OSError):
+                held = self._cache.hold_key((self._directory / key).read_text(), cancelled)
+                if held is not None:
+                    return held
+            return self._pack(key, specification, packer, cancelled)
         finally:
             lock.release()
 
@@ -79,11 +83,6 @@ class SpecificationCache:
                 if lock.take_alone():
                     draft.unlink(missing_ok=True)
                 lock.release()
-
-    def _held(self, key: str, cancelled: threading.Event) -> HeldEnvironment | None:
-        with suppress(OSError):
-            return self._cache.hold_key((self._directory / key).read_text(), cancelled)
-        return None
 
     def _pack(self, key: str, specification: Path, packer: Packer, cancelled: threading.Event) -> HeldEnvironment:
         archive = self._directory / f"{key}.tar.zst"

@@ -110,7 +110,9 @@ def unpack(
         raise cannot_write(source, directory.parent, error) from error
     try:
         room_bytes = shutil.disk_usage(directory).free if wanted is None else None
-        inventory = _unpack(ArchiveReader(file, source, room_bytes), directory, cancelled, wanted or _everything)
+        inventory = _unpack(
+            ArchiveReader(file, source, room_bytes), directory, cancelled, wanted or (lambda _path: True)
+        )
         done = True
     except OSError as error:
         if error.errno in _NOT_A_NAME:
@@ -132,10 +134,6 @@ def cannot_write(source: str, cache: Path, error: OSError) -> ModelEnvironmentEr
     return ModelEnvironmentError(
         f"cannot unpack {source} into {cache}: {error.strerror}; {advice}", ErrorCode.UNAVAILABLE
     )
-
-
-def _everything(_path: str) -> bool:
-    return True
 
 
 def _unpack(

@@ -246,16 +246,11 @@ class TerminalLine:
             if not self._terminal.ask_for(self):
                 self._stop()
                 return
-            text, signal, self._unread = _partition(self._unread)
+            text, *rest = _SIGNALS.split(self._unread, 1)
+            signal, self._unread = rest or (b"", b"")
             self._terminal.show(self._decoder.decode(text))
             if signal == WANTS_LINE:
                 self._terminal.read_line()
             elif signal == GIVES_BACK:
                 self._left_ns = time.monotonic_ns()
                 self._terminal.release(self)
-
-
-def _partition(said: bytes) -> tuple[bytes, bytes, bytes]:
-    """The text before the first signal of a process, the signal, and the rest."""
-    text, *rest = _SIGNALS.split(said, 1)
-    return (text, rest[0], rest[1]) if rest else (text, b"", b"")

@@ -43,9 +43,7 @@ class InstanceExecutor:
         self.is_up = False
         self.death_cause = ""
         self.gate: ExecutionGate = OPEN
-        self.executions = executions = ExecutionsInFlight(
-            version, owner.on_available, owner.has_idle_instance, shared_core
-        )
+        self.executions = executions = ExecutionsInFlight(version, owner, shared_core)
         self._shared_core = shared_core
         self._prefetch = executions.prefetch
         self._in_flight = executions.in_flight
@@ -71,7 +69,7 @@ class InstanceExecutor:
         ``cause`` completes the sentence "The process ...".
         """
         self.death_cause = cause
-        return self.executions.lose(self, InferenceError(unhealthy(self.name, cause)), self._owner)
+        return self.executions.lose(self, InferenceError(unhealthy(self.name, cause)))
 
     # For the scheduler
 

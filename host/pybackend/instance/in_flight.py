@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
@@ -46,19 +46,14 @@ class ExecutionsInFlight:
         streaming: those that it has returned from and not answered.
     """
 
-    def __init__(
-        self,
-        version: str,
-        on_available: Callable[[], None],
-        others_are_idle: Callable[[], bool],
-        shared_core: SharedCore,
-    ) -> None:
+    def __init__(self, version: str, owner: InstanceOwner, shared_core: SharedCore) -> None:
         self.session: StubSession | None = None
         self.last_number = 0
         self.in_flight: dict[int, Execution] = {}
         self.streaming: dict[int, Execution] = {}
-        self.prefetch = Prefetch(self.in_flight, on_available, others_are_idle)
+        self.prefetch = Prefetch(self.in_flight, owner)
         self._version = version
+        self._owner = owner
         self._shared_core = shared_core
         self._reschedules = False
         self._output_listener: OutputListener | None = None
@@ -245,11 +240,10 @@ class ExecutionsInFlight:
 
     # The end of the stub
 
-    def lose(self, instance: object, error: InferenceError, model: InstanceOwner) -> tuple[list[PendingRequest], int]:
+    def lose(self, instance: object, error: InferenceError) -> tuple[list[PendingRequest], int]:
         """The stub is dead: notify the owners of its executions, and the model in any case.
 
-        Returns:
-            The requests that fail, and how many wait for another stub.
+        Returns the requests that fail, and how many wait for another stub.
         """
         session, self.session = self.session, None
         assert session is not None
@@ -259,7 +253,7 @@ class ExecutionsInFlight:
         self.prefetch.end()
         self._shared_core.end(time.monotonic_ns(), len(in_flight))
         self._shared_core.forget(session)
-        lost: dict[ExecutionOwner, tuple[list[PendingRequest], list[PendingRequest]]] = {model: ([], [])}
+        lost: dict[ExecutionOwner, tuple[list[PendingRequest], list[PendingRequest]]] = {self._owner: ([], [])}
         for execution in streaming:
             lost.setdefault(execution.owner, ([], []))[0].extend(unanswered([execution]))
         last_begun = session.last_begun()

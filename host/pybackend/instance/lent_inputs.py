@@ -65,10 +65,13 @@ class LentRegions:
         self._attached.clear()
 
 
-def is_place_of(part: RegionOutput, segment: int, offset: int, nbytes: int) -> bool:
+def is_place_of(part: RegionOutput, place: heard.TensorPlace) -> bool:
     """True if a stub says that it has written an output where it was told to."""
     return (
-        part.by_stub and segment == _region_of(part).writing.number and offset == part.offset and nbytes <= part.nbytes
+        part.by_stub
+        and place.segment == _region_of(part).writing.number
+        and place.offset == part.offset
+        and place.nbytes <= part.nbytes
     )
 
 

@@ -178,20 +178,16 @@ class ModelInstance:
         assert session is not None
         await session.initialize(settings.initialize)
         self.executor.begin(session, settings)
-        if settings.warmup:
-            await self._warm_up(settings)
+        if settings.warmup:  # until the instance is READY, schedulers have nothing for it
+            run = WarmupRun(self.executor, settings.stub.model.model_name, self._owner.lease)
+            for sample in settings.warmup:
+                if self.executor.has_stub:
+                    await run.run(sample)
+            self._executions.prefetch.forget_times()
         if self.session is None:  # it died in the turn in which it got ready
             raise ModelLoadError(unhealthy(self.name, self.executor.death_cause))
         self._enter(InstanceState.READY)
         self._backoff.on_ready()
-
-    async def _warm_up(self, settings: InstanceSettings) -> None:
-        """Run the model's samples; until the instance is READY, schedulers have nothing for it."""
-        run = WarmupRun(self.executor, settings.stub.model.model_name, self._owner.lease)
-        for sample in settings.warmup:
-            if self.executor.has_stub:
-                await run.run(sample)
-        self._executions.prefetch.forget_times()
 
     async def stop(self, finalize_timeout_s: float | None) -> bool:
         """Finalize the model and end its stub; False if it had to be killed after the time-out, or at once for 0."""

@@ -12,7 +12,7 @@ from functools import partial
 from math import prod
 
 from pybackend.errors import InferenceError
-from pybackend.inference.region import IN_REGION, RegionOutput, RegionOutputs
+from pybackend.inference.region import IN_REGION, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.instance.lent_inputs import is_place_of
 from pybackend.instance.settings import DisconnectSlowClients, OutputListener, no_clients
@@ -103,7 +103,7 @@ class OutputMemory:
                 self._look_at(place)
             if place.segment == TAIL:
                 tensors.append(OutputTensor(name, datatype, shape, self._copy_of(place, tail)))
-            elif regions and name in regions and _is_in_region(place, regions[name]):
+            elif regions and name in regions and is_place_of(regions[name], place):
                 tensors.append(OutputTensor(name, datatype, shape, IN_REGION))
             else:
                 tensors.append(OutputTensor(name, datatype, shape, self._hold(place)))
@@ -256,15 +256,7 @@ class OutputMemory:
         output.memory.close()
 
 
-def _is_in_region(place: heard.TensorPlace, part: RegionOutput) -> bool:
-    return is_place_of(part, place.segment, place.offset, place.nbytes)
-
-
 def _check_size(place: heard.TensorPlace) -> None:
     itemsize = ITEMSIZE.get(place.datatype)
     if itemsize is None or (itemsize and prod(place.shape) * itemsize != place.nbytes):
-        raise _wrong_size(place)
-
-
-def _wrong_size(place: heard.TensorPlace) -> RemoteProtocolError:
-    return RemoteProtocolError(f"tensor '{place.name}' of {place.nbytes} bytes is no {place.datatype}{place.shape}")
+        raise RemoteProtocolError(f"tensor '{place.name}' of {place.nbytes} bytes is no {place.datatype}{place.shape}")

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from pybackend.instance.execution import Execution
+from pybackend.instance.execution import Execution, InstanceOwner
 from pybackend.instance.session import StubSession
 from pybackend_wire.messages import ATTENDED_FROM
 
@@ -50,8 +50,6 @@ class Prefetch:
 
     Args:
         in_flight: the executions that the stub was sent and has not returned from, by number, oldest first.
-        on_available: called when the instance can take work again that it had handed back.
-        others_are_idle: whether another instance could begin at once with what this one has not begun.
 
     Attributes:
         rests: nothing is to run beside what runs now.
@@ -63,16 +61,14 @@ class Prefetch:
     def __init__(
         self,
         in_flight: dict[int, Execution],
-        on_available: Callable[[], None],
-        others_are_idle: Callable[[], bool],
+        owner: InstanceOwner,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.rests = False
         self.is_timed = False
         self.handed_back = 0
         self._in_flight = in_flight
-        self._on_available = on_available
-        self._others_are_idle = others_are_idle
+        self._owner = owner
         self._clock_ns = clock_ns
         self._concurrency = 1
         self._stub: StubSession | None = None
@@ -154,7 +150,7 @@ class Prefetch:
 
     def _rested(self) -> None:
         self.rests = False
-        self._on_available()
+        self._owner.on_available()
 
     def start_timer(self) -> None:
         """An execution was sent behind another one, and no timer runs: start it."""
@@ -172,7 +168,7 @@ class Prefetch:
         progress = (self._answered, begun := stub.last_begun())
         self._silences = 0 if progress != self._progress else self._silences + 1
         self._progress = progress
-        if self._silences >= SILENCES or (self._silences and self._others_are_idle()):
+        if self._silences >= SILENCES or (self._silences and self._owner.has_idle_instance()):
             self.is_timed = False  # once is enough: nothing waits behind the running execution afterwards
             stub.recall()
             return

@@ -45,6 +45,9 @@ class CallingStub:
 
     Attributes:
         model_name: the full name of its model.
+        lease: allocates memory for a tensor that goes to the model; raises InferenceError (UNAVAILABLE) at its limit.
+        inputs: the memory that was lent to the stub.
+        outputs: the memory in which it leaves tensors.
     """
 
     def __init__(
@@ -64,11 +67,11 @@ class CallingStub:
         self.model_name = full_name(settings.namespace, settings.model.model_name)
         self.instance = instance
         self._settings = settings
-        self._lease_input = lease_input
+        self.lease = lease_input
         self._channel = channel
         self._life = life
-        self._inputs = inputs
-        self._outputs = outputs
+        self.inputs = inputs
+        self.outputs = outputs
         self._loop = asyncio.get_running_loop()
         self._answer_bytes = 0
         settings.callers.add(self)
@@ -126,7 +129,7 @@ class CallingStub:
     @property
     def backlog_bytes(self) -> int:
         """Bytes that the stub has not read yet: messages that its socket has not taken, and tensors that were lent to it."""
-        return self._channel.backlog_bytes + self._inputs.unread_bytes
+        return self._channel.backlog_bytes + self.inputs.unread_bytes
 
     def on_drained(self, callback: Callable[[], None]) -> None:
         """Call this once the stub has read everything, or is gone."""
@@ -138,7 +141,7 @@ class CallingStub:
             next_s = min(2 * waited_s, LONGEST_LOOK_S)
             self._loop.call_later(next_s, self._check_drained, callback, next_s)
         else:
-            self._inputs.unread_bytes = 0
+            self.inputs.unread_bytes = 0
             callback()
 
     # Tensors
@@ -148,31 +151,11 @@ class CallingStub:
         self._answer_bytes += nbytes
         return self._channel.append_tail(data)
 
-    def lease(self, nbytes: int) -> ArenaLease:
-        """Allocate memory for a tensor that goes to the model.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
-        return self._lease_input(nbytes)
-
-    def lend(self, lease: ArenaLease) -> None:
-        """Lend a block of :meth:`lease` to the stub, which gives it back when the model releases it."""
-        self._inputs.lend(lease)
-
-    def take_back(self, lease: ArenaLease) -> bool:
-        """Undo :meth:`lend` for a block of which the stub was not told yet; False if it was not lent."""
-        return self._inputs.take_back(lease)
-
-    def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
-        """The bytes of a tensor that came with a message; valid until :meth:`let_go`, or for ever if they lay in the tail."""
-        return self._outputs.read_tensor(place, tail)
-
     def let_go(self, places: Sequence[heard.TensorPlace]) -> None:
-        """Release the memory of tensors that were read by :meth:`read_tensor`."""
+        """Release the memory of tensors that were read from :attr:`outputs`."""
         blocks = [(place.segment, place.offset) for place in places if place.segment != TAIL]
         if blocks:
-            self._outputs.let_go(blocks)
+            self.outputs.let_go(blocks)
 
 
 class StubServices(Protocol):

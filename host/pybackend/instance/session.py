@@ -50,7 +50,7 @@ Handler = Callable[[Any, bytes], None]
 """Takes a message, and the tail of the frame that it came with."""
 
 
-class MessageDispatch:
+class MessageHandlers:
     """Hands each message of a stub to the part of the host that it concerns, if the stub may send it now.
 
     Args:
@@ -160,20 +160,20 @@ class StubSession:
         self._settings = settings
         self._on_end = on_end
         loop = asyncio.get_running_loop()
-        process.on_exit(loop, self._on_exit)
+        process.on_exit(loop, lambda: self.channel.drain(self._on_drained))
         self._progress = Segment(_PROGRESS_BYTES)
         self.stacks = StubStacks(self._progress, process.ask_for_stacks)
         self._terminal_line: TerminalLine | None = None
         self._life = life = StubLife(settings.model.instance_name)
-        dispatch = MessageDispatch(life, self._on_life)
-        self.channel = channel = StubChannel(loop, process.socket, dispatch.on_messages, self._on_channel_end)
+        message_handlers = MessageHandlers(life, self._on_life)
+        self.channel = channel = StubChannel(loop, process.socket, message_handlers.on_messages, self._on_channel_end)
         self.inputs = inputs = LentInputs(channel)
         self.outputs = outputs = OutputMemory(
             channel, settings.output_memory_limit_bytes, settings.disconnect_slow_clients, settings.budget
         )
         self.caller = caller = CallingStub(settings, instance, lease_input, channel, life, inputs, outputs, find_trace)
         self.readiness = readiness = ReadinessProbe()
-        dispatch.connect(
+        message_handlers.connect(
             outputs,
             {
                 **handlers,
@@ -212,7 +212,10 @@ class StubSession:
         try:
             attach = Attach(self._progress.number, _PROGRESS_BYTES, SegmentRole.PROGRESS)
             self.channel.post_attach(attach, self._progress.descriptor)
-            self._connect_terminal()
+            if self._settings.terminal is not None:
+                self._terminal_line, theirs = self._settings.terminal.connect(self._instance_name)
+                with theirs:
+                    self.channel.post_attach(Attach(0, 0, SegmentRole.TERMINAL), theirs.fileno())
         except OSError as error:
             self.kill()
             raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
@@ -221,12 +224,6 @@ class StubSession:
         self.channel.codec = codec
         completed: dict[str, Any] | None = await self._life.outcome_of(StubState.LOADING)
         return completed
-
-    def _connect_terminal(self) -> None:
-        if self._settings.terminal is not None:
-            self._terminal_line, theirs = self._settings.terminal.connect(self._instance_name)
-            with theirs:
-                self.channel.post_attach(Attach(0, 0, SegmentRole.TERMINAL), theirs.fileno())
 
     @property
     def left_terminal_ns(self) -> int:
@@ -345,9 +342,6 @@ class StubSession:
         elif self._life.state is not StubState.FINALIZING:
             # A stub that closed its socket can do nothing any more, whatever keeps its process alive.
             self.kill(_CLOSED)
-
-    def _on_exit(self) -> None:
-        self.channel.drain(self._on_drained)
 
     def _on_drained(self) -> None:
         cause = self._life.end_cause or self._process.exit_cause

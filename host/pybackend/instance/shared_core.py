@@ -63,7 +63,10 @@ class SharedCore:
         elif self._enabled:
             self._alone += 1
             if self._alone >= ENOUGH_ALONE:
-                self._share()
+                self._alone = 0
+                self.core = cores.pin()
+                if self.core is not None:
+                    self._renewal = asyncio.get_running_loop().call_later(RENEW_S, self.part)
 
     def end(self, now_ns: int, count: int = 1) -> None:
         """Executions have ended, or will not begin; the time is of ``time.monotonic_ns()``."""
@@ -79,12 +82,6 @@ class SharedCore:
 
     def forget(self, stub: StubSession) -> None:
         self._stubs.discard(stub)
-
-    def _share(self) -> None:
-        self._alone = 0
-        self.core = cores.pin()
-        if self.core is not None:
-            self._renewal = asyncio.get_running_loop().call_later(RENEW_S, self.part)
 
     def part(self) -> None:
         """Let the server and all stubs use all their cores; nothing happens if they do."""

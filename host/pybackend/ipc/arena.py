@@ -260,7 +260,7 @@ class TensorArena:
         missing = chunk.missing(begin, end)
         more = sum(map(chunk.part_bytes, missing))
         if self.total_bytes + more > self._limit_bytes:
-            self._give_back_unused(chunk)
+            self.give_back_unused(chunk)
             if self.total_bytes + more > self._limit_bytes:
                 others_bytes = self.used_bytes - chunk.blocks.block_bytes(lease.offset)
                 raise self._full(lease.nbytes, others_bytes)
@@ -280,11 +280,7 @@ class TensorArena:
             chunk.forget(lease.uncounted)
             chunk.blocks.release(lease.offset)
 
-    def give_back_unused(self) -> None:
-        """Release memory that is kept warm."""
-        self._give_back_unused(None)
-
-    def _give_back_unused(self, wanted: _Chunk | None) -> None:
+    def give_back_unused(self, wanted: _Chunk | None = None) -> None:
         """Release memory that is kept warm, including the part of large tensors that has not arrived yet."""
         for chunk in list(self._chunks.values()):
             if not len(chunk.blocks) and chunk is not wanted:
@@ -344,7 +340,7 @@ class TensorArena:
         if not segment.sealed:
             chunk.fill(chunk.missing(0, segment.size_bytes))
             if self.total_bytes > self._limit_bytes:
-                self._give_back_unused(chunk)
+                self.give_back_unused(chunk)
             if self.total_bytes > self._limit_bytes:
                 self._drop(chunk)
                 raise self._full(nbytes, self.used_bytes)

@@ -273,7 +273,7 @@ class StubChannel:
     def _read(self) -> int:
         """Read once from the socket; returns the number of bytes, 0 if there are none for now."""
         try:
-            count = self._receive(self._decoder.room())
+            count = self._receive(self._decoder.get_buffer())
         except BlockingIOError:
             return 0
         except RemoteProtocolError as error:

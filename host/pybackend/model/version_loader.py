@@ -56,7 +56,7 @@ async def rehearse(source: ModelSource, host: ModelHost) -> Rehearsal:
         count, sandbox = max(1, len(await VersionLoader(source, host, processes).open())), processes.sandbox
         if sandbox is None:
             return Rehearsal(count, processes.environment, None, {})
-        missing = sandbox.of_instance(0).confinement.left_out
+        missing = sandbox.of_instance(0).confinement.missing
         return Rehearsal(count, processes.environment, sandbox.level, missing)
     finally:
         await processes.close()

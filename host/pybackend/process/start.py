@@ -37,19 +37,19 @@ def process_variables(environment: Environment, host: Mapping[str, str] = os.env
 _MOST_SAID_BYTES = 64 * 1024
 
 
-class Entry:
+class SandboxReport:
     """The report of the host's own Python about a process's sandbox, from before it became an environment's Python."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
-        self._report: dict[str, str] = {}
+        self._layers: dict[str, str] = {}
         self._failure = ""
 
     @property
-    def report(self) -> dict[str, str]:
+    def layers(self) -> dict[str, str]:
         """By layer the reason why it is not in force; complete once the process has sent a message or has ended."""
         self._read()
-        return self._report
+        return self._layers
 
     @property
     def failure(self) -> str:
@@ -75,7 +75,7 @@ class Entry:
         self._pipe = -1
         for line in text.splitlines():
             said = json.loads(line)
-            self._report = said.get("report", self._report)
+            self._layers = said.get("report", self._layers)
             self._failure = said.get("failure", self._failure)
 
 
@@ -93,14 +93,6 @@ class Terms:
     mark: int
 
 
-@dataclass(frozen=True)
-class Started:
-    """A process, and the report of the program that confined it; None if it confines itself or is not confined."""
-
-    process: subprocess.Popen[bytes]
-    entry: Entry | None
-
-
 def is_entered(environment: Environment, confinement: Confinement | None) -> bool:
     """Whether a process is confined before it starts the Python of its environment."""
     return confinement is not None and environment.is_foreign
@@ -113,7 +105,7 @@ def start_process(
     inherited: Collection[int],
     output: int,
     terms: Terms,
-) -> Started:
+) -> tuple[subprocess.Popen[bytes], SandboxReport | None]:
     """Start the bundle's program, which becomes a stub or a zygote."""
     command = [str(environment.python), "-I", "-B", str(bundle), *map(str, arguments)]
     variables = process_variables(environment)
@@ -121,7 +113,7 @@ def start_process(
     if confinement is not None:
         variables = confinement.environment(variables)
     if not is_entered(environment, confinement):
-        return Started(_popen(command, variables, inherited, output), None)
+        return _popen(command, variables, inherited, output), None
     reading, writing = os.pipe()
     try:
         os.set_blocking(reading, False)
@@ -132,7 +124,7 @@ def start_process(
         raise
     finally:
         os.close(writing)
-    return Started(process, Entry(reading))
+    return process, SandboxReport(reading)
 
 
 def _popen(
@@ -161,7 +153,7 @@ def entered_command(
     """Wrap a command, and its variables, so that the process is confined before it becomes the command.
 
     Args:
-        pipe: for the report; see :class:`Entry`.
+        pipe: for the report; see :class:`SandboxReport`.
     """
     enter = bundle / "pybackend_stub" / "sandbox" / "enter.py"
     kept = ",".join(map(str, inherited))

@@ -18,7 +18,7 @@ from pybackend.ipc.unwanted_descriptors import close, refuse_descriptors
 from pybackend.modelconfig.options import StartOptions
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
-from pybackend.process.start import Entry
+from pybackend.process.start import SandboxReport
 from pybackend.sandbox.model_sandbox import InstanceSandbox
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend_wire.confinement import Confinement
@@ -140,13 +140,13 @@ class StubProcess:
     Args:
         ends: the host's ends of its connections; all but the socket are closed when the process ends.
         on_end: called once, when the process has ended and was reaped.
-        entry: report of the program that confined it; None if there is none.
+        report: report of the program that confined it; None if there is none.
     """
 
     def __init__(
-        self, process: Process, ends: HostEnds, on_end: Callable[[], None], entry: Entry | None = None
+        self, process: Process, ends: HostEnds, on_end: Callable[[], None], report: SandboxReport | None = None
     ) -> None:
-        self.entry = entry
+        self.sandbox_report = report
         self._process = process
         self._on_end = on_end
         self._nudges = ends.nudges
@@ -196,8 +196,8 @@ class StubProcess:
         status = self._process.poll()
         if status is None:
             return ""
-        if self.entry is not None and self.entry.failure:
-            return f"was not started: {self.entry.failure}"
+        if self.sandbox_report is not None and self.sandbox_report.failure:
+            return f"was not started: {self.sandbox_report.failure}"
         if status < 0:
             try:
                 name = signal.Signals(-status).name
@@ -241,8 +241,8 @@ class StubProcess:
         if self._nudges >= 0:
             os.close(self._nudges)
             self._nudges = -1
-        if self.entry is not None:
-            self.entry.end()
+        if self.sandbox_report is not None:
+            self.sandbox_report.end()
 
     def kill(self) -> None:
         """Kill the process and everything it started in its session, now."""
@@ -292,8 +292,8 @@ class StubLaunch:
     def check_confined(self, process: StubProcess, said: Mapping[str, str]) -> None:
         """Check a process's report about its sandbox; a report by the program that confined it counts more."""
         if self.sandbox is not None:
-            entry = process.entry
-            self.sandbox.check(process.pid, said if entry is None else entry.report, is_entered=entry is not None)
+            report = process.sandbox_report
+            self.sandbox.check(process.pid, said if report is None else report.layers, is_entered=report is not None)
 
     async def end_leftovers(self) -> None:
         """Kill the leftovers of the process, which has ended."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
 
 from pybackend.ipc.unwanted_descriptors import close, receiver_of
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
 from pybackend.process.orphans import mark_of
-from pybackend.process.start import Started
+from pybackend.process.start import SandboxReport
 from pybackend.process.stub_process import AdoptedProcess, StubEnds, StubLaunch
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import Confinement
@@ -32,14 +33,16 @@ class Zygote:
     """A started zygote.
 
     Args:
-        started: its process, which is ended and reaped here.
+        process: ended and reaped here.
+        report: of the program that confined it; None if there is none.
         output: the end of the pipe that it and its imports print to.
         mark: its mark, and that of its forks until they bear their own.
     """
 
     def __init__(
         self,
-        started: Started,
+        process: subprocess.Popen[bytes],
+        report: SandboxReport | None,
         sock: socket.socket,
         output: int,
         name: str,
@@ -47,8 +50,8 @@ class Zygote:
         confinement: Confinement | None = None,
     ) -> None:
         self.is_gone = False
-        self._process = started.process
-        self._entry = started.entry
+        self._process = process
+        self._sandbox_report = report
         self._mark = mark
         self._confinement = confinement
         self._socket = sock
@@ -79,7 +82,10 @@ class Zygote:
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             socket.send_fds(self._socket, [packet], [ends.socket, ends.nudges, ends.output])
-            return self._adopted(await self._answered(number, FORK_LIMIT_S), mark)
+            process = AdoptedProcess(await self._answered(number, FORK_LIMIT_S))
+            if mark and mark_of(process.pid) not in {mark, self._mark}:
+                raise ProcessLookupError(process.pid)  # the zygote has named a process that is not its own
+            return process
         except ProcessLookupError:
             raise ZygoteError("made a process that is not a child of the server") from None
         except OSError as error:
@@ -87,17 +93,10 @@ class Zygote:
         finally:
             self._asked.pop(number, None)
 
-    def _adopted(self, pid: int, mark: int) -> AdoptedProcess:
-        """Adopt the process with the given id, after checking that it is the zygote's and not another one."""
-        process = AdoptedProcess(pid)
-        if mark and mark_of(pid) not in {mark, self._mark}:
-            raise ProcessLookupError(pid)
-        return process
-
     def _check_confined(self) -> None:
-        if self._confinement is None or self._entry is None:
+        if self._confinement is None or self._sandbox_report is None:
             return
-        report = self._entry.report
+        report = self._sandbox_report.layers
         if not report:
             raise ZygoteError("is not confined")
         wrong = contradictions(self.pid, self._confinement, report, 1)
@@ -157,9 +156,9 @@ class Zygote:
         close(self._socket)
         self._process.kill()
         self._process.wait()
-        if self._entry is not None:
-            self._entry.end()
-            why = f"was not started: {self._entry.failure}" if self._entry.failure else why
+        if self._sandbox_report is not None:
+            self._sandbox_report.end()
+            why = f"was not started: {self._sandbox_report.failure}" if self._sandbox_report.failure else why
         self._output.finish()
         for future in self._asked.values():
             if not future.done():

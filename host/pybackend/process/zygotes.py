@@ -160,13 +160,6 @@ class Zygotes:
         running.zygote.close()
         self._orphans.end(running.mark)
 
-    def _retire(self, kind: ZygoteKind) -> None:
-        """Remove a zygote that is about to be replaced, and end it later: other code may still wait for it."""
-        running = self._zygotes.pop(kind, None)
-        if running is not None:
-            self._retired.append(running)
-            asyncio.get_running_loop().call_later(RETIREMENT_S, self._end_retired, running)
-
     def _end_retired(self, running: _Running) -> None:
         if running in self._retired:
             self._retired.remove(running)
@@ -214,7 +207,10 @@ class Zygotes:
             reach = await asyncio.to_thread(Reach, confinement)
             if domain.has_ended:
                 raise ZygoteError("is not needed any more")
-            self._retire(kind)
+            replaced = self._zygotes.pop(kind, None)
+            if replaced is not None:  # it ends later: other code may still wait for it
+                self._retired.append(replaced)
+                asyncio.get_running_loop().call_later(RETIREMENT_S, self._end_retired, replaced)
             return self._zygote(kind, confinement, reach)
 
     def _start_behind(self, kind: ZygoteKind, domain: TrustDomain, wanted: Confinement) -> None:
@@ -261,8 +257,8 @@ class Zygotes:
             ours.callback(os.close, our_output)
             theirs.callback(os.close, their_output)
             arguments = (ARGUMENT, their_end.fileno(), os.getpid(), mark, *kind.preload)
-            started = start_process(
+            process, report = start_process(
                 self._bundle, kind.environment, arguments, [their_end.fileno()], their_output, terms
             )
             ours.pop_all()
-        return Zygote(started, our_end, our_output, kind.name, mark, confinement)
+        return Zygote(process, report, our_end, our_output, kind.name, mark, confinement)

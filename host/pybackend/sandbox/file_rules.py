@@ -143,7 +143,8 @@ def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -
     rules += [("/proc", _READ_ONLY), *((path, _READ_ONLY) for path in _SYSTEM_STATE)]
     rules += _devices(gpu=True)
     rules += [(path, OWN) for path in (*writable, *_caches(server.home))]
-    if not _is_beside(server.working_directory, hidden):
+    real = os.path.realpath(server.working_directory)
+    if real != "/" and any(contains(real, other) for other in hidden):  # neither hidden nor readable as a whole
         rules.append((server.working_directory, LIST))  # otherwise modules in it would not be found
     return rules + _own(server, model, OWN)
 
@@ -311,12 +312,6 @@ def _devices(*, gpu: bool) -> Rules:
         rules += [(path, DEVICE) for path in (*numbered, *(f"/dev/{name}" for name in _GPU_DEVICES))]
         rules += [(path, _READ_ONLY) for path in _GPU_FILES]
     return rules
-
-
-def _is_beside(path: str, hidden: set[str]) -> bool:
-    """Whether a path is either readable as a whole or entirely hidden."""
-    real = os.path.realpath(path)
-    return real == "/" or not any(contains(real, other) for other in hidden)
 
 
 def contains(directory: str, path: str) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelConfigError
+from pybackend.sandbox.file_access import Account, obstacle
 from pybackend.sandbox.file_rules import contains
 from pybackend.sandbox.options import MIB, SandboxOptions, permissions, rank, resource_limits
-from pybackend.sandbox.reach import Account, obstacle
 from pybackend_wire.confinement import EXECUTE, READ, STRICT, WRITE
 
 OVERRIDES_FLAG = "--allow-model-overrides"
@@ -105,34 +105,44 @@ class Grant:
                 f"model '{model}': parameters SANDBOX is '{options.level}', but a model loaded with a configuration from "
                 f"model '{self.model}' runs at '{self.level}' or stricter. Remove the parameter ({source})"
             )
-        wider = _Wider(model, self.model, source)
+
+        def wider(parameter: str) -> ModelConfigError:
+            return ModelConfigError(
+                f"model '{model}': parameters {parameter} would give it more than model '{self.model}', which loads it, "
+                f"has. Remove the parameter, or set it in the configuration in the repository ({source})"
+            )
+
         if options.uid not in {None, self.uid}:
-            raise wider.by("SANDBOX_UID")
+            raise wider("SANDBOX_UID")
         level = max(options.level or usual_level, self.level, key=rank)
         options = replace(
             options,
             level=level,
-            read=self._reached(options.read, READ + EXECUTE, own, wider.by("SANDBOX_READ")),
-            write=self._reached(options.write, READ + EXECUTE + WRITE, own, wider.by("SANDBOX_WRITE")),
-            model_control=self._controlled(level, options.model_control, wider.by(_CONTROL)),
+            read=self._reached(options.read, READ + EXECUTE, own, wider("SANDBOX_READ")),
+            write=self._reached(options.write, READ + EXECUTE + WRITE, own, wider("SANDBOX_WRITE")),
+            model_control=self._controlled(level, options.model_control, wider(_CONTROL)),
         )
         return self._within_limits(level, self._within_permissions(level, options, wider), wider)
 
-    def _within_permissions(self, level: str, options: SandboxOptions, wider: _Wider) -> SandboxOptions:
+    def _within_permissions(
+        self, level: str, options: SandboxOptions, wider: Callable[[str], ModelConfigError]
+    ) -> SandboxOptions:
         for name in ("network", "unix_sockets", "subprocesses"):
             if getattr(permissions(level, options), name) and not getattr(self, name):
                 if getattr(options, name):
-                    raise wider.by(f"SANDBOX_{name.upper()}")
+                    raise wider(f"SANDBOX_{name.upper()}")
                 change: dict[str, Any] = {name: False}
                 options = replace(options, **change)
         return options
 
-    def _within_limits(self, level: str, options: SandboxOptions, wider: _Wider) -> SandboxOptions:
+    def _within_limits(
+        self, level: str, options: SandboxOptions, wider: Callable[[str], ModelConfigError]
+    ) -> SandboxOptions:
         own_user = self.user[0] >= 0
         for limit, name, unit in (("DATA", "memory_mb", MIB), ("NPROC", "processes", 1)):
             if resource_limits(level, options, own_user=own_user)[limit] > self.limits[limit]:
                 if getattr(options, name) is not None:
-                    raise wider.by(f"SANDBOX_{name.upper()}")
+                    raise wider(f"SANDBOX_{name.upper()}")
                 change: dict[str, Any] = {name: self.limits[limit] // unit}
                 options = replace(options, **change)
         return options
@@ -201,21 +211,6 @@ def _have_one_author(one: Path | None, other: Path | None) -> bool:
         return os.stat(one).st_uid == os.stat(other).st_uid
     except OSError:
         return False
-
-
-@dataclass(frozen=True)
-class _Wider:
-    """The refusal of a model that wants more than the model that loads it has."""
-
-    model: str
-    loader: str
-    source: str
-
-    def by(self, parameter: str) -> ModelConfigError:
-        return ModelConfigError(
-            f"model '{self.model}': parameters {parameter} would give it more than model '{self.loader}', which loads "
-            f"it, has. Remove the parameter, or set it in the configuration in the repository ({self.source})"
-        )
 
 
 def _may_write(path: str, uid: int, gid: int) -> bool:

@@ -16,8 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.sandbox.file_rules import contains
-from pybackend.sandbox.reach import (
+from pybackend.sandbox.file_access import (
     Account,
     Obstacle,
     is_enforced,
@@ -26,7 +25,10 @@ from pybackend.sandbox.reach import (
     obstacle_below,
     obstacle_on_way,
 )
+from pybackend.sandbox.file_rules import contains
 from pybackend_wire.confinement import STRICT
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -240,9 +242,6 @@ class ModelReach:
         directory = os.path.realpath(self._needs.directory)
         tops = [path for path in self._needs.repositories if contains(path, directory)]
         return shlex.quote(tops[0] if tops else os.path.dirname(directory))
-
-
-log = logging.getLogger(__name__)
 
 
 def check_reach(name: str, reach: ModelReach, user: ProcessUser) -> None:

@@ -187,9 +187,9 @@ class ModelSandbox:
         return os.geteuid() == 0 and self._options.uid != HOST_UID
 
     def _make(self) -> InstanceSandbox:
-        left_out: dict[str, str] = {}
+        missing: dict[str, str] = {}
         scratch = ""
-        user, uid, gid = self._user(left_out)
+        user, uid, gid = self._user(missing)
         if not self._instances:  # once per version
             warn_of_closed_files(self._name, self._reach, user, follows_links=self.level == STANDARD)
         own_user = uid != _NOT_CHANGED
@@ -197,22 +197,24 @@ class ModelSandbox:
             self._sandbox.make_caches()
         if own_user or self.level == STRICT:
             try:
-                maker = self._sandbox.scratch.make if self._domain is None else self._domain.make_scratch
-                scratch = maker(uid, gid)
+                if self._domain is None:
+                    scratch = str(self._sandbox.scratch.make(owner=(uid, gid)))
+                else:
+                    scratch = self._domain.make_scratch(uid, gid)
             except OSError as error:
                 raise ModelLoadError(
                     f"cannot create a private directory for model '{self._name}': {error.strerror or error}",
                     ErrorCode.UNAVAILABLE,
                 ) from error
         if self.level == STANDARD and self._sandbox.exposed:
-            left_out["neighbours"] = self._sandbox.exposed
-        confinement = self._confinement(uid, gid, scratch, left_out)
+            missing["neighbours"] = self._sandbox.exposed
+        confinement = self._confinement(uid, gid, scratch, missing)
         self._confined = confinement
         if self._domain is not None:
             self._domain.add(self, confinement)
         return InstanceSandbox(self, confinement, self._domain, exclusive=own_user and self._options.uid is None)
 
-    def _user(self, left_out: dict[str, str]) -> tuple[ProcessUser, int, int]:
+    def _user(self, missing: dict[str, str]) -> tuple[ProcessUser, int, int]:
         """Return its user with the numbers to change to; it stays the server's if the level allows no other.
 
         Raises ModelLoadError if no user that it could have reaches its files, or there is none for it.
@@ -226,7 +228,7 @@ class ModelSandbox:
         except NoUsersError as error:
             if isinstance(error, UsersNotMappedError) and self.level != STRICT:
                 check_reach(self._name, self._reach, unchanged[0])
-                left_out["uid"] = str(error)
+                missing["uid"] = str(error)
                 return unchanged
             raise ModelLoadError(
                 f"model '{self._name}' cannot have its own user: {error}. Set parameters SANDBOX_UID: \"host\" to let it "
@@ -245,7 +247,7 @@ class ModelSandbox:
             raise
         if reason:
             self._users.give_back(uid)
-            left_out["uid"] = reason
+            missing["uid"] = reason
             return unchanged
         return separate, uid, gid
 
@@ -261,7 +263,7 @@ class ModelSandbox:
     def _users(self) -> UserRange | TrustDomain:
         return self._sandbox.users if self._domain is None else self._domain
 
-    def _confinement(self, uid: int, gid: int, scratch: str, left_out: dict[str, str]) -> Confinement:
+    def _confinement(self, uid: int, gid: int, scratch: str, missing: dict[str, str]) -> Confinement:
         options, strict, own_user = self._options, self.level == STRICT, uid != _NOT_CHANGED
         may = permissions(self.level, options)
         places = ModelPlaces(
@@ -282,7 +284,7 @@ class ModelSandbox:
             paths=resolved(strict_rules(server, places) if strict else standard_rules(server, places, as_root=as_root)),
             limits=resource_limits(self.level, options, own_user=own_user),
             variables=self._variables(scratch, strict=strict),
-            left_out=left_out,
+            missing=missing,
             required=self._required(own_user=own_user),
             uid=uid,
             gid=gid,
@@ -293,7 +295,7 @@ class ModelSandbox:
             changes_modes=own_user or not strict,
             oom_score_adj=_OOM_SCORE_ADJ,
             scrubbed=strict,
-            canary="" if left_out.get("neighbours") else self._sandbox.canary(),
+            canary="" if missing.get("neighbours") else self._sandbox.canary(),
         )
 
     def _required(self, *, own_user: bool) -> list[str]:
@@ -382,10 +384,6 @@ class ModelSandbox:
         """Return its level and the layers that are not in force, for reports about the model."""
         return {"level": self.level, "not_in_force": dict(self.missing)}
 
-    def end_leftovers(self, confinement: Confinement) -> None:
-        """Kill the leftovers of a process. Blocking."""
-        end_processes_of(confinement.uid, confinement.gid)
-
     async def close(self) -> None:
         """Clean up once the processes are gone: kill leftovers, remove files, release users."""
         instances, self._instances = list(self._instances.values()), {}
@@ -402,26 +400,24 @@ class ModelSandbox:
         confinement = instance.confinement
         gone = end_processes_of(confinement.uid, confinement.gid) if instance.exclusive else True
         if instance.scratch:
-            self._sandbox.scratch.remove(instance.scratch)
+            self._sandbox.scratch.remove(Path(instance.scratch))
         if instance.exclusive and gone:
             self._users.give_back(confinement.uid)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class InstanceSandbox:
-    """The sandbox of one instance.
+    """The sandbox of one instance, which confines each of its processes.
 
     Attributes:
         domain: the trust domain whose zygote may fork its processes, None if they must not be forked.
         exclusive: whether no other instance has its user.
     """
 
-    def __init__(
-        self, model: ModelSandbox, confinement: Confinement, domain: TrustDomain | None, *, exclusive: bool
-    ) -> None:
-        self._model = model
-        self.confinement = confinement
-        self.domain = domain
-        self.exclusive = exclusive
+    model: ModelSandbox
+    confinement: Confinement
+    domain: TrustDomain | None
+    exclusive: bool
 
     @property
     def scratch(self) -> str:
@@ -430,12 +426,12 @@ class InstanceSandbox:
 
     @property
     def grant(self) -> Grant:
-        return self._model.grant(self.confinement)
+        return self.model.grant(self.confinement)
 
     def check(self, pid: int, report: Mapping[str, str], *, is_entered: bool) -> None:
         """Check that a process is confined as reported; see :meth:`ModelSandbox.note`."""
-        self._model.note(pid, self.confinement, report, is_entered=is_entered)
+        self.model.note(pid, self.confinement, report, is_entered=is_entered)
 
     async def end_leftovers(self) -> None:
         if self.exclusive:
-            await asyncio.to_thread(self._model.end_leftovers, self.confinement)
+            await asyncio.to_thread(end_processes_of, self.confinement.uid, self.confinement.gid)

@@ -42,7 +42,8 @@ def python_places(environment: Environment, server: ServerPlaces, model_director
     """Find the directories of an interpreter and its packages."""
     if not environment.is_foreign:
         needed = _own_python(environment)
-        return PythonPlaces(_distinct([*needed, *_search_path()]), _distinct([*needed, _directory_of_numpy()]))
+        numpy = os.path.dirname(os.path.dirname(np.__file__))  # every model process imports from there
+        return PythonPlaces(_distinct([*needed, *_search_path()]), _distinct([*needed, numpy]))
     python = str(environment.python)
     prefix = os.path.realpath(environment.prefix or os.path.dirname(os.path.dirname(python)))
     own = os.path.realpath(model_directory)
@@ -64,11 +65,6 @@ def _own_python(environment: Environment) -> list[str]:
     found = [str(environment.prefix or ""), os.path.dirname(os.path.dirname(python))]
     found.append(os.path.dirname(os.path.dirname(os.path.realpath(python))))
     return [*found, sys.prefix, sys.base_prefix, sys.exec_prefix]
-
-
-def _directory_of_numpy() -> str:
-    """Return the directory of this Python's packages that every model process imports from."""
-    return os.path.dirname(os.path.dirname(np.__file__))
 
 
 def _distinct(paths: list[str]) -> tuple[str, ...]:

@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 
 _NAME = "rooms"
 _TRIES = 20
-_PASSED_BY_OTHERS, _OWN = 0o711, 0o700
+_SAME_USER = (-1, -1)
+PASSED_BY_OTHERS, _OWN = 0o711, 0o700
+"""Modes of directories: others may use directories in it whose names they know, or nobody else may enter."""
 
 
 def runtime_places(server_directory: Path) -> list[Path]:
@@ -46,7 +48,7 @@ class RuntimeDirectory:
         self._descriptor = -1
         self._opening = threading.Lock()
 
-    def make(self, mode: int = _OWN, *, owner: tuple[int, int] | None = None, within: Path | None = None) -> Path:
+    def make(self, mode: int = _OWN, *, owner: tuple[int, int] = _SAME_USER, within: Path | None = None) -> Path:
         """Create a directory with an unguessable name."""
         with self._opening:
             if self._path is None:
@@ -58,7 +60,7 @@ class RuntimeDirectory:
             made = open_directory(path.name, parent)
             try:
                 os.fchmod(made, mode)
-                if owner is not None:
+                if owner != _SAME_USER:
                     os.fchown(made, *owner)
             finally:
                 os.close(made)
@@ -134,7 +136,7 @@ class RuntimeDirectory:
         raise failure or FileNotFoundError("there is no place for private directories")
 
     def _open_in(self, place: Path) -> None:
-        mode = _PASSED_BY_OTHERS if os.geteuid() == 0 else _OWN  # models' processes may be other users
+        mode = PASSED_BY_OTHERS if os.geteuid() == 0 else _OWN  # models' processes may be other users
         place.mkdir(mode=mode, parents=True, exist_ok=True)
         parent = _checked_place(place)
         try:
@@ -199,37 +201,6 @@ def _remove(name: str, parent: int, path: Path) -> None:
         pass
     except OSError as error:
         log.warning("cannot remove %s: %s", path, error.strerror or error)
-
-
-class ScratchDirectories:
-    """The private directories of models' processes: removed with them, or by the next server if this one is killed."""
-
-    def __init__(self, places: Sequence[Path]) -> None:
-        self._directory = RuntimeDirectory(places)
-
-    def make(self, uid: int, gid: int, within: str = "") -> str:
-        """Create a directory that only one user can use; -1 for the user of this process.
-
-        Args:
-            within: directory from :meth:`make_common` to create it in, "" for anywhere.
-        """
-        owner = (uid, gid) if uid >= 0 else None
-        return str(self._directory.make(_OWN, owner=owner, within=Path(within) if within else None))
-
-    def make_common(self) -> str:
-        """Create a directory for directories of several users; only this process can create them there."""
-        return str(self._directory.make(_PASSED_BY_OTHERS))
-
-    def remove(self, path: str) -> None:
-        """Remove a directory with everything a model has put there. The model's processes are gone."""
-        self._directory.remove(Path(path))
-
-    def close(self) -> None:
-        self._directory.close()
-
-    @property
-    def places(self) -> list[str]:
-        return [str(place) for place in self._directory.places]
 
 
 def scratch_places(server_directory: Path) -> list[Path]:

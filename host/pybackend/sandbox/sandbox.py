@@ -14,7 +14,7 @@ from pybackend.environment.environment import Environment
 from pybackend.errors import ModelConfigError
 from pybackend.sandbox.file_rules import ServerPlaces, exposed, usual_caches
 from pybackend.sandbox.options import SandboxOptions, raised_limit, rank
-from pybackend.sandbox.runtime_directory import ScratchDirectories, scratch_places
+from pybackend.sandbox.runtime_directory import RuntimeDirectory, scratch_places
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.users import UserRange
 from pybackend.settings import SandboxSettings
@@ -44,12 +44,13 @@ class Sandbox:
     ) -> None:
         self.settings = settings
         self.users = UserRange()
-        self.scratch = ScratchDirectories(scratch_places(bundle.parent))
+        self.scratch = RuntimeDirectory(scratch_places(bundle.parent))
+        home = os.path.realpath(os.path.expanduser("~"))
         self.places = ServerPlaces(
             repositories=tuple(os.path.realpath(path) for path in repositories),
-            private=(str(bundle.parent), *self.scratch.places),
+            private=(str(bundle.parent), *map(str, self.scratch.places)),
             bundle=str(bundle),
-            home=_home(),
+            home=home if os.path.isdir(home) and home != "/" else "",
             working_directory=os.getcwd(),
             environments=tuple(os.path.realpath(path) for path in environments),
         )
@@ -135,11 +136,6 @@ class Sandbox:
                 os.rmdir(path)
         self.scratch.close()
         self.users.close()
-
-
-def _home() -> str:
-    home = os.path.realpath(os.path.expanduser("~"))
-    return home if os.path.isdir(home) and home != "/" else ""
 
 
 def _exposed_text(places: Sequence[str]) -> str:

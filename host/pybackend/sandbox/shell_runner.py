@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from pybackend.cores import unpin
 from pybackend.environment.environment import Environment
 from pybackend.environment.hooks import MOST_OUTPUT_BYTES, ShellRun
@@ -92,8 +94,8 @@ class ShellRunner:
         if hearing.is_flooded:
             return ShellRun(output, bytes(hearing.said), f"printed more than {MOST_OUTPUT_BYTES >> 20} MiB", 0)
         try:
-            ending = Ending.from_json(told)
-        except ValueError:
+            ending = msgspec.json.decode(told, type=Ending)
+        except (ValueError, msgspec.MsgspecError):
             return ShellRun(bytes(hearing.output), bytes(hearing.said), "was killed together with its supervisor", 0)
         return ShellRun(output, bytes(hearing.said), self._clause(ending.status), ending.left)
 

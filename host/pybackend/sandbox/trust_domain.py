@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from pybackend.sandbox.file_rules import OWN, resolved
-from pybackend.sandbox.runtime_directory import ScratchDirectories
+from pybackend.sandbox.runtime_directory import PASSED_BY_OTHERS, RuntimeDirectory
 from pybackend.sandbox.users import NoUsersError, UserRange, end_processes_of, users_with_processes
 from pybackend_wire.confinement import Confinement
 
@@ -32,7 +32,7 @@ class TrustDomain:
         has_ended: whether nothing must be started for it any more.
     """
 
-    def __init__(self, users: UserRange | None, scratch: ScratchDirectories) -> None:
+    def __init__(self, users: UserRange | None, scratch: RuntimeDirectory) -> None:
         self._users = users
         self._scratch = scratch
         self._block: range | None = None
@@ -83,7 +83,7 @@ class TrustDomain:
             if not alive:
                 self._users.give_back(*self._block)
         if self._common_scratch:
-            self._scratch.remove(self._common_scratch)
+            self._scratch.remove(Path(self._common_scratch))
 
     # Resources for its members' processes
 
@@ -92,7 +92,11 @@ class TrustDomain:
         assert self._users is not None
         with self._changing:
             if self._block is None:
-                self._open(self._users)
+                try:
+                    self._block = self._users.take_block()
+                except NoUsersError:
+                    self._block = range(0)
+                self._free = list(self._block[1:])
             if self._free:
                 return self._free.pop(0)
         return self._users.take()
@@ -110,15 +114,8 @@ class TrustDomain:
         """Create a private directory that forks can reach."""
         with self._changing:
             if not self._common_scratch:
-                self._common_scratch = self._scratch.make_common()
-        return self._scratch.make(uid, gid, self._common_scratch)
-
-    def _open(self, users: UserRange) -> None:
-        try:
-            self._block = users.take_block()
-        except NoUsersError:
-            self._block = range(0)
-        self._free = list(self._block[1:])
+                self._common_scratch = str(self._scratch.make(PASSED_BY_OTHERS))
+        return str(self._scratch.make(owner=(uid, gid), within=Path(self._common_scratch)))
 
     # The zygote that they are forked from
 

@@ -116,7 +116,9 @@ class UserRange:
     """
 
     def __init__(self, directories: Iterable[Path] | None = None) -> None:
-        self._directories = list(directories or _places())
+        self._directories = list(
+            directories or (Path("/run/pybackend-users"), Path(tempfile.gettempdir()) / "pybackend-users")
+        )
         self._claim = -1
         self._first = 0
         self._count = 0
@@ -135,7 +137,8 @@ class UserRange:
                 self._next = (self._next + 1) % self._count
                 if number not in self._taken:
                     self._taken.add(number)
-                    self._keep_place()
+                    with suppress(OSError):  # then the next server begins elsewhere
+                        os.pwrite(self._claim, f"{self._next:0{_MOST_DIGITS}}".encode(), 0)
                     return number
         raise NoUsersError(f"all {self._count} users for models are taken")
 
@@ -186,10 +189,6 @@ class UserRange:
             log.warning("users with processes left by an earlier server are not given to models: %s", sorted(alive))
             self._taken.update(alive)
 
-    def _keep_place(self) -> None:
-        with suppress(OSError):  # then the next server begins elsewhere
-            os.pwrite(self._claim, f"{self._next:0{_MOST_DIGITS}}".encode(), 0)
-
     def _directory(self) -> Path:
         why = ""
         for path in self._directories:
@@ -203,10 +202,6 @@ class UserRange:
                 return path
             why = f"{path} does not belong to the superuser alone"
         raise NoUsersError(f"they cannot be reserved: {why}")
-
-
-def _places() -> list[Path]:
-    return [Path("/run/pybackend-users"), Path(tempfile.gettempdir()) / "pybackend-users"]
 
 
 def _locked(path: Path) -> int:

@@ -22,8 +22,7 @@ from pybackend_sdk.testing.failures import ModelException
 from pybackend_sdk.testing.host import Host, head_of
 from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.process import Execution, ModelProcess
-from pybackend_wire.codec import JSON, Codec, available, decode_frame
-from pybackend_wire.framing import HEADER, FrameDecoder
+from pybackend_wire.framing import HEADER, JSON, Codec, FrameDecoder, available, decode_frame
 from pybackend_wire.host_messages import (
     Attach,
     DebuggerPoint,
@@ -215,7 +214,7 @@ class RemoteProcess(ModelProcess):
             if process.socket.fileno() not in ready:
                 continue
             try:
-                received = process.socket.recv_into(decoder.room())
+                received = process.socket.recv_into(decoder.get_buffer())
             except OSError:
                 received = 0
             if not received:

@@ -47,7 +47,7 @@ def confine(
     """
     if len(os.listdir("/proc/self/task")) != 1:
         raise ConfinementError("a process can only be confined while it has one thread")
-    report = _Report(confinement.left_out)
+    report = _Report(confinement.missing)
     report.layer("descriptors", lambda: _close_others({0, 1, 2, *keep}))
     if confinement.umask >= 0:
         os.umask(confinement.umask)
@@ -68,7 +68,7 @@ def confine(
     report.layer("files", lambda: _restrict_files(known, confinement))
     report.layer("neighbours", lambda: _check_files(report))
     report.layer("signals", lambda: _check_scopes(known, report))
-    report.layer("memory", lambda: _hide_memory(confinement, report))
+    report.layer("memory", lambda: prctl(_PR_SET_DUMPABLE, int(not hides_memory(confinement, report))))
     report.layer("system_calls", lambda: load_filter(confinement, known >= landlock.SCOPES))
     missing = [name for name in confinement.required if report.get(name)]
     if missing:
@@ -209,7 +209,3 @@ def _check_scopes(known: int, report: "Dict[str, str]") -> None:
     _check_files(report)
     if known < landlock.SCOPES:
         raise OSError(errno.ENOSYS, f"the kernel has Landlock version {known}; version 6 (Linux 6.12) is required")
-
-
-def _hide_memory(confinement: Confinement, report: "Dict[str, str]") -> None:
-    prctl(_PR_SET_DUMPABLE, int(not hides_memory(confinement, report)))

@@ -6,9 +6,10 @@ become its children, and it ends when it has none.
 
 The confinement arrives on standard input; its variables are the program's whole environment, and the program's standard
 input is empty. After the program's output this process writes a NUL and the program's end, see
-:class:`pybackend_wire.confinement.Ending`.
+:class:`pybackend_wire.confinement.Ending`, as JSON.
 """
 
+import json
 import os
 import signal
 import sys
@@ -46,7 +47,7 @@ def main(arguments: "List[str]") -> None:
     left = _end_all() - {program}
     ending = Ending(status, len(left))
     try:
-        os.write(sys.stdout.fileno(), b"\0" + ending.to_json().encode())
+        os.write(sys.stdout.fileno(), b"\0" + json.dumps(ending).encode())
     except OSError:
         pass  # the reader is gone
     os._exit(0)

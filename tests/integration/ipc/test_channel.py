@@ -19,9 +19,8 @@ from pybackend.ipc.stub_messages import FreeInput, NeedOutput, Readiness
 from pybackend.ipc.unwanted_descriptors import refuses_descriptors
 from pybackend.process.stub_process import connected_ends
 from pybackend_stub.channel import HostChannel, HostGone
-from pybackend_wire.codec import available, encode_frame
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.framing import HEADER, MAX_METADATA_BYTES, MAX_TAIL_BYTES
+from pybackend_wire.framing import HEADER, MAX_METADATA_BYTES, MAX_TAIL_BYTES, available, encode_frame
 from pybackend_wire.host_messages import Attach, Detach, NoOutput
 from pybackend_wire.messages import SegmentRole, StubMessage
 

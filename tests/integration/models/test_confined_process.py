@@ -27,7 +27,7 @@ from pybackend_wire.host_messages import ModelToLoad
 ANYWHERE = [("/", "rwx")]
 
 
-NOTHING = {"limits": {}, "variables": {}, "left_out": {}}
+NOTHING = {"limits": {}, "variables": {}, "missing": {}}
 
 
 def unexpected(*message):
@@ -92,7 +92,7 @@ def test_a_process_that_nobody_confines_has_nothing_to_say(tmp_path):
 
 def test_a_process_that_cannot_be_confined_as_it_must_runs_no_model(tmp_path):
     confinement = Confinement(
-        STANDARD, paths=ANYWHERE, required=["uid"], **{**NOTHING, "left_out": {"uid": "for a test"}}
+        STANDARD, paths=ANYWHERE, required=["uid"], **{**NOTHING, "missing": {"uid": "for a test"}}
     )
     with pytest.raises(ModelLoadError, match="uid: for a test"):
         loaded(tmp_path, confinement)

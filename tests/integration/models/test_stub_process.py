@@ -37,7 +37,6 @@ def test_a_stub_inherits_what_it_needs_and_leaves_nothing_behind():
     bundle = stage_bundle()  # whose lock this process holds from now on
     before = len(descriptors())
     launcher = StubLauncher(bundle)
-    launcher.start_ahead(1, confined=False)
     stubs = [started(launcher), started(launcher)]
     try:
         for stub in stubs:
@@ -76,16 +75,6 @@ def test_a_stub_that_does_not_listen_to_nudges_keeps_nobody_waiting():
         stub.discard()
         launcher.close()
     stub.nudge()
-
-
-def test_a_spare_process_that_died_says_why(script, caplog):
-    caplog.set_level(logging.INFO, "pybackend")
-    launcher = StubLauncher(stage_bundle(), script)
-    launcher.start_ahead(1, confined=False)
-    os.waitid(os.P_PID, launcher._spare[0].pid, os.WEXITED | os.WNOWAIT)
-    started(launcher).discard()
-    said = [(record.filename, record.getMessage()) for record in caplog.records]
-    assert said[:2] == [("stub/output", "some library says hello"), ("stub/output", "and fails")]
 
 
 def test_what_was_said_before_belongs_to_the_instance(script, caplog):

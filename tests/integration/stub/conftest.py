@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.process.bundle import stage_bundle
-from pybackend_wire.codec import JSON, decode_frame, encode_frame
-from pybackend_wire.framing import UNLIMITED, FrameDecoder
+from pybackend_wire.framing import JSON, UNLIMITED, FrameDecoder, decode_frame, encode_frame
 from pybackend_wire.host_messages import Execute, FromHost, Initialize, Load, ModelToLoad, encoded
 from pybackend_wire.messages import PROTOCOL_VERSION, RequestOptions, StubMessage
 from tests.support.repositories import PREAMBLE
@@ -67,7 +66,7 @@ class PlayedHost:
     def hear(self) -> list:
         """The next message; waits for it."""
         while not self._heard:
-            count = self.socket.recv_into(self._decoder.room())
+            count = self.socket.recv_into(self._decoder.get_buffer())
             assert count, f"the stub has gone: {self.process.stdout.read().decode()}"
             for frame in self._decoder.received(count):
                 self._heard.extend(decode_frame(JSON, frame))

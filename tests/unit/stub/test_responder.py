@@ -18,8 +18,7 @@ from pybackend_stub.receiver import Receiver, WaitingCore
 from pybackend_stub.responder import Responder
 from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.tensor_io import OutputWriter
-from pybackend_wire.codec import JSON, encode_frame
-from pybackend_wire.framing import FrameDecoder
+from pybackend_wire.framing import JSON, FrameDecoder, encode_frame
 from pybackend_wire.host_messages import Flow, encoded
 from pybackend_wire.messages import STREAM_WINDOW, StubMessage
 
@@ -49,7 +48,7 @@ def stub():
         """The messages of the next frame."""
         frames = []
         while not frames:
-            frames = decoder.received(host.recv_into(decoder.room()))
+            frames = decoder.received(host.recv_into(decoder.get_buffer()))
         return json.loads(frames[0].metadata)
 
     def flow(allowed):

@@ -1,10 +1,8 @@
-"""How a process is confined: what travels to it, and how a confined program has ended."""
+"""How a process is confined: what travels to it."""
 
 from __future__ import annotations
 
-import pytest
-
-from pybackend_wire.confinement import STANDARD, STRICT, Confinement, Ending
+from pybackend_wire.confinement import STANDARD, STRICT, Confinement
 
 PLAIN = Confinement(STANDARD, [("/usr", "rx"), ("/tmp", "rwx")], {"CORE": 0}, {}, {"uid": "why"})
 
@@ -24,18 +22,3 @@ def test_environment_is_changed_where_something_is_said():
 def test_nothing_is_inherited_where_it_is_scrubbed():
     scrubbed = PLAIN._replace(level=STRICT, scrubbed=True, variables={"PATH": "/usr/bin", "SECRET": None})
     assert scrubbed.environment({"SECRET": "x", "OTHER": "y"}) == {"PATH": "/usr/bin"}
-
-
-@pytest.mark.parametrize("ending", [Ending(0, 0), Ending(-9, 3), Ending(None, 1)], ids=["well", "signal", "late"])
-def test_an_ending_comes_back_as_it_was(ending):
-    assert Ending.from_json(ending.to_json().encode()) == ending
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "3", "[]", "{}", '{"status": "0", "left": 0}', '{"status": 0, "left": null}', b"\xff"],
-    ids=list("abcdefg"),
-)
-def test_anything_but_an_ending_is_refused(text):
-    with pytest.raises(ValueError, match=r"."):
-        Ending.from_json(text)

@@ -161,7 +161,7 @@ class ModelCalls:
             outbox = self._outboxes[caller] = _Outbox()
         if message.call in outbox.open or len(outbox.open) >= MOST_OPEN_CALLS:
             raise RemoteProtocolError(f"call {message.call} is open already, or too many are")
-        call = OpenCall(caller, message, [caller.read_tensor(place, tail) for place in message.inputs])
+        call = OpenCall(caller, message, [caller.outputs.read_tensor(place, tail) for place in message.inputs])
         nbytes = call_bytes(message)
         try:
             self._open_bytes.acquire(caller, nbytes)
@@ -410,7 +410,7 @@ class ModelCalls:
                 if lease is None:
                     leases[index] = lease = caller.lease(nbytes)
                     lease.view[:] = output.data
-                caller.lend(lease)
+                caller.inputs.lend(lease)
                 segment, offset = lease.segment, lease.offset
             places.append((output.name, output.datatype, output.shape, segment, offset, nbytes))
         return places
@@ -458,7 +458,7 @@ def _release(caller: CallingStub, leases: Sequence[ArenaLease | None]) -> None:
     """Release memory that the caller was never told about."""
     for lease in leases:
         if lease is not None:
-            caller.take_back(lease)
+            caller.inputs.take_back(lease)
             lease.release()
 
 

@@ -103,7 +103,7 @@ class ModelControl:
             raise RemoteProtocolError(f"{MOST_OPEN_QUESTIONS} questions about models are open already")
         files: dict[str, Buffer] = {}
         if isinstance(question, heard.LoadModel):
-            files = {place.name: caller.read_tensor(place, tail) for place in question.files}
+            files = {place.name: caller.outputs.read_tensor(place, tail) for place in question.files}
         nbytes = question_bytes(question)
         try:
             self._open_bytes.acquire(caller, nbytes)

@@ -132,7 +132,7 @@ async def greeting(stub: StubProcess) -> heard.Hello:
     try:
         async with asyncio.timeout(_LIMIT_S):
             while True:
-                count = await loop.sock_recv_into(stub.socket, decoder.room())
+                count = await loop.sock_recv_into(stub.socket, decoder.get_buffer())
                 if not count:
                     raise EOFError(f"it {await _cause(stub)}")
                 for frame in decoder.received(count):

@@ -57,9 +57,15 @@ class Instance:
         self.stub = Stub()
         self.in_flight = {}
         self.others_are_idle = others_are_idle
-        self.prefetch = Prefetch(self.in_flight, lambda: None, lambda: self.others_are_idle, lambda: self.now_ns)
+        self.prefetch = Prefetch(self.in_flight, self, lambda: self.now_ns)
         self.prefetch.begin(1, self.stub)
         self.number = ATTENDED_FROM - 1
+
+    def on_available(self):
+        pass
+
+    def has_idle_instance(self):
+        return self.others_are_idle
 
     def send(self, count=1, *, watch=True):
         for _ in range(count):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pybackend.sandbox.file_access import Obstacle
 from pybackend.sandbox.model_reach import Blocked, ModelReach, Needs, Part, given_user, separate_user
-from pybackend.sandbox.reach import Obstacle
 
 NUMBER = 1_879_000_000
 OTHERS = separate_user(NUMBER, NUMBER)

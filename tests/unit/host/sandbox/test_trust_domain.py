@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from pybackend.sandbox.runtime_directory import ScratchDirectories
+from pybackend.sandbox.runtime_directory import RuntimeDirectory
 from pybackend.sandbox.trust_domain import Reach, TrustDomain
 from pybackend.sandbox.users import UserRange
 from pybackend_wire.confinement import STANDARD, Confinement
@@ -71,7 +71,7 @@ def test_it_allows_no_more_than_the_origin_may(places, had, wanted, covered):
 
 
 def test_the_origin_may_what_one_of_them_may(places):
-    domain = TrustDomain(None, ScratchDirectories([places / "rooms"]))
+    domain = TrustDomain(None, RuntimeDirectory([places / "rooms"]))
     models = {"a": confinement([(places / "own", "r")], network=False), "b": confinement([(places / "shared", "rw")])}
     for name, asked in models.items():
         domain.join(name, lambda: [places / "other"])
@@ -89,7 +89,7 @@ def test_the_origin_may_what_one_of_them_may(places):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives users away")
 def test_its_processes_have_users_of_one_block_as_long_as_there_are_any(places):
-    users, room = UserRange(), ScratchDirectories([places / "rooms"])
+    users, room = UserRange(), RuntimeDirectory([places / "rooms"])
     try:
         domain = TrustDomain(users, room)
         domain.join("a", list)

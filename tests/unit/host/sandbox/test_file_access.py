@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from pybackend.sandbox import reach
-from pybackend.sandbox.reach import Account, Obstacle, is_enforced, obstacle, obstacle_below
+from pybackend.sandbox import file_access
+from pybackend.sandbox.file_access import Account, Obstacle, is_enforced, obstacle, obstacle_below
 
 NUMBER = 1_879_000_000
 NOBODY = Account(NUMBER, frozenset({NUMBER}))
@@ -66,7 +66,7 @@ def test_every_link_on_the_way_to_a_file_is_followed(tree):
     (tree / "closed" / "second").symlink_to(tree / "file")
     (tree / "first").symlink_to(tree / "closed" / "second")
     (tree / "closed").chmod(0o700)
-    places = [reach.obstacle_on_way([str(tree / name)], owner_of(tree)) for name in ("file", "first")]
+    places = [file_access.obstacle_on_way([str(tree / name)], owner_of(tree)) for name in ("file", "first")]
     assert places == [None, None]
     if blocked_here(tree) is None:
         assert obstacle([str(tree / "first")], NOBODY) == Obstacle(str(tree / "closed"), os.geteuid(), on_way=True)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend_wire.codec import JSON, available, decode_frame, encode_frame
 from pybackend_wire.errors import LocalProtocolError, RemoteProtocolError
-from pybackend_wire.framing import MAX_METADATA_BYTES, Frame, FrameDecoder
+from pybackend_wire.framing import JSON, MAX_METADATA_BYTES, Frame, FrameDecoder, available, decode_frame, encode_frame
 from pybackend_wire.messages import Failure, RequestResult, StubMessage, TensorPlace
 
 CODECS = available()
@@ -26,7 +25,7 @@ def through(codec, messages, tail=()):
     """Messages, and the tail, on the other side."""
     data = encode_frame(codec, messages, tail)
     decoder = FrameDecoder(read_bytes=len(data) + 8)
-    decoder.room()[: len(data)] = data
+    decoder.get_buffer()[: len(data)] = data
     (frame,) = decoder.received(len(data))
     return decode_frame(codec, frame), frame.tail
 
