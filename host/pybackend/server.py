@@ -104,8 +104,8 @@ class Server:
             regions=ClientRegions(enabled=settings.client_shared_memory, is_reserved=is_reserved),
             tracer=Tracer(settings.trace, self._recorder),
         )
-        self._services.open(self._engine, self._repository)
-        router.open(self._engine, self._repository)
+        self._services.open(self._engine, self._repository.catalogue)
+        router.open(self._engine, self._repository.catalogue)
         self._http: HttpServer | None = None
         self._grpc: GrpcFrontend | None = None
         self._metrics: HttpServer | None = None
@@ -282,7 +282,7 @@ class Server:
                 fast_paths=self._settings.fast_paths,
             )
             v2 = make_app(routes)
-            translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.only_name)
+            translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.catalogue.only_name)
             server = HttpServer(
                 translated, self._client_memory, request_log=self._request_log, guard=rules.cloud_guard(cloud)
             )
@@ -335,7 +335,7 @@ class Server:
         self._launcher.close_unused()  # no model needed the process that was started in advance
         took_s = asyncio.get_running_loop().time() - began_s
         report = StartReport(
-            self._repository.table(), took_s, is_told=not visited and LOG.settings.error and not LOG.has_file
+            self._repository.catalogue.table(), took_s, is_told=not visited and LOG.settings.error and not LOG.has_file
         )
         fatal = not complete and self._settings.exit_on_error
         report.log(self._settings, with_summary=not fatal)

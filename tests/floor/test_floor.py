@@ -91,7 +91,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def _ask(engine, model_name: str, **arrays: np.ndarray):
-    model = engine.repository.find(model_name)
+    model = engine.repository.catalogue.find(model_name)
     inputs = [input_tensor(name, array) for name, array in arrays.items()]
     return await engine.open(model.name, model.version).infer(InferenceRequest(model_name, inputs=inputs))
 
@@ -99,7 +99,7 @@ async def _ask(engine, model_name: str, **arrays: np.ndarray):
 async def _use_every_model(repository: Path, python: str) -> dict[str, object]:
     """Ask every model something, check the answer, and return what the stub says about its environment."""
     async with engine_on(repository, python=python) as engine:
-        states = {model.name: (model.state.value, model.reason) for model in engine.repository.models()}
+        states = {model.name: (model.state.value, model.reason) for model in engine.repository.catalogue.models()}
         assert set(states.values()) == {("READY", "")}, states
         left, right = np.arange(4, dtype=np.float32), np.full(4, 0.5, np.float32)
 
@@ -107,14 +107,14 @@ async def _use_every_model(repository: Path, python: str) -> dict[str, object]:
         np.testing.assert_array_equal(output_array(response, "OUTPUT0"), left + right)
         np.testing.assert_array_equal(output_array(response, "OUTPUT1"), left - right)
 
-        signature = engine.repository.find("batch_model").signature
+        signature = engine.repository.catalogue.find("batch_model").signature
         assert list(signature.inputs), "the model did not complete its configuration"
         arrays = {name: np.stack([left, right]) for name in signature.inputs}
         response = await _ask(engine, "batch_model", **arrays)
         assert {output.shape[0] for output in response.outputs} == {2}
         response.release()
 
-        (name,) = engine.repository.find("string_upper").signature.inputs
+        (name,) = engine.repository.catalogue.find("string_upper").signature.inputs
         words = np.array([b"", "dež in veter".encode(), b"a" * 20_000], dtype=object)
         response = await _ask(engine, "string_upper", **{name: words})
         upper = [element.decode() for element in output_array(response, response.outputs[0].name).ravel()]

@@ -32,7 +32,7 @@ def test_memory_and_threads_of_idle_stubs(tmp_path):
 
     async def measure() -> list[tuple[int, int]]:
         async with engine_on(tmp_path) as engine:
-            model = engine.repository.find("identity")
+            model = engine.repository.catalogue.find("identity")
             for _ in range(2 * STUBS):  # each has done what a stub does, once
                 inputs = [input_tensor("IN", np.zeros(100, np.float32))]
                 response = await engine.open(model.name, model.version).infer(

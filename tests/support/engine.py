@@ -104,8 +104,8 @@ async def engine_on(
     scan = scan_repositories([repository, *more_repositories], (), listings, namespacing=namespacing)
     models = ModelRepository(scan, host, mirrors)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
-    services.open(engine, models)
-    router.open(engine, models)
+    services.open(engine, models.catalogue)
+    router.open(engine, models.catalogue)
     engine.repository = models  # what tests look into
     try:
         await models.load_all()

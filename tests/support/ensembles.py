@@ -101,7 +101,7 @@ async def ask(
     Raises:
         InferenceError: it failed.
     """
-    model, request = engine.repository.find(name), request_of(name, arrays, **members)
+    model, request = engine.repository.catalogue.find(name), request_of(name, arrays, **members)
     validate(request, model.signature)
     response = await engine.open(model.name, model.version).infer(request)
     if response.error is not None:
@@ -139,7 +139,7 @@ def held(model: Model) -> dict[str, int]:
 async def nothing_held(engine: InferenceEngine) -> None:
     """Wait until no model holds anything any more: stubs tell with their next message what they have let go of."""
     end = time.monotonic() + DEADLINE_S
-    while found := {model.name: held(model) for model in engine.repository.models() if held(model)}:
+    while found := {model.name: held(model) for model in engine.repository.catalogue.models() if held(model)}:
         assert time.monotonic() < end, found
         await asyncio.sleep(0.01)
 

@@ -107,7 +107,7 @@ class Stream:
         self._keep = keep
         self._responses: asyncio.Queue[Any] = asyncio.Queue()
         self.count = 0
-        self.pending = engine.submit(engine.repository.find(model), request, self._on_response)
+        self.pending = engine.submit(engine.repository.catalogue.find(model), request, self._on_response)
 
     def _on_response(self, response: InferenceResponse) -> None:
         self.count += 1

@@ -72,10 +72,11 @@ class InferenceEngine:
         self.server_id = server_id
         self.state = EngineState.STARTING
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
-        self.refusals = Refusals(repository.known_name)
+        self.refusals = Refusals(repository.catalogue.known_name)
         self.regions = regions or ClientRegions(enabled=False)
         self.figures = RepositoryFigures(repository)
         self._repository = repository
+        self._catalogue = repository.catalogue
         self._strict_readiness = strict_readiness
         self._queued = repository.host.queued_bytes
 
@@ -91,11 +92,11 @@ class InferenceEngine:
             return False
         if not self._strict_readiness:
             return True
-        if not self._repository.all_ready:
+        if not self._catalogue.all_ready:
             return False
         asked = [
             model
-            for model in self._repository.models()
+            for model in self._catalogue.models()
             if model.has_is_ready and (model.traffic is None or not model.traffic.is_shadow(model))
         ]
         verdicts = await asyncio.gather(*(self.is_model_ready(model) for model in asked))
@@ -114,7 +115,7 @@ class InferenceEngine:
         Raises:
             InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
         """
-        for model in reversed(self._repository.known_versions(name, version)):
+        for model in reversed(self._catalogue.known_versions(name, version)):
             if await self.is_model_ready(model):
                 return True
         return False
@@ -125,7 +126,7 @@ class InferenceEngine:
         Raises:
             InferenceError: there is no such version, or it does not serve now.
         """
-        return await self.is_model_ready(self._repository.representative(name, version))
+        return await self.is_model_ready(self._catalogue.representative(name, version))
 
     def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> Admission:
         """Open an admission to the version that would answer a request now.
@@ -147,9 +148,9 @@ class InferenceEngine:
             InferenceError: as for :meth:`open`.
         """
         try:
-            model = self._repository.find(name, version)
+            model = self._catalogue.find(name, version)
         except NotServingError:
-            self._repository.hurry(name, version)
+            self._catalogue.hurry(name, version)
             raise
         if sender.refuse_stream is not None and model.config.decoupled:
             raise sender.refuse_stream(name)
@@ -161,14 +162,14 @@ class InferenceEngine:
         Raises:
             InferenceError: INVALID_ARG, none does, or several models have the name.
         """
-        if not self._repository.ready_versions(name):
+        if not self._catalogue.ready_versions(name):
             raise InferenceError(f"Request for unknown model : {name}", ErrorCode.INVALID_ARG)
-        return self._repository.names.known(name)
+        return self._catalogue.names.known(name)
 
     @property
     def serving_names(self) -> list[str]:
         """The full names of the models of which a version serves, sorted."""
-        return self._repository.serving_names
+        return self._catalogue.serving_names
 
     def describe(self, name: str, version: str = "") -> ModelDescription:
         """Describe the version that would answer a request now.
@@ -176,8 +177,8 @@ class InferenceEngine:
         Raises:
             InferenceError: there is no such version.
         """
-        model = self._repository.representative(name, version)
-        versions = [model.version] if version else [each.version for each in self._repository.ready_versions(name)]
+        model = self._catalogue.representative(name, version)
+        versions = [model.version] if version else [each.version for each in self._catalogue.ready_versions(name)]
         return ModelDescription(
             versions=versions,
             platform=model.config.platform or model.config.backend,
@@ -214,7 +215,7 @@ class InferenceEngine:
         Raises:
             InferenceError: INVALID_ARG, there is no such ready version.
         """
-        models = self._repository.statistics_of(name, version)
+        models = self._catalogue.statistics_of(name, version)
         for start in range(0, len(models), _DOCUMENTS_AT_ONCE):
             yield [statistics_document(model) for model in models[start : start + _DOCUMENTS_AT_ONCE]]
             await asyncio.sleep(0)
@@ -280,7 +281,7 @@ class InferenceEngine:
         Raises:
             InferenceError: INVALID_ARG, there is no such model.
         """
-        return report_traffic(self._repository.entry(name))
+        return report_traffic(self._catalogue.entry(name))
 
     async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
         """Change these rules; see :meth:`ModelRepository.change_traffic`.

@@ -154,23 +154,23 @@ class RepositoryFigures:
     """Reads the figures of all models."""
 
     def __init__(self, repository: ModelRepository) -> None:
-        self._repository = repository
+        self._repository, self._catalogue = repository, repository.catalogue
 
     def versions(self) -> list[VersionFigures]:
         """The versions that have figures; see :attr:`VersionFigures.has_served`."""
-        return [version for version in map(VersionFigures, self._repository.models()) if version.has_served]
+        return [version for version in map(VersionFigures, self._catalogue.models()) if version.has_served]
 
     def known(self) -> Iterator[tuple[ModelStatus, VersionFigures | None]]:
         """A row for each known version, with its figures, and for each model without a version that has failed."""
-        for row, model in self._repository.known():
+        for row, model in self._catalogue.known():
             yield row, None if model is None else VersionFigures(model)
 
     def changes(self) -> Iterator[tuple[str, str, bool]]:
         """Each model that serves, or whose last change failed: name, namespace, and whether the change failed."""
-        for full_name, entry in self._repository.entries.items():
+        for full_name, entry in self._catalogue.entries.items():
             failed = entry.failed_change is not None
             if failed or any(version.is_ready for version in entry.versions.values()):
-                namespace, name = self._repository.names.split(full_name)
+                namespace, name = self._catalogue.names.split(full_name)
                 yield name, namespace, failed
 
     @property

@@ -32,15 +32,19 @@ MOST_BROUGHT_BYTES = 1024 * 1024 * 1024
 """Limit on the files in memory that all open load requests bring. One request alone may bring more."""
 
 
-class ModelRepository(ModelCatalogue):
-    """All models by name, and their control."""
+class ModelRepository:
+    """The models of one server.
+
+    Attributes:
+        catalogue: all of them by name.
+    """
 
     def __init__(self, scan: RepositoryScan, host: ModelHost, mirrors: Mirrors | None = None) -> None:
-        super().__init__(host.settings.config_name, scan.namespaces)
         self.host = host
+        self.catalogue = ModelCatalogue(host.settings.config_name, scan.namespaces)
         self._scan = scan
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
-        self._changes = ModelChanges(self, scan, host, self._directories, mirrors or Mirrors())
+        self._changes = ModelChanges(self.catalogue, scan, host, self._directories, mirrors or Mirrors())
         self._running: set[asyncio.Task[None]] = set()
         self._poller: Poller | None = None
         self._brought_bytes = 0
@@ -55,13 +59,13 @@ class ModelRepository(ModelCatalogue):
             log.warning("%s", warning)
         wanted = self.host.settings.startup_models
         stored = {*self._scan.models, *self._scan.duplicates}
-        names = stored if wanted is None else self.names.at_start(wanted, stored)
+        names = stored if wanted is None else self.catalogue.names.at_start(wanted, stored)
         if self.host.settings.looks_every_s is not None:
-            self._poller = Poller(self, self._changes, self._scan, self.host)
+            self._poller = Poller(self.catalogue, self._changes, self._scan, self.host)
             await self._poller.remember()
-        start = RepositoryStart(self, self._changes, self._scan, self.host)
+        start = RepositoryStart(self.catalogue, self._changes, self._scan, self.host)
         await asyncio.gather(asyncio.to_thread(self._directories.remove_abandoned), start.load(names))
-        return all(entry.is_loaded for entry in self.entries.values())
+        return all(entry.is_loaded for entry in self.catalogue.entries.values())
 
     def follow(self) -> None:
         """Begin to follow changes of the repositories, if the control mode says so; after :meth:`load_all`.
@@ -96,7 +100,7 @@ class ModelRepository(ModelCatalogue):
         Raises:
             InferenceError: INVALID_ARG, there is no such model, or several have the name.
         """
-        return self._changes.life_cycle.alive(self.entry(name).full_name)
+        return self._changes.life_cycle.alive(self.catalogue.entry(name).full_name)
 
     def trim(self) -> None:
         """Release idle memory of all models; called about once a second."""
@@ -121,8 +125,8 @@ class ModelRepository(ModelCatalogue):
         """
         self.check_control(name if request.is_retry else "")
         if self._scan.namespaces is not None:
-            name = self.names.to_load(name, home, (await self._look()).models)
-        check_name(self.names.split(name)[1])
+            name = self.catalogue.names.to_load(name, home, (await self._look()).models)
+        check_name(self.catalogue.names.split(name)[1])
         check_keys(request.files)
         grant = request.grant
         if grant is not None:
@@ -162,7 +166,7 @@ class ModelRepository(ModelCatalogue):
                 models have the name.
         """
         self.check_control()
-        name = self.names.known(name, home)
+        name = self.catalogue.names.known(name, home)
         if grant is not None:
             grant.check_control(name)
         await self._carry_out(self._changes.begin_unload(name, asked_by, unload_dependents=unload_dependents))
@@ -175,13 +179,13 @@ class ModelRepository(ModelCatalogue):
                 these rules.
         """
         self.check_control()
-        name = self.names.known(name)
+        name = self.catalogue.names.known(name)
         async with self._changes.locks.changing(name):
-            return change_traffic(self.entry(name), change)
+            return change_traffic(self.catalogue.entry(name), change)
 
     async def unload(self, name: str, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         """Unload a model and wait for its end; True if nothing had to be cut short."""
-        name = self.names.known(name)
+        name = self.catalogue.names.known(name)
         async with self._changes.locks.changing(name):
             ends = self._changes.retire(name, drain_timeout_s, finalize_timeout_s)
         return all(await asyncio.gather(*map(asyncio.shield, ends)))
@@ -195,7 +199,7 @@ class ModelRepository(ModelCatalogue):
         if doubt and doubt != self._doubt:
             log.warning("the repository index may be out of date: %s", doubt)
         self._doubt = doubt
-        rows = self.index(scan.models, scan.duplicates)
+        rows = self.catalogue.index(scan.models, scan.duplicates)
         doubts = {
             place: f"as listed at {moment(listing.listed_s)}: {listing.doubt}"
             for place, listing in self.listings.items()
@@ -250,7 +254,7 @@ class ModelRepository(ModelCatalogue):
         Raises:
             InferenceError: UNAVAILABLE, they may not.
         """
-        if not (self.host.settings.is_explicit or (to_load and self.is_broken(to_load))):
+        if not (self.host.settings.is_explicit or (to_load and self.catalogue.is_broken(to_load))):
             raise InferenceError(
                 "explicit model load / unload is not allowed if polling is enabled, or in model control mode 'none': "
                 "start the server with --model-control-mode=explicit. Only a model that has failed may be loaded again in every "

@@ -55,7 +55,7 @@ def chain(repository, name, *models, versions=(), **options):
 
 
 def table(engine):
-    return {row.name: row.status for row in engine.repository.table()}
+    return {row.name: row.status for row in engine.repository.catalogue.table()}
 
 
 def out(run, engine, name, *values):
@@ -117,9 +117,9 @@ def test_a_load_of_an_ensemble_loads_its_parts(repository, start, marks):
     assert table(engine) == dict.fromkeys(["a", "b", "inner", "outer"], "READY")
     assert out(run, engine, "outer", 1) == [4]
     assert marks("a") == ["begin 1 1"]
-    first = engine.repository.find("a")
+    first = engine.repository.catalogue.find("a")
     run(engine.load_model("outer"))
-    assert engine.repository.find("a") is first
+    assert engine.repository.catalogue.find("a") is first
 
 
 @pytest.mark.spec("srv-R19")
@@ -137,7 +137,7 @@ def test_no_process_is_started_for_an_ensemble(repository, start, marks):
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "a")
     engine, _run = start("e")
-    assert engine.repository.find("e").instances == ()
+    assert engine.repository.catalogue.find("e").instances == ()
 
 
 @pytest.mark.spec("srv-R01", "srv-R17")
@@ -146,12 +146,12 @@ def test_an_ensemble_without_a_version_directory_is_version_1(repository, start,
     directory = chain(repository, "e", "a")
     (directory / "1").rmdir()
     engine, run = start("e")
-    assert engine.repository.find("e").version == "1"
+    assert engine.repository.catalogue.find("e").version == "1"
     assert out(run, engine, "e", 1) == [2]
     assert f"ensemble 'e' has no version directory in {directory}: it is version 1" in caplog.text
     (directory / "3").mkdir()
     run(engine.load_model("e"))
-    assert engine.repository.find("e").version == "3"
+    assert engine.repository.catalogue.find("e").version == "3"
 
 
 @pytest.mark.spec("srv-R17")
@@ -293,7 +293,7 @@ def test_an_ensemble_that_does_not_fit_leaves_the_one_that_serves(repository, st
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "a")
     engine, run = start("e")
-    first = engine.repository.find("e")
+    first = engine.repository.catalogue.find("e")
     chain(repository, "e", "a", inputs=tensors(IN=("TYPE_FP32", [2, 2])))
     error = refusal(run, engine.load_model("e"))
     assert error.message.startswith(
@@ -305,7 +305,7 @@ def test_an_ensemble_that_does_not_fit_leaves_the_one_that_serves(repository, st
         ErrorCode.INVALID_ARG,
         "load failed for model 'e': must specify 'step' for ensemble 'e'",
     )
-    assert engine.repository.find("e") is first
+    assert engine.repository.catalogue.find("e") is first
     assert out(run, engine, "e", 1) == [2]
     assert run(engine.is_ready())
     chain(repository, "e", "a", "a")
@@ -378,7 +378,7 @@ def test_an_ensemble_that_a_model_brings_loads_no_parts_that_it_may_not_control(
     assert out(run, engine, "e", 1) == [2]
     assert "b" in table(engine)
     run(engine.load_model("e"))
-    assert engine.repository.find("e").part_names == {"a"}
+    assert engine.repository.catalogue.find("e").part_names == {"a"}
 
 
 # --- parts that come and go -----------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def test_without_a_part_an_ensemble_is_unavailable_until_it_is_back(repository, 
     chain(repository, "inner", "a", "b")
     chain(repository, "outer", "inner")
     engine, run = start("outer", "a", "b")
-    models = [engine.repository.find("inner"), engine.repository.find("outer")]
+    models = [engine.repository.catalogue.find("inner"), engine.repository.catalogue.find("outer")]
     run(engine.unload_model("b"))
     reason = (
         "ensemble 'inner' depends on 'b' which has no loaded version. 'b' was unloaded: load it again, or load 'inner'"
@@ -407,10 +407,10 @@ def test_without_a_part_an_ensemble_is_unavailable_until_it_is_back(repository, 
         assert error.message.startswith(f"Request for unknown model: '{name}' has no available versions")
         assert f"ensemble '{name}' depends on" in error.message
     # It was unloaded on purpose: the server goes on to serve the rest.
-    run(gone(engine, engine.repository.known_versions("b")[0]))
+    run(gone(engine, engine.repository.catalogue.known_versions("b")[0]))
     assert run(engine.is_ready())
     run(engine.load_model("b"))
-    assert [engine.repository.find("inner"), engine.repository.find("outer")] == models
+    assert [engine.repository.catalogue.find("inner"), engine.repository.catalogue.find("outer")] == models
     assert out(run, engine, "outer", 1) == [3]
     assert run(engine.is_ready_by_name("outer"))
     run(engine.unload_model("a"))
@@ -425,7 +425,7 @@ def test_a_part_is_replaced_under_load(repository, start, marks):
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "a", "a")
     engine, run = start("e")
-    old = engine.repository.find("a")
+    old = engine.repository.catalogue.find("a")
 
     async def replace():
         answers = []
@@ -466,13 +466,13 @@ def test_a_part_that_begins_to_stream(repository, start, marks):
     chain(repository, "e", "a")
     chain(repository, "f", "e")
     engine, run = start("f")
-    assert not engine.repository.find("f").config.decoupled
+    assert not engine.repository.catalogue.find("f").config.decoupled
     (repository / "a/config.pbtxt").write_text(CONFIG + DECOUPLED)
     run(engine.load_model("a"))
-    assert [engine.repository.find(name).config.decoupled for name in "aef"] == [True, True, True]
+    assert [engine.repository.catalogue.find(name).config.decoupled for name in "aef"] == [True, True, True]
     (repository / "a/config.pbtxt").write_text(CONFIG)
     run(engine.load_model("a"))
-    assert not engine.repository.find("f").config.decoupled
+    assert not engine.repository.catalogue.find("f").config.decoupled
 
 
 @pytest.mark.spec("srv-R19")
@@ -488,11 +488,11 @@ def test_requests_that_have_begun_still_find_their_parts(tmp_path, repository, s
     async def unload():
         asked = [asyncio.ensure_future(ask(engine, "outer", {"IN": floats(-1, i)})) for i in range(3)]
         await until(lambda: gate.arrivals)
-        last = engine.repository.find("last")
+        last = engine.repository.catalogue.find("last")
         await engine.unload_model("last")
         assert last.state is ModelState.UNLOADING
         with pytest.raises(InferenceError):
-            engine.repository.find("last")
+            engine.repository.catalogue.find("last")
         assert not await engine.is_ready_by_name("outer")
         assert (await refusal_of(engine, "outer", {"IN": floats(1)})).code is ErrorCode.NOT_FOUND
         for name in ("outer", "inner", "slow"):
@@ -501,7 +501,7 @@ def test_requests_that_have_begun_still_find_their_parts(tmp_path, repository, s
         gate.open()
         assert [outputs["OUT"].tolist() for outputs in await asyncio.gather(*asked)] == [[10, 11 + i] for i in range(3)]
         await until(lambda: set(table(engine).values()) == {"UNAVAILABLE: unloaded"})
-        assert [held(model) for model in engine.repository.models()] == [{}] * 4
+        assert [held(model) for model in engine.repository.catalogue.models()] == [{}] * 4
 
     run(unload())
 
@@ -526,7 +526,7 @@ def test_a_part_is_unloaded_while_its_queue_is_full(tmp_path, repository, start,
         gate.open()
         answers = await asyncio.gather(first, *more, return_exceptions=True)
         await until(lambda: set(table(engine).values()) == {"UNAVAILABLE: unloaded"})
-        assert [held(model) for model in engine.repository.models()] == [{}] * 3
+        assert [held(model) for model in engine.repository.catalogue.models()] == [{}] * 3
         return answers
 
     answers = run(fill())

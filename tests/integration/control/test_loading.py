@@ -26,12 +26,12 @@ def test_nothing_is_loaded_before_somebody_asks(repository, start, marks):
         write_model(repository, name, answering(1), CONFIG)
     engine, run = start()
     assert run(engine.is_ready())
-    assert list(engine.repository.models()) == []
+    assert list(engine.repository.catalogue.models()) == []
     with pytest.raises(InferenceError, match="Request for unknown model: 'a' is not found"):
-        engine.repository.find("a")
+        engine.repository.catalogue.find("a")
     run(engine.load_model("a"))
     assert run(answer(engine, "a")) == 1
-    assert [(model.name, model.version) for model in engine.repository.models()] == [("a", "1")]
+    assert [(model.name, model.version) for model in engine.repository.catalogue.models()] == [("a", "1")]
     assert marks("b") == []
 
 
@@ -39,14 +39,14 @@ def test_models_named_at_start_are_loaded(repository, start, marks):
     for name in ("a", "b", "c"):
         write_model(repository, name, answering(1), CONFIG)
     engine, _run = start("a", "c")
-    assert [model.name for model in engine.repository.models()] == ["a", "c"]
+    assert [model.name for model in engine.repository.catalogue.models()] == ["a", "c"]
     assert marks("b") == []
 
 
 def test_names_at_start_that_do_not_exist(repository, start):
     write_model(repository, "a", answering(1), CONFIG)
     engine, run = start("a", "b")
-    rows = {row.name: row.status for row in engine.repository.table()}
+    rows = {row.name: row.status for row in engine.repository.catalogue.table()}
     assert rows["a"] == "READY"
     assert rows["b"] == f"UNAVAILABLE: Internal: there is no directory 'b' in {repository}"
     assert not run(engine.is_ready())
@@ -73,7 +73,7 @@ def test_without_control_nothing_changes(repository, marks):
 def test_requests_during_a_reload_are_all_answered(tmp_path, repository, start, marks):
     directory = write_model(repository, "a", answering(1), CONFIG + "instance_group { count: 2 }")
     engine, run = start("a")
-    old = engine.repository.find("a")
+    old = engine.repository.catalogue.find("a")
 
     gate = Gate(tmp_path / "marks", "slow")
 
@@ -104,7 +104,7 @@ def test_requests_during_a_reload_are_all_answered(tmp_path, repository, start, 
 def test_a_reload_that_fails_leaves_what_serves(repository, start, marks):
     write_model(repository, "a", answering(1), CONFIG)
     engine, run = start("a")
-    model = engine.repository.find("a")
+    model = engine.repository.catalogue.find("a")
     write_model(repository, "a", BROKEN, None)
     for _ in range(2):  # files that could not be loaded are not taken for loaded ones
         error = refusal(run, engine.load_model("a"))
@@ -113,7 +113,7 @@ def test_a_reload_that_fails_leaves_what_serves(repository, start, marks):
             "load failed for model 'a': version 1 is at UNAVAILABLE state: Internal: ValueError: the weights are missing"
         )
         assert error.message.endswith(";\n")
-        assert engine.repository.find("a") is model
+        assert engine.repository.catalogue.find("a") is model
         assert run(answer(engine, "a")) == 1
         assert run(engine.is_ready())
     (repository / "a/config.pbtxt").write_text("nonsense")
@@ -136,7 +136,7 @@ def test_one_version_that_fails_keeps_all_new_ones_from_serving(repository, star
     error = refusal(run, engine.load_model("a"))
     assert "version 3 is at UNAVAILABLE state: " in error.message
     assert "version 2" not in error.message
-    assert [model.version for model in engine.repository.ready_versions("a")] == ["1"]
+    assert [model.version for model in engine.repository.catalogue.ready_versions("a")] == ["1"]
     run(engine.unload_model("a"))
     assert "begin 2 2" in marks("a")
 
@@ -144,24 +144,24 @@ def test_one_version_that_fails_keeps_all_new_ones_from_serving(repository, star
 def test_versions_that_have_not_changed_are_left_alone(repository, start, marks):
     write_model(repository, "a", answering(1), ALL_VERSIONS)
     engine, run = start("a")
-    first = engine.repository.find("a")
+    first = engine.repository.catalogue.find("a")
     run(engine.load_model("a"))
-    assert engine.repository.find("a") is first
+    assert engine.repository.catalogue.find("a") is first
     write_model(repository, "a", answering(2), None, version=2)
     run(engine.load_model("a"))
-    assert engine.repository.find("a", "1") is first
+    assert engine.repository.catalogue.find("a", "1") is first
     assert run(answer(engine, "a")) == 2
     assert run(answer(engine, "a", version="1")) == 1
     assert marks("a") == ["begin 1 1", "begin 2 2"]
     # The policy leaves one of them.
-    second = engine.repository.find("a", "2")
+    second = engine.repository.catalogue.find("a", "2")
     (repository / "a/config.pbtxt").write_text(CONFIG)
     run(engine.load_model("a"))
     run(gone(engine, first))
-    assert engine.repository.find("a") is second
+    assert engine.repository.catalogue.find("a") is second
     with pytest.raises(InferenceError, match="'a' version 1 is not at ready state"):
-        engine.repository.find("a", "1")
-    assert [(model.version, model.state.value, model.reason) for model in engine.repository.models()] == [
+        engine.repository.catalogue.find("a", "1")
+    assert [(model.version, model.state.value, model.reason) for model in engine.repository.catalogue.models()] == [
         ("1", "UNAVAILABLE", "unloaded"),
         ("2", "READY", ""),
     ]
@@ -169,7 +169,7 @@ def test_versions_that_have_not_changed_are_left_alone(repository, start, marks)
     # And another configuration concerns all.
     (repository / "a/config.pbtxt").write_text(CONFIG + 'parameters { key: "x" value { string_value: "y" } }')
     run(engine.load_model("a"))
-    assert engine.repository.find("a") is not second
+    assert engine.repository.catalogue.find("a") is not second
 
 
 def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, marks):
@@ -177,7 +177,7 @@ def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, m
         repository, "a", answering(1), CONFIG + 'parameters { key: "RESTART_LIMIT" value { string_value: "1" } }'
     )
     engine, run = start("a")
-    model = engine.repository.find("a")
+    model = engine.repository.catalogue.find("a")
 
     async def kill():
         async with asyncio.timeout(60):
@@ -189,7 +189,7 @@ def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, m
         await engine.load_model("a")
 
     run(kill())
-    assert engine.repository.find("a") is not model
+    assert engine.repository.catalogue.find("a") is not model
     assert run(answer(engine, "a")) == 1
     run(gone(engine, model))
 
@@ -197,7 +197,7 @@ def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, m
 def test_unload_begins_at_once_and_answers_what_was_taken(tmp_path, repository, start, marks):
     write_model(repository, "a", answering(1), CONFIG)
     engine, run = start("a")
-    model = engine.repository.find("a")
+    model = engine.repository.catalogue.find("a")
     gate = Gate(tmp_path / "marks", "slow")
 
     async def unload():
@@ -209,7 +209,7 @@ def test_unload_begins_at_once_and_answers_what_was_taken(tmp_path, repository, 
         assert not await engine.is_ready()
         assert not await engine.is_ready_by_name("a")
         with pytest.raises(InferenceError, match="'a' has no available versions") as refused:
-            engine.repository.find("a")
+            engine.repository.catalogue.find("a")
         assert refused.value.code is ErrorCode.NOT_FOUND
         await engine.unload_model("a")  # is fine, and changes nothing
         gate.open()
@@ -232,7 +232,7 @@ def test_a_model_that_could_not_be_loaded_can_be_forgotten(repository, start):
     assert not run(engine.is_ready_by_name("a"))
     run(engine.unload_model("a"))
     assert run(engine.is_ready())
-    assert list(engine.repository.models()) == []
+    assert list(engine.repository.catalogue.models()) == []
 
 
 def test_loads_of_one_model_come_in_turn_and_those_of_several_together(repository, start, marks):
@@ -273,11 +273,11 @@ def test_a_load_goes_on_when_nobody_waits_for_it_any_more(repository, start, mar
 
     async def give_up():
         load = asyncio.create_task(engine.load_model("a"))
-        await until(lambda: list(engine.repository.models()))
+        await until(lambda: list(engine.repository.catalogue.models()))
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
         assert load.cancelled()
-        await until(lambda: engine.repository.all_ready)
+        await until(lambda: engine.repository.catalogue.all_ready)
 
     run(give_up())
     assert run(answer(engine, "a")) == 1
@@ -294,7 +294,7 @@ def test_the_end_of_the_server_ends_loads(repository, start, marks):
 
     async def stop():
         load = asyncio.create_task(engine.load_model("slow"))
-        await until(lambda: list(engine.repository.models()))
+        await until(lambda: list(engine.repository.catalogue.models()))
         await engine.repository.unload_all(asyncio.get_running_loop().time() + 0.1)
         return await asyncio.gather(load, engine.load_model("slow"), return_exceptions=True)
 
@@ -337,7 +337,7 @@ def test_a_finalize_that_hangs_is_cut_short(repository, start, marks, caplog):
     """
     write_model(repository, "a", code, CONFIG)
     engine, run = start("a", finalize_timeout_s=0.2)
-    model = engine.repository.find("a")
+    model = engine.repository.catalogue.find("a")
 
     async def unload():
         await engine.unload_model("a")
@@ -363,7 +363,7 @@ def test_sequences_that_do_not_end_are_cut_short(repository, start, caplog):
         return number
 
     assert run(send(RequestFlags.SEQUENCE_START)) == 1
-    old = engine.repository.find("s")
+    old = engine.repository.catalogue.find("s")
     write_model(repository, "s", answering(2), None)
     run(engine.load_model("s"))
     assert old.state is ModelState.UNLOADING
@@ -434,4 +434,4 @@ def test_the_index_says_that_a_change_has_failed(repository, start, marks, chang
     write_model(repository, "a", BROKEN, CONFIG)
     refusal(run, engine.load_model("a"))
     run(engine.unload_model("a"))
-    run(until(lambda: [row.status for row in engine.repository.table()] == ["UNAVAILABLE: unloaded"]))
+    run(until(lambda: [row.status for row in engine.repository.catalogue.table()] == ["UNAVAILABLE: unloaded"]))

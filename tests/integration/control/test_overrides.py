@@ -19,7 +19,7 @@ class TestConfigOverride:
         write_model(repository, "a", answering(1), CONFIG)
         write_model(repository, "a", answering(2), None, version=2)
         engine, run = start("a")
-        assert engine.repository.find("a").version == "2"
+        assert engine.repository.catalogue.find("a").version == "2"
         override = {
             "backend": "python",
             "max_batch_size": 8,
@@ -28,12 +28,12 @@ class TestConfigOverride:
             "version_policy": {"specific": {"versions": [1]}},
         }
         run(engine.load_model("a", json.dumps(override)))
-        model = engine.repository.find("a")
+        model = engine.repository.catalogue.find("a")
         assert (model.version, model.config.max_batch_size) == ("1", 8)
         run(engine.load_model("a", json.dumps(override)))
-        assert engine.repository.find("a") is model  # nothing has changed
+        assert engine.repository.catalogue.find("a") is model  # nothing has changed
         run(engine.load_model("a"))
-        model = engine.repository.find("a")
+        model = engine.repository.catalogue.find("a")
         assert (model.version, model.config.max_batch_size) == ("2", 0)
 
     @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ class TestConfigOverride:
     def test_that_is_wrong(self, repository, start, text, reason):
         write_model(repository, "a", answering(1), CONFIG)
         engine, run = start("a")
-        model = engine.repository.find("a")
+        model = engine.repository.catalogue.find("a")
         error = refusal(run, engine.load_model("a", text))
         assert error.code is ErrorCode.INTERNAL
         assert error.message.startswith(f"failed to load 'a', failed to poll from model repository: {reason}")
-        assert engine.repository.find("a") is model
+        assert engine.repository.catalogue.find("a") is model
 
     def test_whose_version_policy_leaves_nothing(self, repository, start):
         write_model(repository, "a", answering(1), CONFIG)
@@ -90,14 +90,14 @@ class TestFileOverride:
     def test_makes_a_model_that_no_repository_has(self, repository, start, scratch, marks):
         engine, run = start()
         run(engine.load_model("new", self.CONFIG, self.files(5, version=3)))
-        model = engine.repository.find("new")
+        model = engine.repository.catalogue.find("new")
         assert (model.version, run(answer(engine, "new"))) == ("3", 5)
         (root,) = scratch.iterdir()
         # An instance that dies finds its code again.
         os.kill(model.instances[0].pid, 9)
         assert _eventually(run, engine, "new") == 5
         run(engine.load_model("new", self.CONFIG, self.files(6)))
-        assert (engine.repository.find("new").version, run(answer(engine, "new"))) == ("1", 6)
+        assert (engine.repository.catalogue.find("new").version, run(answer(engine, "new"))) == ("1", 6)
         run(gone(engine, model))
         run(engine.repository.unload("new", 5, 5))
         assert list(root.iterdir()) == []
@@ -111,10 +111,10 @@ class TestFileOverride:
         write_model(repository, "a", answering(1), CONFIG)
         engine, run = start("a")
         run(engine.load_model("a", self.CONFIG, self.files(5, version=2)))
-        assert [model.version for model in engine.repository.ready_versions("a")] == ["2"]
+        assert [model.version for model in engine.repository.catalogue.ready_versions("a")] == ["2"]
         assert run(answer(engine, "a")) == 5
         run(engine.load_model("a"))
-        assert [model.version for model in engine.repository.ready_versions("a")] == ["1"]
+        assert [model.version for model in engine.repository.catalogue.ready_versions("a")] == ["1"]
         assert run(answer(engine, "a")) == 1
 
     def test_needs_a_configuration(self, repository, start, scratch):
@@ -135,7 +135,7 @@ class TestFileOverride:
         assert error.message.startswith(
             f"failed to load 'm', failed to poll from model repository: 'file:{path}' is no path inside the model's folder"
         )
-        assert list(engine.repository.models()) == []
+        assert list(engine.repository.catalogue.models()) == []
 
     def test_takes_no_other_keys(self, repository, start, scratch):
         engine, run = start()

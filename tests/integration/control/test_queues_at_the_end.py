@@ -52,7 +52,7 @@ class Crowd:
 
     def __init__(self, engine, gate: Gate, scheduler: str) -> None:
         self.engine = engine
-        self.model = engine.repository.find("m")
+        self.model = engine.repository.catalogue.find("m")
         self.gate = gate
         self._scheduler = scheduler
 
@@ -93,7 +93,7 @@ def test_unload_answers_what_waits(crowd, scheduler) -> None:
         asked = await crowd.gather()
         await crowd.engine.unload_model("m")
         with pytest.raises(InferenceError):
-            crowd.engine.repository.find("m")
+            crowd.engine.repository.catalogue.find("m")
         assert not any(one.done() for one in asked)
         crowd.gate.open()
         assert await asyncio.gather(*asked) == [7] * COUNT

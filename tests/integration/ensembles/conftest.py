@@ -287,6 +287,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lab(repository: Path) -> Iterator[Lab]:
     with running_engine(repository) as (engine, run):
-        table = {row.name: row.status for row in engine.repository.table()}
+        table = {row.name: row.status for row in engine.repository.catalogue.table()}
         assert set(table.values()) == {"READY"}, table
         yield Lab(engine, run)

@@ -43,7 +43,7 @@ def lab(repository: Path) -> Iterator[Lab]:
 
 def figures(lab: Lab, name: str) -> tuple[int, int, int]:
     """Hits, misses, and requests that ran through the steps."""
-    statistics = lab.engine.repository.find(name).statistics
+    statistics = lab.engine.repository.catalogue.find(name).statistics
     return statistics.cache_hit_count, statistics.cache_miss_count, statistics.execution_count
 
 
@@ -53,8 +53,8 @@ def test_the_same_request_runs_through_the_steps_once(lab: Lab, array: np.ndarra
     for _ in range(3):
         assert (lab.ask("e", {"IN": array})["OUT"] == array).all()
     assert figures(lab, "e") == (2, 1, 1)
-    assert lab.engine.repository.find("e").statistics.success_count == 3
-    assert lab.engine.repository.find("part").statistics.execution_count == 2
+    assert lab.engine.repository.catalogue.find("e").statistics.success_count == 3
+    assert lab.engine.repository.catalogue.find("part").statistics.execution_count == 2
     assert (lab.ask("e", {"IN": array + 1})["OUT"] == array + 1).all()
     assert figures(lab, "e") == (2, 2, 2)
 
@@ -83,7 +83,7 @@ def test_when_a_part_is_replaced_all_is_asked_anew(lab: Lab, repository: Path, n
 def test_a_part_that_comes_back_is_asked_anew(lab: Lab) -> None:
     lab.ask("outer", {"IN": SMALL})
     lab.run(lab.engine.unload_model("part"))
-    assert lab.engine.repository.absence("outer").on_purpose
+    assert lab.engine.repository.catalogue.absence("outer").on_purpose
     lab.run(lab.engine.load_model("part"))
     lab.ask("outer", {"IN": SMALL})
     assert figures(lab, "outer") == (0, 2, 2)
@@ -93,7 +93,9 @@ def test_a_part_that_comes_back_is_asked_anew(lab: Lab) -> None:
 def test_a_request_that_is_cancelled_while_it_is_looked_up(lab: Lab, array: np.ndarray) -> None:
     async def main() -> None:
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
-        pending = lab.engine.submit(lab.engine.repository.find("e"), request_of("e", {"IN": array}), answer.set_result)
+        pending = lab.engine.submit(
+            lab.engine.repository.catalogue.find("e"), request_of("e", {"IN": array}), answer.set_result
+        )
         pending.cancel()
         assert not answer.done()  # never from inside the calls
         cancelled = (await answer).error
@@ -111,7 +113,7 @@ def test_a_part_that_goes_while_a_request_is_looked_up_runs_its_step(lab: Lab) -
     """The request was taken when the part was there; the next one is refused."""
 
     async def main() -> None:
-        model = lab.engine.repository.find("e")
+        model = lab.engine.repository.catalogue.find("e")
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
         lab.engine.submit(model, request_of("e", {"IN": LARGE}), answer.set_result)
         await lab.engine.unload_model("part")
@@ -129,7 +131,7 @@ def test_the_end_of_the_server_waits_for_what_is_looked_up(repository: Path) -> 
     with running_engine(repository, cache=LocalCache(SIZE_BYTES)) as (engine, run):
 
         async def submit() -> None:
-            engine.submit(engine.repository.find("outer"), request_of("outer", {"IN": LARGE}), answers.append)
+            engine.submit(engine.repository.catalogue.find("outer"), request_of("outer", {"IN": LARGE}), answers.append)
 
         run(submit())
     (answer,) = answers
@@ -157,7 +159,7 @@ def test_only_results_are_kept(tmp_path: Path) -> None:
             waits = function(f"pass_gate({str(tmp_path)!r}, 'here')\nreturn [text('late')]")
             answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
             pending = engine.submit(
-                engine.repository.find("coded"), request_of("coded", {"CODE": waits}), answer.set_result
+                engine.repository.catalogue.find("coded"), request_of("coded", {"CODE": waits}), answer.set_result
             )
             await reached(gate)
             pending.cancel()

@@ -76,7 +76,7 @@ def test_one_of_two_steps_fails(lab: Lab, size: int, tmp_path) -> None:
         error = await asked
         assert error.message == "in ensemble 'pair', no luck"
         await reached(gate)
-        assert ensembles.held(lab.engine.repository.find("pair")) == {"runs": 1}
+        assert ensembles.held(lab.engine.repository.catalogue.find("pair")) == {"runs": 1}
         gate.open()
         await nothing_held(lab.engine)
 
@@ -89,7 +89,7 @@ def test_memory_does_not_wait_for_steps_that_nobody_waits_for(lab: Lab, tmp_path
     array = np.zeros(1_000_000, np.int32)
 
     async def run() -> None:
-        model = lab.engine.repository.find("late")
+        model = lab.engine.repository.catalogue.find("late")
         lease = model.lease(array.nbytes, "IN")  # as front ends do it
         slow, late = function(f"pass_gate({str(tmp_path)!r}, 'slow')\nreturn [text('late')]"), Gate(tmp_path, "late")
         fails = function(f"pass_gate({str(tmp_path)!r}, 'late')\nreturn [failed('no luck')]")
@@ -98,12 +98,12 @@ def test_memory_does_not_wait_for_steps_that_nobody_waits_for(lab: Lab, tmp_path
         asked = asyncio.ensure_future(lab.engine.open(model.name, model.version).infer(request))
         await reached(gate)
         await reached(late)
-        assert ensembles.held(lab.engine.repository.find("plus")) == {"holds": 1, "input bytes": array.nbytes}
+        assert ensembles.held(lab.engine.repository.catalogue.find("plus")) == {"holds": 1, "input bytes": array.nbytes}
         late.open()
         error = (await asked).error
         assert error is not None
         assert error.message == "in ensemble 'late', no luck"
-        assert ensembles.held(lab.engine.repository.find("plus")) == {"holds": 1}
+        assert ensembles.held(lab.engine.repository.catalogue.find("plus")) == {"holds": 1}
         assert ensembles.held(model) == {"runs": 1}
         gate.open()
         await nothing_held(lab.engine)
@@ -127,7 +127,10 @@ def test_a_tensor_that_cannot_be_copied(lab: Lab, monkeypatch, caplog) -> None:
 
 
 def test_failures_are_counted(lab: Lab) -> None:
-    row, part = lab.engine.repository.find("row").statistics, lab.engine.repository.find("lab").statistics
+    row, part = (
+        lab.engine.repository.catalogue.find("row").statistics,
+        lab.engine.repository.catalogue.find("lab").statistics,
+    )
     before = row.failures.copy(), part.failures.copy(), row.success_count
     lab.refusal("row", {"CODE1": failing(), "CODE2": function(OUT)})
     assert {reason: count - before[0][reason] for reason, count in row.failures.items() if count != before[0][reason]} == {"OTHER": 1}  # fmt: skip
@@ -167,9 +170,9 @@ def test_a_running_step_learns_that_nobody_waits(lab: Lab, tmp_path, first: bool
         assert answer.error == "in ensemble 'row_outer', in ensemble 'row', stopped"
         await nothing_held(lab.engine)
 
-    before = lab.engine.repository.find("row_outer").statistics.failures["CANCELED"]
+    before = lab.engine.repository.catalogue.find("row_outer").statistics.failures["CANCELED"]
     lab.run(run())
-    assert lab.engine.repository.find("row_outer").statistics.failures["CANCELED"] == before + 1
+    assert lab.engine.repository.catalogue.find("row_outer").statistics.failures["CANCELED"] == before + 1
 
 
 def test_no_step_begins_for_a_request_that_was_given_up(lab: Lab, tmp_path) -> None:
@@ -207,7 +210,7 @@ def test_given_up_while_a_tensor_is_copied(lab: Lab) -> None:
     x = np.zeros(8_000_000, np.float32)
 
     async def run() -> None:
-        model = lab.engine.repository.find("diamond")
+        model = lab.engine.repository.catalogue.find("diamond")
         for turns in range(6):
             answered: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
             pending = lab.engine.submit(model, request_of("diamond", {"IN": x}), answered.set_result)

@@ -52,7 +52,7 @@ def test_an_input_that_is_an_output_too(lab: Lab, size: int) -> None:
 @pytest.mark.spec("srv-R17")
 def test_only_what_is_wanted_is_made(lab: Lab) -> None:
     def counts() -> tuple[int, int]:
-        models = (lab.engine.repository.find(name) for name in ("mix", "lab"))
+        models = (lab.engine.repository.catalogue.find(name) for name in ("mix", "lab"))
         return tuple(model.statistics.success_count for model in models)
 
     arrays = {"IN": floats(5), "CODE": function("return [text('a')]")}
@@ -116,11 +116,11 @@ def test_an_ensemble_in_an_ensemble(lab: Lab, size: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_batches_all_through(lab: Lab, rows: int) -> None:
     x = np.arange(rows * 5, dtype=np.float32).reshape(rows, 5)
-    before = lab.engine.repository.find("all_batched").statistics.inference_count
+    before = lab.engine.repository.catalogue.find("all_batched").statistics.inference_count
     out = lab.ask("all_batched", {"IN": x})["OUT"]
     assert out.shape == (rows, 5)
     assert (out == x + 1).all()
-    assert lab.engine.repository.find("all_batched").statistics.inference_count == before + rows
+    assert lab.engine.repository.catalogue.find("all_batched").statistics.inference_count == before + rows
 
 
 @pytest.mark.spec("srv-R17")
@@ -155,7 +155,7 @@ def test_a_step_s_request_is_validated_once_per_layout(lab: Lab, monkeypatch) ->
         return len(validated) - before
 
     monkeypatch.setattr(services, "validate", counting)
-    part = lab.engine.repository.find("batched").statistics
+    part = lab.engine.repository.catalogue.find("batched").statistics
     x = np.zeros((2, 77), np.float32)
     assert count("all_batched", {"IN": x}) == 2
     before = part.inference_count
@@ -213,7 +213,7 @@ def test_every_step_is_told_what_came_with_the_request(lab: Lab) -> None:
 def test_priority_reaches_the_steps(lab: Lab) -> None:
     """Which no model can see: only the queue."""
     seen = []
-    model = lab.engine.repository.find("mix")
+    model = lab.engine.repository.catalogue.find("mix")
     submit = model.submit
 
     def note(request, on_response):
@@ -300,7 +300,7 @@ def test_requests_pass_each_other(lab: Lab, tmp_path) -> None:
 
 @pytest.mark.spec("srv-R17")
 def test_statistics_of_the_ensemble_and_of_its_parts(lab: Lab) -> None:
-    ensemble, mix = lab.engine.repository.find("diamond"), lab.engine.repository.find("mix")
+    ensemble, mix = lab.engine.repository.catalogue.find("diamond"), lab.engine.repository.catalogue.find("mix")
     before = (ensemble.statistics.success_count, ensemble.statistics.execution_count, mix.statistics.success_count)
     ns = ensemble.statistics.success_ns
     lab.ask("diamond", {"IN": floats(1)})

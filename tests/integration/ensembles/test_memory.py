@@ -72,7 +72,7 @@ def traffic(monkeypatch) -> Traffic:
 
 async def received(engine, name, array):
     """A request whose tensor is received as front ends do it: straight into the memory that the model names."""
-    model = engine.repository.find(name)
+    model = engine.repository.catalogue.find(name)
     lease = model.lease(array.nbytes, "IN")
     lease.view[:] = array.tobytes()
     request = InferenceRequest(name, inputs=[InputTensor("IN", "FP32", array.shape, lease.view, lease)])
@@ -106,10 +106,10 @@ def test_memory_goes_back_as_soon_as_it_is_read(engine_and_run, traffic) -> None
 
     async def ask() -> None:
         response = await received(engine, "three", np.zeros(MIB, np.float32))
-        part = engine.repository.find("identity")
+        part = engine.repository.catalogue.find("identity")
         while held(part) != {"output blocks": 1}:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        assert held(engine.repository.find("three")) == {}
+        assert held(engine.repository.catalogue.find("three")) == {}
         response.release()
 
     run(ask())
@@ -161,16 +161,16 @@ def test_memory_that_was_received_before_a_part_was_replaced(tmp_path) -> None:
     write_ensemble(tmp_path, "one", [step("identity", {"IN": "IN"}, {"OUT": "OUT"})])
     with running_engine(tmp_path, explicit=True) as (engine, run):
         array = np.arange(MIB, dtype=np.float32)
-        model = engine.repository.find("one")
+        model = engine.repository.catalogue.find("one")
         assert isinstance(model, EnsembleModel)
         lease = model.lease(array.nbytes, "IN")
         view = lease.view
         view[:] = array.tobytes()
-        old = engine.repository.find("identity")
+        old = engine.repository.catalogue.find("identity")
         assert old.owns(lease)
         write_model(tmp_path, "identity", IDENTITY + "# changed", None)
         run(engine.load_model("identity"))
-        assert engine.repository.find("identity") is not old
+        assert engine.repository.catalogue.find("identity") is not old
 
         async def ask():
             while old.state.value != "UNAVAILABLE":  # noqa: ASYNC110
@@ -188,6 +188,6 @@ def test_memory_that_was_received_before_a_part_was_replaced(tmp_path) -> None:
 def test_names_that_no_input_has(engine_and_run) -> None:
     """Callers ask for memory before their request is held against the signature."""
     engine, _run = engine_and_run
-    lease = engine.repository.find("three").lease(10_000, "NO_SUCH_INPUT")
+    lease = engine.repository.catalogue.find("three").lease(10_000, "NO_SUCH_INPUT")
     lease.release()
-    assert held(engine.repository.find("three")) == {}
+    assert held(engine.repository.catalogue.find("three")) == {}

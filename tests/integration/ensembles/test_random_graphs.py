@@ -176,7 +176,7 @@ async def answered(lab: Lab, graph: Graph) -> list[tuple[tuple[str, ...], list[n
             finished.set_result(None)
 
     request = request_of("e", graph.given, requested_outputs=graph.requested)
-    lab.engine.submit(lab.engine.repository.find("e"), request, on_response)
+    lab.engine.submit(lab.engine.repository.catalogue.find("e"), request, on_response)
     async with asyncio.timeout(DEADLINE_S):
         await finished
     await nothing_held(lab.engine)

@@ -83,7 +83,7 @@ def test_large_tensors(lab: Lab) -> None:
 
 @pytest.mark.spec("srv-R18")
 def test_an_ensemble_that_streams_is_a_part_itself(lab: Lab) -> None:
-    assert lab.engine.repository.find("s_outer").config.decoupled
+    assert lab.engine.repository.catalogue.find("s_outer").config.decoupled
     assert contents(responses(lab, "s_outer", COUNT.format(3), DOUBLE, DOUBLE)) == [[4 * i, 4 * i] for i in range(3)]
 
 
@@ -235,7 +235,7 @@ def test_a_client_that_pauses_stops_the_stream(lab: Lab, name: str) -> None:
         endless = "while not request.is_cancelled():\n    sender.send(out(1))\nsender.send(flags=FINAL)"
         arrays = codes(endless, DOUBLE, DOUBLE)
         stream = Stream(
-            lab.engine, name, {key: arrays[key] for key in lab.engine.repository.find(name).signature.inputs}
+            lab.engine, name, {key: arrays[key] for key in lab.engine.repository.catalogue.find(name).signature.inputs}
         )
         await stream.next()
         stream.pending.pause()
@@ -287,7 +287,7 @@ def test_a_limit_of_requests_in_flight(lab: Lab, tmp_path) -> None:
         await reached(gate, 2)
         await quiet(lambda: (tmp_path / "sent").stat().st_size)
         assert (tmp_path / "sent").stat().st_size <= STREAM_WINDOW
-        assert ensembles.held(lab.engine.repository.find("lab"))["requests"] == 2
+        assert ensembles.held(lab.engine.repository.catalogue.find("lab"))["requests"] == 2
         gate.open()
         assert contents(await stream.rest()) == [[i] for i in range(600)]
         await nothing_held(lab.engine)
@@ -324,7 +324,7 @@ def test_responses_that_are_kept_keep_their_memory(lab: Lab) -> None:
     async def run() -> None:
         stream = Stream(lab.engine, "s_side", codes(f"{send}\nsender.send(flags=FINAL)", once), keep=True)
         kept = await stream.rest()
-        assert lab.engine.repository.find("s_side").open_requests.count == 0
+        assert lab.engine.repository.catalogue.find("s_side").open_requests.count == 0
         await Stream(lab.engine, "s_side", codes(f"{send}\nsender.send(flags=FINAL)", once)).rest()
         for i, response in enumerate(kept[:-1]):
             by_name = {output.name: bytes(output.data) for output in response.outputs}
@@ -343,18 +343,18 @@ def test_responses_that_are_kept_keep_their_memory(lab: Lab) -> None:
 @pytest.mark.spec("srv-R18")
 def test_the_configuration_says_that_it_streams(lab: Lab) -> None:
     for name in ("s_chain", "s_last", "s_outer"):
-        model = lab.engine.repository.find(name)
+        model = lab.engine.repository.catalogue.find(name)
         assert model.state is ModelState.READY
         assert model.config.decoupled
         assert model.config.document["model_transaction_policy"] == {"decoupled": True}
-    assert not lab.engine.repository.find("row").config.decoupled
+    assert not lab.engine.repository.catalogue.find("row").config.decoupled
 
 
 def test_an_answer_without_a_client(lab: Lab) -> None:
     """Requests that nobody takes the answers of are of no consequence."""
 
     async def run() -> None:
-        model = lab.engine.repository.find("s_chain")
+        model = lab.engine.repository.catalogue.find("s_chain")
         lab.engine.submit(
             model, request_of("s_chain", codes(COUNT.format(3), DOUBLE)), lambda response: response.release()
         )

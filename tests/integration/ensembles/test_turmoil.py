@@ -101,7 +101,9 @@ class Turmoil:
             if response.final:
                 ended.set_result(response.error)  # which a second answer would break
 
-        pending = self.engine.submit(self.engine.repository.find(name), request_of(name, {"IN": array}), on_response)
+        pending = self.engine.submit(
+            self.engine.repository.catalogue.find(name), request_of(name, {"IN": array}), on_response
+        )
         choice = self.random.random()
         if choice < 0.4:
             pending.pause()
@@ -125,7 +127,12 @@ class Turmoil:
             await asyncio.sleep(0.01)
             if self.answered.total() >= before + 10:
                 before = self.answered.total()
-                pids = [each.pid for model in self.engine.repository.models() for each in model.instances if each.pid]
+                pids = [
+                    each.pid
+                    for model in self.engine.repository.catalogue.models()
+                    for each in model.instances
+                    if each.pid
+                ]
                 if pids:
                     os.kill(self.random.choice(pids), signal.SIGKILL)
 

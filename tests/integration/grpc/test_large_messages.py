@@ -45,7 +45,7 @@ def port(tmp_path_factory):
                     opened.frontend.ended.clear()
                     await opened.frontend.ended.wait()
                 assert opened.frontend.client_memory.used_bytes == 0
-                return engine.repository.find("numbers").arena.total_bytes
+                return engine.repository.catalogue.find("numbers").arena.total_bytes
 
         return run_on_loop(asyncio.wait_for(serve(), 55))
 

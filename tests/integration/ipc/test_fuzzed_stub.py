@@ -144,10 +144,10 @@ def test_whatever_a_stub_says(engine_and_run, frames):
 
     async def scenario():
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
-        callee = engine.repository.find("callee").instances[0].pid
+        callee = engine.repository.catalogue.find("callee").instances[0].pid
         async with asyncio.timeout(60):
             await engine.load_model(name)
-            model = engine.repository.find(name)
+            model = engine.repository.catalogue.find(name)
             requests = [InferenceRequest(name, inputs=[input_tensor("IN", LARGE)]) for _ in range(2)]
             answers = await asyncio.gather(
                 *(engine.open(model.name, model.version).infer(request) for request in requests)
@@ -162,7 +162,7 @@ def test_whatever_a_stub_says(engine_and_run, frames):
             answer = await engine.open("callee").infer(request)
             assert answer.error is None
             answer.release()
-        assert engine.repository.find("callee").instances[0].pid == callee, "another process was harmed"
+        assert engine.repository.catalogue.find("callee").instances[0].pid == callee, "another process was harmed"
 
     run(scenario())
     assert not complaints, complaints

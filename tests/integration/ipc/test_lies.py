@@ -104,7 +104,7 @@ def request(model, array):
 
 async def answers(engine, name, *arrays):
     """All answers to requests that were sent in one turn; who asks must release them."""
-    model = engine.repository.find(model_name(name))
+    model = engine.repository.catalogue.find(model_name(name))
     async with asyncio.timeout(60):
         return await asyncio.gather(
             *(engine.open(model.name, model.version).infer(request(model, array)) for array in arrays)
@@ -120,7 +120,7 @@ async def until(condition):
 @pytest.mark.parametrize("what", one_in(6, LIES))
 def test_lies(engine_and_run, what):
     engine, run = engine_and_run
-    (instance,) = engine.repository.find(model_name(what)).instances
+    (instance,) = engine.repository.catalogue.find(model_name(what)).instances
     pid = instance.pid
 
     async def scenario():
@@ -147,7 +147,7 @@ def test_lies(engine_and_run, what):
 def test_descriptors_that_nobody_wants(engine_and_run):
     """They do not arrive, or they are the end of whoever has sent them: closing them can take as long as they like."""
     engine, run = engine_and_run
-    (instance,) = engine.repository.find("descriptors").instances
+    (instance,) = engine.repository.catalogue.find("descriptors").instances
     pid = instance.pid
 
     async def scenario():
@@ -167,7 +167,7 @@ def test_descriptors_that_nobody_wants(engine_and_run):
 @pytest.mark.parametrize("what", one_in(3, ITERATIVE))
 def test_lies_about_another_turn(engine_and_run, what):
     engine, run = engine_and_run
-    model = engine.repository.find(model_name(what))
+    model = engine.repository.catalogue.find(model_name(what))
     (instance,) = model.instances
     pid = instance.pid
 
@@ -190,7 +190,7 @@ def test_lies_about_another_turn(engine_and_run, what):
 @pytest.mark.parametrize("what", one_in(3, LATE))
 def test_oddities_that_hurt_nobody(engine_and_run, what):
     engine, run = engine_and_run
-    model = engine.repository.find(model_name(what))
+    model = engine.repository.catalogue.find(model_name(what))
     pid = model.instances[0].pid
     before = len(os.listdir("/proc/self/fd"))
     began_ns = time.monotonic_ns()
@@ -214,7 +214,7 @@ def test_oddities_that_hurt_nobody(engine_and_run, what):
 def test_deaths(engine_and_run, what):
     engine, run = engine_and_run
     _, counts_as_begun = DEATHS[what]
-    model = engine.repository.find(model_name(what))
+    model = engine.repository.catalogue.find(model_name(what))
     if counts_as_begun:
         (answer,) = run(answers(engine, what, LARGE))
         assert (
@@ -237,7 +237,7 @@ def test_deaths(engine_and_run, what):
 @pytest.mark.parametrize("what", one_in(3, [what for what in LOADS if "def hello" not in LOADS[what][0]]))
 def test_lies_while_loading(engine_and_run, what):
     engine, _ = engine_and_run
-    (model,) = [model for model in engine.repository.models() if model.name == model_name(what)]
+    (model,) = [model for model in engine.repository.catalogue.models() if model.name == model_name(what)]
     assert model.state is ModelState.UNAVAILABLE
     assert LOADS[what][1] in model.reason
 
@@ -251,7 +251,7 @@ def test_lies_before_loading(tmp_path, monkeypatch, what):
     (tmp_path / "models").mkdir()
     write_model(tmp_path / "models", "lying", "", identity_config())
     with running_engine(tmp_path / "models", bundle=BUNDLE) as (engine, _):
-        (model,) = engine.repository.models()
+        (model,) = engine.repository.catalogue.models()
         assert model.state is ModelState.UNAVAILABLE
         assert LOADS[what][1] in model.reason
 
@@ -259,7 +259,7 @@ def test_lies_before_loading(tmp_path, monkeypatch, what):
 def test_a_stream_that_heeds_no_pause(engine_and_run):
     """What its receiver does not take would pile up in the host."""
     engine, run = engine_and_run
-    model = engine.repository.find("responds_without_end")
+    model = engine.repository.catalogue.find("responds_without_end")
     (instance,) = model.instances
     answers = []
 
@@ -278,8 +278,8 @@ def test_calls_without_end(engine_and_run, monkeypatch):
     """They are bounded, and while they come the loop is there for others."""
     monkeypatch.setattr("pybackend.frontend.calls.model_calls.MOST_OPEN_CALLS", 20_000)
     engine, run = engine_and_run
-    (instance,) = engine.repository.find("calls_without_end").instances
-    waiting_before = engine.repository.find("never").pending_count
+    (instance,) = engine.repository.catalogue.find("calls_without_end").instances
+    waiting_before = engine.repository.catalogue.find("never").pending_count
     longest_s = 0.0
 
     async def scenario():
@@ -296,7 +296,7 @@ def test_calls_without_end(engine_and_run, monkeypatch):
     assert BROKE.fullmatch(answer.error.message)
     assert "too many are" in answer.error.message
     assert longest_s < 5  # handling all of them at once would take longer, on any machine
-    assert engine.repository.find("never").pending_count == waiting_before
+    assert engine.repository.catalogue.find("never").pending_count == waiting_before
 
 
 def test_calls_with_much_to_carry(engine_and_run):
@@ -331,7 +331,7 @@ def test_questions_whose_answers_nobody_reads(engine_and_run, monkeypatch, limit
     broke = BROKE.fullmatch(answer.error.message)
     assert broke, answer.error.message
     assert re.fullmatch(told, broke[2])
-    (instance,) = engine.repository.find("asks_without_reading").instances
+    (instance,) = engine.repository.catalogue.find("asks_without_reading").instances
     run(until(lambda: instance.state.value == "ready"))
 
 
@@ -355,7 +355,7 @@ def test_answers_that_two_processes_of_a_model_do_not_read(engine_and_run, monke
 
 def test_readiness_is_told_twice(engine_and_run):
     engine, run = engine_and_run
-    model = engine.repository.find("tells_its_readiness_twice")
+    model = engine.repository.catalogue.find("tells_its_readiness_twice")
     (instance,) = model.instances
     pid = instance.pid
 
@@ -371,7 +371,7 @@ def test_readiness_is_told_twice(engine_and_run):
 def test_calls_at_the_end(engine_and_run):
     """While it finalizes a model's threads may still call; what comes after the last word is nobody's concern."""
     engine, run = engine_and_run
-    pid = engine.repository.find("calls_when_it_ends").instances[0].pid
+    pid = engine.repository.catalogue.find("calls_when_it_ends").instances[0].pid
     assert run(engine.repository.unload("calls_when_it_ends", 5, 5))
     assert not Path(f"/proc/{pid}").exists()
     (answer,) = run(answers(engine, "callee", SMALL))
@@ -380,7 +380,7 @@ def test_calls_at_the_end(engine_and_run):
 
 def test_one_that_does_not_end(engine_and_run):
     engine, run = engine_and_run
-    pid = engine.repository.find("ignores_the_end").instances[0].pid
+    pid = engine.repository.catalogue.find("ignores_the_end").instances[0].pid
     began_s = time.monotonic()
     run(engine.repository.unload("ignores_the_end", 5, 0.2))
     assert time.monotonic() - began_s >= 0.2

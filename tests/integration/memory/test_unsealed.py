@@ -30,7 +30,7 @@ def test_tensors_cross_in_both_directions(without_memfd, tmp_path):
 
     async def main():
         async with engine_on(tmp_path) as engine:
-            model = engine.repository.find("identity")
+            model = engine.repository.catalogue.find("identity")
             for array in sent:
                 response = await engine.open(model.name, model.version).infer(
                     InferenceRequest("identity", inputs=[input_tensor("IN", array)])

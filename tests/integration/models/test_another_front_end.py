@@ -125,7 +125,9 @@ def test_another_protocol_needs_admissions_and_nothing_else(tmp_path):
             await server.wait_closed()
 
         run(asyncio.wait_for(scenario(), 20))
-        assert engine.repository.find("identity").arena.total_bytes > 0, "the large input went through shared memory"
+        assert engine.repository.catalogue.find("identity").arena.total_bytes > 0, (
+            "the large input went through shared memory"
+        )
 
 
 def test_a_front_end_needs_no_other_module_of_the_engine():

@@ -149,7 +149,7 @@ def execute(directory):
                 )
                 for index, array in enumerate(arrays)
             ]
-            return run(execute_batch(engine.repository.find(model), requests))
+            return run(execute_batch(engine.repository.catalogue.find(model), requests))
 
         execute.engine, execute.run = engine, run
         yield execute
@@ -188,14 +188,14 @@ def test_what_may_not_be_returned(execute, model):
 @pytest.mark.spec("pb-E03", "pb-E13")
 @pytest.mark.parametrize("model", RAISED)
 def test_exception_fails_the_whole_batch(execute, directory, model):
-    pid = execute.engine.repository.find(model).instances[0].pid
+    pid = execute.engine.repository.catalogue.find(model).instances[0].pid
     expected = PREFIX.format(model=model) + RAISED[model][1].format(file=directory / model / "1/model.py")
     for _ in range(2):  # and the process lives
         for answer in execute(model, ones(), ones(), ones()):
             assert answer.error.code is ErrorCode.INTERNAL
             assert answer.error.message.startswith(expected)
             assert "pybackend_s" not in answer.error.message
-    assert execute.engine.repository.find(model).instances[0].pid == pid
+    assert execute.engine.repository.catalogue.find(model).instances[0].pid == pid
 
 
 @pytest.mark.spec("pb-E04")
@@ -238,6 +238,6 @@ def test_requested_outputs_of_each_request(execute):
         InferenceRequest("ordinary", id=name, inputs=[input_tensor("IN", ones())], requested_outputs=outputs)
         for name, outputs in (("a", ("OUT",)), ("b", ("ID",)), ("c", ()), ("d", ("ID", "OUT")))
     ]
-    answers = run(execute_batch(engine.repository.find("ordinary"), requests))
+    answers = run(execute_batch(engine.repository.catalogue.find("ordinary"), requests))
     names = [[output.name for output in answer.outputs] for answer in answers]
     assert names == [["OUT"], ["ID"], ["OUT", "ID"], ["OUT", "ID"]]

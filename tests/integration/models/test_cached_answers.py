@@ -28,7 +28,7 @@ def test_a_request_that_is_cancelled_while_it_is_looked_up(tmp_path: Path, array
     async def main() -> None:
         cache = LocalCache(100_000_000)
         async with engine_on(tmp_path, cache=cache) as engine:
-            model = engine.repository.find("m")
+            model = engine.repository.catalogue.find("m")
             response = await engine.open(model.name, model.version).infer(request(array))
             output_array(response, "OUT")
             response.release()
@@ -52,7 +52,7 @@ def test_a_request_that_is_cancelled_while_it_is_looked_up(tmp_path: Path, array
 def test_what_is_kept_is_no_stubs_memory(tmp_path: Path) -> None:
     async def main() -> None:
         async with engine_on(tmp_path, cache=LocalCache(100_000_000)) as engine:
-            model = engine.repository.find("m")
+            model = engine.repository.catalogue.find("m")
             for value in (1, 2):
                 response = await engine.open(model.name, model.version).infer(request(LARGE + value))
                 response.release()
@@ -70,7 +70,7 @@ def test_unloading_waits_for_what_is_looked_up(tmp_path: Path) -> None:
     async def main() -> None:
         answers: list[InferenceResponse] = []
         async with engine_on(tmp_path, cache=LocalCache(100_000_000)) as engine:
-            engine.submit(engine.repository.find("m"), request(LARGE), answers.append)
+            engine.submit(engine.repository.catalogue.find("m"), request(LARGE), answers.append)
         (answer,) = answers
         assert (output_array(answer, "OUT") == LARGE).all()
 

@@ -63,7 +63,7 @@ def test_a_response_that_does_not_fit_leaves_nothing_behind(tmp_path):
     """Its first outputs fit, its last one does not: the first ones are nobody's then."""
     write_models(tmp_path)
     with running_engine(tmp_path, memory_limit_bytes=MIB) as (engine, run):
-        model = engine.repository.find("taker")
+        model = engine.repository.catalogue.find("taker")
 
         def take(*sizes):
             request = InferenceRequest(

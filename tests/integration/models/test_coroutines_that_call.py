@@ -57,7 +57,7 @@ def test_a_model_whose_coroutines_call_it_again(tmp_path, collected):
         async def answers():
             arrived = asyncio.Queue()
             request = InferenceRequest("nested", inputs=[input_tensor("IN", np.array([3], np.int32))])
-            engine.submit(engine.repository.find("nested"), request, arrived.put_nowait)
+            engine.submit(engine.repository.catalogue.find("nested"), request, arrived.put_nowait)
             values = []
             async with asyncio.timeout(60):
                 while True:

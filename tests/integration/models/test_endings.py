@@ -49,7 +49,7 @@ def test_an_unload_that_was_cut_short_is_taken_up_again(tmp_path):
         return await engine.repository.unload_all(asyncio.get_running_loop().time())
 
     with running_engine(tmp_path) as (engine, run):
-        pid = engine.repository.find("stays").instances[0].pid
+        pid = engine.repository.catalogue.find("stays").instances[0].pid
         assert run(unload_twice(engine)) is False
         assert not Path(f"/proc/{pid}").exists()
 
@@ -58,6 +58,6 @@ def test_one_that_says_twice_that_it_ends_is_not_believed(tmp_path, monkeypatch)
     monkeypatch.setattr("pybackend.instance.session.EXIT_GRACE_S", 0.5)
     write_model(tmp_path, "liar", SAYS_ITS_END_TWICE, identity_config())
     with running_engine(tmp_path) as (engine, run):
-        pid = engine.repository.find("liar").instances[0].pid
+        pid = engine.repository.catalogue.find("liar").instances[0].pid
         run(asyncio.wait_for(engine.repository.unload("liar", 3600, 3600), 60))  # not the hour that it has
         assert not Path(f"/proc/{pid}").exists()

@@ -94,7 +94,7 @@ def test_the_next_request_brings_it_back(lab: tuple[InferenceEngine, Run, Path])
     engine, run, _ = lab
 
     async def scenario() -> None:
-        model, around = engine.repository.find("asked"), engine.repository.find("around")
+        model, around = engine.repository.catalogue.find("asked"), engine.repository.catalogue.find("around")
         await poison(engine, model)
         assert model.failure is not None
         assert around.state is ModelState.UNAVAILABLE
@@ -119,7 +119,7 @@ def test_time_brings_it_back(lab: tuple[InferenceEngine, Run, Path]) -> None:
     broken = repository / "timed" / "broken"
 
     async def scenario() -> None:
-        model = engine.repository.find("timed")
+        model = engine.repository.catalogue.find("timed")
         broken.touch()
         pid = model.instances[0].pid
         assert pid

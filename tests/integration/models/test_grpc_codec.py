@@ -138,7 +138,9 @@ def ask(tmp_path_factory):
                 await server.stop(None)
 
         yield lambda scenario: run(serve(scenario))
-        assert engine.repository.find("numbers").arena.total_bytes > 0, "large inputs go through shared memory"
+        assert engine.repository.catalogue.find("numbers").arena.total_bytes > 0, (
+            "large inputs go through shared memory"
+        )
 
 
 def tensor(array, datatype="FP32"):

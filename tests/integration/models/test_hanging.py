@@ -83,7 +83,7 @@ def test_the_log_says_once_where_it_hangs(
     lab: tuple[InferenceEngine, Run, Path], caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     engine, run, repository = lab
-    model = engine.repository.find(kind)
+    model = engine.repository.catalogue.find(kind)
     gate = Gate(repository / kind, "never")
 
     def said() -> list[str]:
@@ -124,7 +124,7 @@ def test_a_process_that_dies_while_it_is_asked(lab: tuple[InferenceEngine, Run, 
 
     async def scenario() -> None:
         await engine.load_model("dies")
-        instance = engine.repository.find("dies").instances[0]
+        instance = engine.repository.catalogue.find("dies").instances[0]
         begin(engine, "dies")
         await until(lambda: Gate(repository / "dies", "never").arrivals)
         asked = [asyncio.create_task(engine.stacks("dies")) for _ in range(2)]
@@ -133,7 +133,7 @@ def test_a_process_that_dies_while_it_is_asked(lab: tuple[InferenceEngine, Run, 
         os.kill(instance.pid, 9)
         for (document,) in await asyncio.gather(*asked):
             assert document["stacks"] == []
-        await until(lambda: instance.session is not None and engine.repository.find("dies").is_ready)
+        await until(lambda: instance.session is not None and engine.repository.catalogue.find("dies").is_ready)
         (document,) = await engine.stacks("dies")
         assert document["stacks"]
 
@@ -148,7 +148,7 @@ def test_a_replaced_version_ends_with_its_clients(lab: tuple[InferenceEngine, Ru
     async def replaced() -> tuple[Model, PendingRequest, PendingRequest]:
         """A replaced version with a request that it executes, and one that waits."""
         await engine.load_model("dev")
-        old, arrivals = engine.repository.find("dev"), gate.arrivals
+        old, arrivals = engine.repository.catalogue.find("dev"), gate.arrivals
         running = begin(engine, "dev")
         await until(lambda: gate.arrivals > arrivals)
         waiting = begin(engine, "dev")
@@ -170,7 +170,7 @@ def test_a_replaced_version_ends_with_its_clients(lab: tuple[InferenceEngine, Ru
         assert old.instances[0].pid == pid
         old.trim(now_ns + 4 * 10**9)
         await until(lambda: old.state is ModelState.UNAVAILABLE)
-        assert engine.repository.find("dev").is_ready
+        assert engine.repository.catalogue.find("dev").is_ready
         # One for which requests wait is restarted.
         old, pending, waiting = await replaced()
         pid = old.instances[0].pid
@@ -183,7 +183,7 @@ def test_a_replaced_version_ends_with_its_clients(lab: tuple[InferenceEngine, Ru
             old.trim(now_ns + seconds * 10**9)
         await until(lambda: old.state is ModelState.UNAVAILABLE)
         # The version that serves is not touched.
-        new, arrivals = engine.repository.find("dev"), gate.arrivals
+        new, arrivals = engine.repository.catalogue.find("dev"), gate.arrivals
         pending = begin(engine, "dev")
         await until(lambda: gate.arrivals > arrivals)
         pending.cancel()

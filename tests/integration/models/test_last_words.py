@@ -33,7 +33,7 @@ def test_reason_of_a_model_that_is_given_up(tmp_path):
 
     async def scenario():
         async with engine_on(tmp_path) as engine:
-            model = engine.repository.find("dying")
+            model = engine.repository.catalogue.find("dying")
             async with asyncio.timeout(60):
                 while model.state is ModelState.READY:
                     request = InferenceRequest(
@@ -49,7 +49,7 @@ def test_reason_of_a_model_that_is_given_up(tmp_path):
                     assert "looking at the request" not in message  # it may be about another client
             for _ in range(2):
                 with pytest.raises(InferenceError, match="has no instance that can serve"):
-                    engine.repository.find("dying")
+                    engine.repository.catalogue.find("dying")
             assert model.failure.__traceback__ is None  # it would keep the frames of all who asked
             return model.reason
 
@@ -87,7 +87,7 @@ def test_a_process_that_dies_at_its_start_is_quoted(tmp_path):
 
     async def scenario():
         async with engine_on(tmp_path) as engine:
-            return {model.name: model.reason for model in engine.repository.models()}
+            return {model.name: model.reason for model in engine.repository.catalogue.models()}
 
     reasons = asyncio.run(scenario())
     for name, (_, end) in DEATHS.items():
@@ -116,7 +116,7 @@ class TritonPythonModel:
 
     async def scenario():
         async with engine_on(tmp_path) as engine:
-            model = engine.repository.find("once")
+            model = engine.repository.catalogue.find("once")
             request = InferenceRequest(
                 model_name="once", inputs=[input_tensor("IN", np.ones(1, np.float32))], requested_outputs=[]
             )

@@ -177,7 +177,7 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
 @pytest.mark.spec("pb-F01")
 def test_unload_finalizes_each_instance_once(engine_and_run, repository):
     engine, run = engine_and_run
-    model = engine.repository.find("idle")
+    model = engine.repository.catalogue.find("idle")
     pids = [instance.pid for instance in model.instances]
     assert run(answered(engine, "idle", [1, 2])).tolist() == [1, 2]
     assert not (repository / "idle/marker").exists()
@@ -186,7 +186,7 @@ def test_unload_finalizes_each_instance_once(engine_and_run, repository):
     assert model.state is ModelState.UNAVAILABLE
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(InferenceError) as refused:
-        engine.repository.find("idle")
+        engine.repository.catalogue.find("idle")
     assert refused.value.code is ErrorCode.NOT_FOUND
     # Others are not concerned, and unloading once more does nothing.
     assert run(answered(engine, "other", [0])).tolist() == [0]
@@ -213,7 +213,7 @@ def test_unload_answers_what_was_taken_before_it_finalizes(engine_and_run, repos
 @pytest.mark.spec("pb-T06")
 def test_memory_of_kept_inputs_belongs_to_the_model_until_it_lets_go(engine_and_run):
     engine, run = engine_and_run
-    model = engine.repository.find("keeping")
+    model = engine.repository.catalogue.find("keeping")
     size = 100_000
 
     def used_bytes():
@@ -238,7 +238,7 @@ def test_memory_of_kept_inputs_belongs_to_the_model_until_it_lets_go(engine_and_
 
 def test_memory_is_given_back_to_the_system_after_a_pause(engine_and_run):
     engine, run = engine_and_run
-    model = engine.repository.find("other")
+    model = engine.repository.catalogue.find("other")
     run(answered(engine, "other", np.zeros(3_000_000)))
     assert model.arena.total_bytes > 12_000_000
     before = _shared_bytes(model.instances[0].pid)

@@ -71,7 +71,7 @@ def ask(tmp_path_factory):
             for _ in range(turns):
                 await asyncio.sleep(0)
             async with asyncio.timeout(60):
-                ready = await engine.is_model_ready(engine.repository.find(name))
+                ready = await engine.is_model_ready(engine.repository.catalogue.find(name))
                 return ready, [answer.out for answer in await stream.rest()]
 
         yield lambda name, turns: run(both(name, turns))

@@ -45,7 +45,7 @@ def test_nothing_is_left_of_earlier_turns(tmp_path, size):
     async def several(engine):
         async with asyncio.timeout(60):
             await asyncio.gather(*(ask(engine, turns) for turns in range(1, 20)))
-            model = engine.repository.find("counting")
+            model = engine.repository.catalogue.find("counting")
             assert model.pending_count == 0
             for instance in model.instances:
                 assert not instance.executor.executions.in_flight

@@ -81,7 +81,7 @@ def test_stages_of_a_model_work_together_and_keep_nothing(tmp_path: Path, caplog
     async def main() -> None:
         queued, cache = QueuedBytes(1000), LocalCache(1_000_000)
         async with engine_on(tmp_path, cache=cache, queued_bytes=queued) as engine:
-            model, gate, senders = engine.repository.find("m"), Gate(tmp_path / "m", "first"), Senders(engine)
+            model, gate, senders = engine.repository.catalogue.find("m"), Gate(tmp_path / "m", "first"), Senders(engine)
             senders.send(1)
             await until(lambda: gate.arrivals)
             senders.send(2)

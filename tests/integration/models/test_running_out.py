@@ -45,7 +45,7 @@ BREAKABLE = (
 
 def infer(engine, run, name: str, array: np.ndarray):
     """The answer of a model to one input."""
-    model = engine.repository.find(name)
+    model = engine.repository.catalogue.find(name)
     request = InferenceRequest(name, inputs=[input_tensor("IN", array)])
     return run(asyncio.wait_for(engine.open(model.name, model.version).infer(request), 60))
 
@@ -77,7 +77,7 @@ def test_requests_are_refused_when_only_a_passive_instance_is_left(tmp_path):
                 await asyncio.sleep(0.01)
 
     with running_engine(tmp_path) as (engine, run):
-        instance = next(each for each in engine.repository.find("half").instances if each.name == "active_0")
+        instance = next(each for each in engine.repository.catalogue.find("half").instances if each.name == "active_0")
         (directory / "broken").touch()
         os.kill(instance.pid, signal.SIGKILL)
         run(until_failed(instance))
@@ -115,7 +115,7 @@ def test_without_descriptors_a_request_is_refused_and_holds_nothing(tmp_path, fe
     """The first is for the input's segment, the second for sending it; then comes that of the output's segment."""
     write_model(tmp_path, "identity", IDENTITY, identity_config())
     with running_engine(tmp_path) as (engine, run):
-        model = engine.repository.find("identity")
+        model = engine.repository.catalogue.find("identity")
         request = InferenceRequest("identity", inputs=[input_tensor("IN", np.ones(MIB, np.float32))])
         few_descriptors(count)
         try:
@@ -155,4 +155,4 @@ def test_a_json_body_that_does_not_fit_is_given_back_by_the_asgi_route(tmp_path)
     with running_engine(tmp_path, memory_limit_bytes=MIB) as (engine, run):
         run(make_app(InferFrontend(engine, BodyLimits(), ClientMemory(1 << 30)))(scope, receive, send))
         assert sent[0]["status"] == 503
-        assert held(engine.repository.find("two")) == {}
+        assert held(engine.repository.catalogue.find("two")) == {}

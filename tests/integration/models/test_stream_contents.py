@@ -38,7 +38,7 @@ def test_memory_of_responses_that_are_still_read(lab):
 
 
 def test_memory_does_not_grow_with_the_number_of_responses(lab):
-    outputs = lab.engine.repository.find("streams").instances[0].session.outputs
+    outputs = lab.engine.repository.catalogue.find("streams").instances[0].session.outputs
 
     def segments_bytes():
         return sum(output.memory.size_bytes for output in outputs._segments.values())

@@ -20,7 +20,7 @@ from pybackend.ipc import stub_messages as heard
 from pybackend.model.host import Absence
 from pybackend.model.model import Model
 from pybackend.observability.custom_metrics import CustomMetrics
-from pybackend.repository.repository import ModelRepository
+from pybackend.repository.catalogue import ModelCatalogue
 
 
 class ModelServices:
@@ -38,15 +38,15 @@ class ModelServices:
         self._metric_questions = MetricQuestions(self.metrics)
         self._open_bytes = OpenBytes()
         self._shared_core = shared_core
-        self._repository: ModelRepository | None = None
+        self._catalogue: ModelCatalogue | None = None
         self._calls: ModelCalls | None = None
         self._control: ModelControl | None = None
 
-    def open(self, engine: InferenceEngine, repository: ModelRepository) -> None:
-        """Forward requests to this engine, which serves the models of this repository."""
-        self._repository = repository
-        self._calls = ModelCalls(engine, repository.names, self._open_bytes, self._shared_core, self._check_cycle)
-        self._control = ModelControl(engine, repository.names, self._open_bytes)
+    def open(self, engine: InferenceEngine, catalogue: ModelCatalogue) -> None:
+        """Forward requests to this engine, which serves the models of this catalogue."""
+        self._catalogue = catalogue
+        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._shared_core, self._check_cycle)
+        self._control = ModelControl(engine, catalogue.names, self._open_bytes)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         """The model runs another model."""
@@ -103,8 +103,8 @@ class ModelServices:
 
     def on_turn(self, model_name: str) -> None:
         """A model has lost its last instance, or has one again."""
-        assert self._repository is not None
-        self._repository.ensembles.on_change(model_name)
+        assert self._catalogue is not None
+        self._catalogue.ensembles.on_change(model_name)
 
     def check_cycles(self) -> None:
         """Fail calls that now wait for themselves, because the models that run them wait for something new."""
@@ -127,12 +127,12 @@ class EngineRouter:
     def __init__(self, services: ModelServices) -> None:
         self._services = services
         self._engine: InferenceEngine | None = None
-        self._repository: ModelRepository | None = None
+        self._catalogue: ModelCatalogue | None = None
         self._checks = False
 
-    def open(self, engine: InferenceEngine, repository: ModelRepository) -> None:
-        """Forward requests to this engine, which serves the models of this repository."""
-        self._engine, self._repository = engine, repository
+    def open(self, engine: InferenceEngine, catalogue: ModelCatalogue) -> None:
+        """Forward requests to this engine, which serves the models of this catalogue."""
+        self._engine, self._catalogue = engine, catalogue
 
     def find(self, name: str, version: str = "", home: str = "") -> Model:
         """The version that stands for a model; see :meth:`ModelRouter.find`.
@@ -140,14 +140,14 @@ class EngineRouter:
         Raises:
             InferenceError: there is no such version.
         """
-        repository = self._repository
-        assert repository is not None
-        return repository.representative(repository.names.known(name, home), version)
+        catalogue = self._catalogue
+        assert catalogue is not None
+        return catalogue.representative(catalogue.names.known(name, home), version)
 
     def absence(self, name: str, home: str = "") -> Absence:
         """The reason why no version of a model serves."""
-        assert self._repository is not None
-        return self._repository.absence(name, home)
+        assert self._catalogue is not None
+        return self._catalogue.absence(name, home)
 
     def submit(
         self,
