@@ -77,20 +77,6 @@ class RequestRecord:
         trace: its trace; None if it is not traced, or its trace does not end with it.
     """
 
-    __slots__ = (
-        "_began_ns",
-        "_client",
-        "_method",
-        "_path",
-        "_protocol",
-        "_request_log",
-        "about",
-        "received_bytes",
-        "sent_bytes",
-        "status",
-        "trace",
-    )
-
     def __init__(self, request_log: RequestLog, protocol: str, client: str, method: str, path: str) -> None:
         self._request_log = request_log
         self._protocol = protocol
