@@ -119,18 +119,6 @@ class Flow:
         counted_bytes: those that the account contains.
     """
 
-    __slots__ = (
-        "_memory",
-        "_received_then",
-        "_taken_then",
-        "client",
-        "counted_bytes",
-        "held_bytes",
-        "pace",
-        "received_bytes",
-        "unread_bytes",
-    )
-
     def __init__(self, client: Client, memory: ClientMemory) -> None:
         self.client: Client | None = client
         self.pace = Pace()

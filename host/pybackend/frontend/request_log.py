@@ -77,20 +77,6 @@ class RequestRecord:
         trace: its trace; None if it is not traced, or its trace does not end with it.
     """
 
-    __slots__ = (
-        "_began_ns",
-        "_client",
-        "_method",
-        "_path",
-        "_protocol",
-        "_request_log",
-        "about",
-        "received_bytes",
-        "sent_bytes",
-        "status",
-        "trace",
-    )
-
     def __init__(self, request_log: RequestLog, protocol: str, client: str, method: str, path: str) -> None:
         self._request_log = request_log
         self._protocol = protocol
@@ -175,14 +161,8 @@ def begin_trace(
 ) -> RequestTrace | None:
     """Begin the trace of a complete request that is about to be submitted; None if it is not sampled. Not for the hot path.
 
-    Args:
-        tracer: decides.
-        request: gets the trace.
-        model: the full name of the model that it asks.
-        protocol: ``HTTP`` or ``GRPC``.
-        fields: of the request; None if it has no trace context.
-        began_ns: when its first bytes arrived, by ``time.monotonic_ns()``; 0 for now.
-        sends: the front end calls :meth:`RequestTrace.sent`.
+    ``model`` is its full name, ``protocol`` ``HTTP`` or ``GRPC``. The request's first bytes arrived at ``began_ns`` by
+    ``time.monotonic_ns()``; 0 for now. With ``sends``, the front end calls :meth:`RequestTrace.sent`.
     """
     if not tracer.active:
         return None

@@ -28,19 +28,6 @@ INTERNAL = "internal error: see the server's log"
 """The answer to a mistake of the server's own."""
 
 
-_PHRASES = {
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
-    505: b"HTTP Version Not Supported",
-}
-
-
 class AnswerWriter:
     """The answers of one connection, one after the other.
 
@@ -78,7 +65,7 @@ class AnswerWriter:
             record.status, record.sent_bytes = status, len(body)
         self._transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%b%bcontent-length: %d\r\n\r\n%b"
-            % (status, _PHRASES.get(status, b"Error"), fields, self.fields(), len(body), body)
+            % (status, HTTPStatus(status).phrase.encode(), fields, self.fields(), len(body), body)
         )
 
     def write_views(self, pieces: Sequence[Buffer], then: Callable[[], None]) -> None:

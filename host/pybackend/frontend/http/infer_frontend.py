@@ -18,13 +18,13 @@ from pybackend.frontend.flow import ClientMemory, Flow
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
 from pybackend.frontend.http.infer_body import HTTP_CLIENT, Body, CompressedBody, StreamedBody
+from pybackend.frontend.http.request_reader import values_of
 from pybackend.frontend.request_log import ContextFields, trace_context
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
 
-_SIZES = frozenset(
-    map(len, ("inference-header-content-length", "content-encoding", "accept-encoding", "traceparent", "tracestate"))
-)
+_LENGTH = b"inference-header-content-length"
+_FIELDS = frozenset({_LENGTH, b"content-encoding", b"accept-encoding", b"traceparent", b"tracestate"})
 
 
 class HeadFields(NamedTuple):
@@ -53,30 +53,13 @@ class HeadFields(NamedTuple):
 
 def read_fields(headers: Iterable[tuple[bytes, bytes]]) -> HeadFields:
     """Find the fields of a request."""
-    lengths: list[bytes] = []
-    encodings: list[bytes] = []
-    accepted: list[bytes] = []
-    parents: list[bytes] = []
-    states: list[bytes] = []
-    for field, value in headers:
-        size = len(field)  # tells most fields apart, at less cost than their names
-        if size not in _SIZES:
-            continue
-        if size == 31 and field.lower() == b"inference-header-content-length":
-            lengths.append(value)
-        elif size == 16 and field.lower() == b"content-encoding":
-            encodings.append(value)
-        elif size == 15 and field.lower() == b"accept-encoding":
-            accepted.append(value)
-        elif size == 11 and field.lower() == b"traceparent":
-            parents.append(value)
-        elif size == 10 and field.lower() == b"tracestate":
-            states.append(value)
+    found = values_of(headers, _FIELDS)
+    lengths, parents = found.get(_LENGTH, ()), found.get(b"traceparent", ())
     return HeadFields(
         lengths[0] if lengths else None,
-        b",".join(encodings),
-        b",".join(accepted),
-        trace_context(parents, states) if parents else None,
+        b",".join(found.get(b"content-encoding", ())),
+        b",".join(found.get(b"accept-encoding", ())),
+        trace_context(parents, found.get(b"tracestate", ())) if parents else None,
         len(lengths) > 1,
     )
 

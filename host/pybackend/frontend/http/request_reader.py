@@ -7,6 +7,7 @@ time, so it never acts on bytes that belong to the next one.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import httptools
 
@@ -18,7 +19,17 @@ _HOST = re.compile(rb"[ \t]*([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+(%25[A
 """``uri-host [ ":" port ]`` of RFC 9110; empty for targets without an authority."""
 
 
-_SIZES = frozenset(map(len, ("host", "content-length", "transfer-encoding", "expect")))
+_FIELDS = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
+
+
+def values_of(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> dict[bytes, list[bytes]]:
+    """The values of these fields, by their names in lower case."""
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        lower = name.lower()
+        if lower in names:
+            found.setdefault(lower, []).append(value)
+    return found
 
 
 class MalformedRequestError(Exception):
@@ -42,20 +53,6 @@ class RequestHead:
         expects_continue: the client waits for ``100 Continue`` before it sends the body.
         raw: the head's bytes, if they arrived in one piece; else empty.
     """
-
-    __slots__ = (
-        "_parser",
-        "chunked",
-        "content_length",
-        "expects_continue",
-        "headers",
-        "is_complete",
-        "keep_alive",
-        "method",
-        "raw",
-        "target",
-        "version",
-    )
 
     def __init__(self) -> None:
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
@@ -105,44 +102,31 @@ class RequestHead:
             # Readers with and without the fragment would find different routes.
             raise _invalid("its target has a fragment, which is the client's own matter: write # as %23 in a name")
         self.raw = raw
-        self.content_length = 0
-        self.expects_continue = False
-        hosts: list[bytes] = []
+        found = values_of(self.headers, _FIELDS)
+        hosts = found.get(b"host", [])
         codings: list[bytes] = []
-        for name, value in self.headers:
-            size = len(name)  # tells most fields apart, at less cost than their names
-            if size not in _SIZES:
-                continue
-            if size == 4 and name.lower() == b"host":
-                hosts.append(value)
-            elif size == 14 and name.lower() == b"content-length":
-                # The parser has validated it; only leading zeros make it longer than 20 digits.
-                self.content_length = int(value.strip()[-20:])
-            elif size == 17 and name.lower() == b"transfer-encoding":
-                codings += [coding.strip().lower() for coding in value.split(b",")]
-            elif size == 6 and name.lower() == b"expect" and value.lower() == b"100-continue":
-                self.expects_continue = True
-        _check_head(self.version, hosts, codings)
+        for value in found.get(b"transfer-encoding", ()):
+            codings += [coding.strip().lower() for coding in value.split(b",")]
+        # The parser has validated the length; only leading zeros make it longer than 20 digits.
+        self.content_length = int(found[b"content-length"][-1].strip()[-20:]) if b"content-length" in found else 0
+        self.expects_continue = b"100-continue" in map(bytes.lower, found.get(b"expect", ()))
+        if self.version not in {"1.1", "1.0"}:
+            raise _invalid(f"this server speaks HTTP/1.1, and not HTTP/{self.version}", 505)
+        if len(hosts) != 1 and (hosts or self.version == "1.1"):
+            raise _invalid(f"it has {len(hosts)} fields Host, and needs one (RFC 9112, section 3.2)")
+        if hosts and not _HOST.fullmatch(hosts[0]):
+            raise _invalid("its field Host is no name or address with an optional port (RFC 9112, section 3.2)")
         self.chunked = bool(codings)
-
-
-def _check_head(version: str, hosts: list[bytes], codings: list[bytes]) -> None:
-    if version not in {"1.1", "1.0"}:
-        raise _invalid(f"this server speaks HTTP/1.1, and not HTTP/{version}", 505)
-    if len(hosts) != 1 and (hosts or version == "1.1"):
-        raise _invalid(f"it has {len(hosts)} fields Host, and needs one (RFC 9112, section 3.2)")
-    if hosts and not _HOST.fullmatch(hosts[0]):
-        raise _invalid("its field Host is no name or address with an optional port (RFC 9112, section 3.2)")
-    if not codings:
-        return
-    if version != "1.1":
-        raise _invalid("Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)")
-    if codings[-1] != b"chunked" or codings.count(b"chunked") > 1:
-        raise _invalid("the last transfer coding must be chunked, which must come once (RFC 9112, section 6.3)")
-    if len(codings) > 1:
-        raise _invalid(
-            "the only transfer coding of this server is chunked. Compress a body with Content-Encoding instead", 501
-        )
+        if not codings:
+            return
+        if self.version != "1.1":
+            raise _invalid("Transfer-Encoding needs HTTP/1.1 (RFC 9112, section 6.1)")
+        if codings[-1] != b"chunked" or codings.count(b"chunked") > 1:
+            raise _invalid("the last transfer coding must be chunked, which must come once (RFC 9112, section 6.3)")
+        if len(codings) > 1:
+            raise _invalid(
+                "the only transfer coding of this server is chunked. Compress a body with Content-Encoding instead", 501
+            )
 
 
 def path_of(target: bytes) -> bytes:
