@@ -186,12 +186,11 @@ class Call(StreamReceiver):
     def check_progress(self) -> None:
         """Called now and then: end a call of whose message nothing has come since the previous time."""
         messages = self.messages
-        waits = self.handler.needs_message() if messages is None or not messages.is_busy else False
-        if (
-            self.is_over
-            or not self.stream.receiving
-            or not (waits or (messages is not None and messages.is_incomplete))
-        ):
+        if messages is None:
+            waits = self.handler.needs_message()
+        else:
+            waits = not messages.is_busy and (messages.is_incomplete or self.handler.needs_message())
+        if self.is_over or not self.stream.receiving or not waits:
             self._received_then = -1
         elif self._received_then == self.received_bytes:
             message = "the client has sent no part of its message for a minute"

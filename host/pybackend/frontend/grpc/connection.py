@@ -68,6 +68,7 @@ class GrpcConnection(asyncio.Protocol):
         peer.flow.received_bytes += len(data)
         if self._rest:
             self._rest += data
+            peer.unhandled_bytes += len(data)
             return
         self._receive(data, 0)
         if self._rest:
