@@ -16,7 +16,7 @@ from pybackend.modelconfig.auto_complete import merge_completed
 from pybackend.modelconfig.backend import check_backend, inferred_backend
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds
-from pybackend.modelconfig.ensemble_graph import validate_ensemble
+from pybackend.modelconfig.ensemble import validate_ensemble
 from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, config_file, similar_file

@@ -13,8 +13,7 @@ from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.model.version_loader import completed_version, config_on_this_machine
-from pybackend.modelconfig.ensemble import part_names, steps_of, with_decoupled
-from pybackend.modelconfig.ensemble_connections import validate_cache, validate_connections
+from pybackend.modelconfig.ensemble import part_names, steps_of, validate_cache, validate_connections, with_decoupled
 from pybackend.modelconfig.instances import instances
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, known_backend
 from pybackend.modelconfig.labels import read_labels

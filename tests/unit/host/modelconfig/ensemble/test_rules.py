@@ -15,9 +15,9 @@ from pybackend.modelconfig.ensemble import (
     part_names_on_disk,
     steps_of,
     stream_chains,
+    validate_connections,
     with_decoupled,
 )
-from pybackend.modelconfig.ensemble_connections import validate_connections
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.parser import parse_config_text
 from pybackend.modelconfig.schema import ModelConfig, from_document
