@@ -46,7 +46,7 @@ def request_coding(value: bytes) -> Coding | None:
 def answer_coding(value: bytes) -> Coding | None:
     """The compression that a client prefers, the first one with the highest weight; None for an answer that is not compressed.
 
-    Of the ``Accept-Encoding``, only ``gzip``, ``deflate`` and ``identity`` count.
+    From ``Accept-Encoding``, only ``gzip``, ``deflate`` and ``identity`` count.
     """
     return _preferred(value) if len(value) <= LONGEST_PREFERENCE_BYTES else None
 
