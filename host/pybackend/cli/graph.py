@@ -17,7 +17,6 @@ from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.repository.layout import scan_repositories
 
 
-
 def make_parser() -> CommandParser:
     """The parser of ``graph``'s arguments."""
     parser = CommandParser(

@@ -13,7 +13,8 @@ from pybackend.errors import ModelLoadError, ServerError
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
 from pybackend.repository.layout import RepositoryScan
-from pybackend.repository.mirror.mirror import LATE_S, InUse
+from pybackend.repository.mirror.listed_repository import LATE_S
+from pybackend.repository.mirror.mirror import InUse
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.names import ModelNames

@@ -6,20 +6,19 @@ import asyncio
 import logging
 import shutil
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from pybackend.author_files.apart import begin_apart
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
-from pybackend.repository.mirror.bucket import BadName, Bucket, Changed, Patience, StorageError, Unreachable
+from pybackend.repository.mirror.bucket import Bucket, Changed, Patience, StorageError, Unreachable
 from pybackend.repository.mirror.download import Downloader
+from pybackend.repository.mirror.listed_repository import ListedRepository
 from pybackend.repository.mirror.local_model import LocalModel, entries_of
-from pybackend.repository.mirror.object_cache import KnownNames, ModelObjects, ObjectCache
+from pybackend.repository.mirror.object_cache import ModelObjects, ObjectCache
 from pybackend.repository.mirror.progress import Progress
-from pybackend.repository.mirror.remote_files import Listing, RemoteFile, RemoteModel, moment, remote_model
+from pybackend.repository.mirror.remote_files import RemoteFile, RemoteModel, remote_model
 from pybackend.repository.mirror.url import RepositoryUrl
 
 log = logging.getLogger(__name__)
@@ -31,14 +30,6 @@ InUse = Callable[[Path], Collection[int]]
 """The versions that are alive and were loaded from a model's directory."""
 
 _TRIES = 5
-_NAMES_KEPT_S = 60.0
-"""The time of the last listing is written down this often; changed names are at once."""
-
-_PATIENCE_WITH_CACHE_S = 10.0
-_NO_PATIENCE = Patience(total_s=0)
-
-LATE_S = 2.0
-"""A listing that takes longer is not waited for where the one before will do."""
 
 
 class Mirror:
@@ -46,10 +37,7 @@ class Mirror:
 
     Attributes:
         directory: the local directory that shows it; set by :meth:`open`.
-        names: of its models, as they were last listed.
-        last_digests: what :meth:`digests` returned last.
-        is_late: a listing takes longer than :data:`LATE_S`.
-        trouble: why the last attempt to list the repository has failed, ``""`` if it has not.
+        listed: the repository as it was last listed.
 
     Raises:
         ServerError: the library is missing, or the credentials cannot be used.
@@ -59,27 +47,14 @@ class Mirror:
         self.url = url
         self.cache_directory = cache_directory
         self.directory = Path()
-        self.names: frozenset[str] = frozenset()
-        self.trouble = ""
-        self.last_digests: Mapping[str, int] = {}
-        self._patience = patience
         self._bucket = Bucket(url, patience)
         self._downloader = Downloader(self._bucket)
         self._cache = ObjectCache(cache_directory, url)
+        self.listed = ListedRepository(url, self._bucket, self._cache, cache_directory)
         self._staging = Path()
         self._models: dict[str, LocalModel] = {}
         self._fetched: set[str] = set()
         """Models with more local files than the configuration."""
-        self._files_listed = 0
-        self._listed_s = self._names_kept_s = 0.0
-        self._looking: asyncio.Task[None] | None = None
-        self.is_late = False
-
-    @property
-    def listing(self) -> Listing:
-        """The repository as it was last listed."""
-        doubt = self.trouble or (f"{self.url.text} has not answered for {LATE_S:g} s" if self.is_late else "")
-        return Listing(self.url.text, self.names, self._files_listed, self.last_digests, self._listed_s, doubt)
 
     def open(self, directory: Path, staging: Path) -> None:
         """Take the local directories, which are on the cache's file system. Blocking.
@@ -90,121 +65,12 @@ class Mirror:
         self.directory, self._staging = directory, staging
         self._cache.open()
 
-    # Listing
-
-    async def start(self) -> None:
-        """List the repository for the first time. If storage does not answer, the last listing on this machine will do.
-
-        Raises:
-            StorageError: it cannot be listed, and never was.
-        """
-        known = await asyncio.to_thread(self._cache.kept_names)
-        if known is not None:
-            total_s = min(self._patience.total_s, _PATIENCE_WITH_CACHE_S)
-            self._bucket.patience = replace(self._patience, total_s=total_s)
-        try:
-            await self.look()
-        except Unreachable as error:
-            if known is None:
-                raise
-            self.names, self._listed_s = frozenset(known.names), known.listed_s
-            log.warning(
-                "%s. The server starts with the models in its cache %s, as the repository was at %s, and goes on asking",
-                error,
-                self.cache_directory,
-                moment(known.listed_s),
-            )
-
-    async def look(self) -> None:
-        """Find out which models there are. Callers that come while this runs share its outcome.
-
-        Raises:
-            StorageError: the repository cannot be listed.
-        """
-        await asyncio.shield(self.begin_look())
-
-    def begin_look(self) -> asyncio.Task[None]:
-        """The same in a task, for callers that do not wait until the end."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
-            self._looking.add_done_callback(self._looked)
-        return self._looking
-
-    def _looked(self, task: asyncio.Task[None]) -> None:
-        self._looking, self.is_late = None, False
-        if not task.cancelled():
-            task.exception()  # its callers have it
-
-    async def _look(self) -> None:
-        try:
-            names = await self._bucket.names()
-        except StorageError as error:
-            if not self.trouble and self._listed_s:
-                log.warning("%s. The index shows the repository as it was at %s", error, moment(self._listed_s))
-            self._fail(error)
-            raise
-        await self._listed(names)
-
-    def _fail(self, error: StorageError) -> None:
-        """Note that the repository cannot be listed. One attempt must do then, until one succeeds."""
-        self.trouble, self._bucket.patience = str(error), _NO_PATIENCE
-
-    async def _listed(self, names: Collection[str]) -> None:
-        """Take the outcome of a listing."""
-        if self.trouble:
-            log.info("%s answers again", self.url.text)
-        self._bucket.patience = self._patience
-        self.trouble, before = "", self.names
-        self.names, self._listed_s = frozenset(names), time.time()
-        if self.names != before or self._listed_s - self._names_kept_s > _NAMES_KEPT_S:
-            await asyncio.to_thread(self._keep_names)
-
-    def _keep_names(self) -> None:
-        self._names_kept_s = self._listed_s
-        try:
-            self._cache.keep_names(KnownNames(tuple(sorted(self.names)), self._listed_s))
-        except OSError as error:
-            log.warning(
-                "%s cannot be written, so a start without %s would fail: %s", self.cache_directory, self.url.text, error
-            )
-
-    async def digests(self) -> dict[str, int]:
-        """For each model, a number that changes when one of its files does.
-
-        Raises:
-            StorageError: the repository cannot be listed.
-        """
-        try:
-            digests = await self._bucket.digests()
-        except StorageError as error:
-            self._fail(error)
-            raise
-        self.last_digests = digests
-        self._files_listed += 1
-        await self._listed(digests)
-        return digests
-
     async def remove_others(self, in_use: InUse) -> None:
         """Remove the local files of models that the repository has no longer, unless a version of theirs is alive."""
-        gone = [name for name in self._models if name not in self.names and not in_use(self.directory / name)]
+        gone = [name for name in self._models if name not in self.listed.names and not in_use(self.directory / name)]
         for name in gone:
             await asyncio.to_thread(self._models.pop(name).remove)
-        await asyncio.to_thread(self._cache.remove_others, self.names)
-
-    async def may_have(self, name: str) -> bool:
-        """False if there is no model of this name, or none is known and storage does not say soon whether there is."""
-        if name in self.names:
-            return True
-        if self.trouble or self.is_late:
-            return False
-        try:
-            async with asyncio.timeout(LATE_S):
-                return bool(await self._bucket.files(name))
-        except BadName:
-            return True
-        except (StorageError, TimeoutError):
-            log.warning("%s does not say whether it has a model '%s', and is taken to have none", self.url.text, name)
-            return False
+        await asyncio.to_thread(self._cache.remove_others, self.listed.names)
 
     async def fetch(self, name: str, choose: Choose, in_use: InUse, progress: Progress) -> None:
         """Bring a model's directory up to date: the versions to serve, and all files beside the versions.
@@ -218,9 +84,9 @@ class Mirror:
         async with self._objects(name) as objects:
             model, files = await self._found(name, objects, choose, progress)
             if model is None:
-                self.names -= {name}
+                self.listed.names -= {name}
                 return
-            self.names |= {name}
+            self.listed.names |= {name}
             local = self._local(name)
             entries = entries_of(model, files)
             await asyncio.to_thread(local.put, entries, objects, _names(in_use(local.directory)))
@@ -262,7 +128,7 @@ class Mirror:
             return
         async with self._objects(name) as objects:
             used = in_use(local.directory)
-            if not used and name not in self.names:
+            if not used and name not in self.listed.names:
                 self._models.pop(name, None)
                 await asyncio.to_thread(local.remove)
             else:
@@ -283,7 +149,7 @@ class Mirror:
         The first load of a server that cannot reach the storage uses what the model was made of the last time.
         """
         is_first = name not in self._fetched
-        kept = await self._kept(name, objects, choose) if is_first and self.trouble else None
+        kept = await self._kept(name, objects, choose) if is_first and self.listed.trouble else None
         if kept is not None:
             return kept
         try:

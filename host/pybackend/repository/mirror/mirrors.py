@@ -12,7 +12,8 @@ from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
 from pybackend.repository.mirror.bucket import Patience, StorageError
 from pybackend.repository.mirror.credentials import located
-from pybackend.repository.mirror.mirror import LATE_S, Choose, InUse, Mirror
+from pybackend.repository.mirror.listed_repository import LATE_S
+from pybackend.repository.mirror.mirror import Choose, InUse, Mirror
 from pybackend.repository.mirror.progress import Progress, terminal
 from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
@@ -63,7 +64,7 @@ class Mirrors:
     @property
     def listings(self) -> Mapping[Path, Listing]:
         """The models of each repository when it was last listed, by its local directory."""
-        return {mirror.directory: mirror.listing for mirror in self._mirrors}
+        return {mirror.directory: mirror.listed.listing for mirror in self._mirrors}
 
     # Start and stop
 
@@ -84,7 +85,7 @@ class Mirrors:
                     "--repository-cache-directory"
                 ) from None
         try:
-            await asyncio.gather(*(mirror.start() for mirror in self._mirrors))
+            await asyncio.gather(*(mirror.listed.start() for mirror in self._mirrors))
         except StorageError as error:
             await asyncio.to_thread(self.close)
             raise ServerError(f"repository path is not a valid directory: {error}") from None
@@ -102,23 +103,27 @@ class Mirrors:
         Raises:
             StorageError: a repository cannot be listed.
         """
-        await asyncio.gather(*(mirror.look() for mirror in self._mirrors))
+        await asyncio.gather(*(mirror.listed.look() for mirror in self._mirrors))
 
     async def look_briefly(self) -> None:
         """The same without errors. A repository that does not answer soon, or did not the last time, is not waited for."""
-        looks = {mirror: mirror.begin_look() for mirror in self._mirrors if not (mirror.trouble or mirror.is_late)}
+        looks = {
+            mirror: mirror.listed.begin_look()
+            for mirror in self._mirrors
+            if not (mirror.listed.trouble or mirror.listed.is_late)
+        }
         if looks:
             await asyncio.wait(looks.values(), timeout=LATE_S)
         for mirror, look in looks.items():
-            mirror.is_late = not look.done()
+            mirror.listed.is_late = not look.done()
 
     async def ask_again(self) -> None:
         """Ask the repositories that do not answer, until cancelled: once one does, its listing is in use again."""
         while True:
             await asyncio.sleep(_AGAIN_S)
             for mirror in self._mirrors:
-                if mirror.trouble:
-                    await asyncio.wait({mirror.begin_look()})
+                if mirror.listed.trouble:
+                    await asyncio.wait({mirror.listed.begin_look()})
 
     async def digests(self) -> dict[Path, int]:
         """For each model, by its local directory, a number that changes when one of its files does.
@@ -126,7 +131,7 @@ class Mirrors:
         Raises:
             StorageError: a repository cannot be listed.
         """
-        found = await asyncio.gather(*(mirror.digests() for mirror in self._mirrors))
+        found = await asyncio.gather(*(mirror.listed.read_digests() for mirror in self._mirrors))
         return {
             mirror.directory / name: digest
             for mirror, digests in zip(self._mirrors, found, strict=True)
@@ -153,9 +158,9 @@ class Mirrors:
         changed, trouble = False, ""
         while True:
             await asyncio.sleep(settle_s if changed else period_s)
-            before = mirror.last_digests
+            before = mirror.listed.digests
             try:
-                digests = await mirror.digests()
+                digests = await mirror.listed.read_digests()
                 await mirror.remove_others(in_use)
             except StorageError as error:
                 if trouble != str(error):
@@ -197,7 +202,7 @@ class Mirrors:
         for mirror in self._at(place):
             if directory is not None and directory.parent != mirror.directory:
                 continue
-            if is_elsewhere and not await mirror.may_have(name):
+            if is_elsewhere and not await mirror.listed.may_have(name):
                 continue
             async with self._places:
                 await mirror.fetch(name, choose, in_use, self._progress)
@@ -209,7 +214,7 @@ class Mirrors:
             ModelLoadError: it cannot be downloaded.
         """
         for mirror in self._at(place):
-            if name in mirror.names:
+            if name in mirror.listed.names:
                 async with self._places:
                     await mirror.fetch_configuration(name, self._progress)
 
