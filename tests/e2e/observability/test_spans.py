@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("opentelemetry.proto")
 
+import grpc
 import tritonclient.grpc as grpc_client
+from tritonclient.grpc import service_pb2
 
 from tests.e2e.observability.collector import collecting
 from tests.e2e.observability.conftest import REQUEST
@@ -87,6 +89,7 @@ def flags(url, *more):
 @pytest.fixture(scope="module")
 def server(repository, collector):
     more = ("--trace-config=rate=0", "--trace-config=opentelemetry,resource=service.name=mine")
+    more = (*more, "--grpc-infer-response-compression-level=low")
     with serving(repository, flags=flags(collector.url, *more)) as process:
         yield process
 
@@ -157,6 +160,19 @@ def test_calls_and_steps_are_children(server, collector):
     calling = next(span for span in spans if span.span_id == called.parent_span_id)
     caller = next(span for span in spans if span.name == "caller")
     assert (calling.name, calling.parent_span_id) == ("compute", caller.span_id)
+
+
+def test_a_compressed_answer_has_the_context(server):
+    sent, trace_id = traceparent(7)
+    request = service_pb2.ModelInferRequest(model_name="identity")
+    request.inputs.add(name="IN", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(bytes(4))
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        _, call = infer.with_call(request.SerializeToString(), metadata=[("traceparent", sent)], timeout=60)
+        head = dict(call.initial_metadata())
+    assert head["traceparent"].split("-")[1] == trace_id
+    assert call.code() is grpc.StatusCode.OK
 
 
 @pytest.mark.spec("srv-M14")

@@ -80,7 +80,6 @@ class GrpcConnection(asyncio.Protocol):
         """Handle bytes from an offset on. When the turn of this connection is over, the rest waits."""
         peer, http2 = self.peer, self.http2
         peer.active_at = self._frontend.seconds
-        self._rest, peer.unhandled_bytes = b"", 0
         try:
             offset = http2.receive(data, offset)
             while offset < len(data):
@@ -113,7 +112,8 @@ class GrpcConnection(asyncio.Protocol):
         peer = self.peer
         if peer.is_lost or self.transport.is_closing():
             return False
-        self._receive(self._rest, self._rest_begins)
+        rest, self._rest, peer.unhandled_bytes = self._rest, b"", 0
+        self._receive(rest, self._rest_begins)
         if self._rest:
             return True
         peer.count_unread()

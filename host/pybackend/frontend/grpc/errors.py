@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from pybackend.errors import InferenceError
 from pybackend.frontend.http2 import HeaderBlock
@@ -16,18 +16,14 @@ HEAD = HeaderBlock([_OK, _CONTENT_TYPE])
 """The head of nearly every answer with messages."""
 
 
-@cache
-def _compressed_head(coding: str) -> HeaderBlock:
-    return HeaderBlock([_OK, _CONTENT_TYPE, (b"grpc-encoding", coding.encode())])
-
-
 def answer_head(record: RequestRecord | None, coding: str = "") -> HeaderBlock:
     """The head of an answer with messages, of a call that may have a trace. An empty coding is none."""
     traceparent = b"" if record is None else record.traceparent
-    if not traceparent:
-        return _compressed_head(coding) if coding else HEAD
+    if not (traceparent or coding):
+        return HEAD
     encoding = [(b"grpc-encoding", coding.encode())] if coding else []
-    return HeaderBlock([_OK, _CONTENT_TYPE, *encoding, (b"traceparent", traceparent)])
+    context = [(b"traceparent", traceparent)] if traceparent else []
+    return HeaderBlock([_OK, _CONTENT_TYPE, *encoding, *context])
 
 
 LONGEST_MESSAGE_BYTES = 2048

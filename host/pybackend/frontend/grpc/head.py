@@ -52,6 +52,11 @@ class Refusal(NamedTuple):
     answer: HeaderBlock
     reason: RefusalReason = RefusalReason.MALFORMED
 
+    @classmethod
+    def by(cls, status: GrpcStatus, message: str, reason: RefusalReason = RefusalReason.MALFORMED) -> Refusal:
+        """The end by a status of gRPC."""
+        return cls(status.name, message, trailers_only(status, message), reason)
+
 
 class CallPolicy:
     """The rules of one port: who may call, and which metadata become request parameters."""
@@ -66,7 +71,7 @@ class CallPolicy:
         if denial is None:
             return None
         status = GrpcStatus.UNAUTHENTICATED if denial.lacks_key else GrpcStatus.UNAVAILABLE
-        return Refusal(status.name, denial.message, trailers_only(status, denial.message), RefusalReason.DENIED)
+        return Refusal.by(status, denial.message, RefusalReason.DENIED)
 
     def forwards(self, name: bytes) -> bool:
         """True if metadata of this name become request parameters."""
@@ -147,7 +152,7 @@ class CallHead:
                 if policy is not None:
                     self.forwarded = policy.forwarded(self.path, head.fields)
             except CallError as error:
-                self.refusal = Refusal(error.status.name, error.message, trailers_only(error.status, error.message))
+                self.refusal = Refusal.by(error.status, error.message)
 
 
 def _context(fields: Fields) -> ContextFields | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pybackend.engine.refusals import RefusalReason
 from pybackend.frontend.grpc.answer import chosen_compression
 from pybackend.frontend.grpc.call import Call, Handler
-from pybackend.frontend.grpc.errors import trailers_only
 from pybackend.frontend.grpc.fast_path import FastPath
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead, Refusal
@@ -47,8 +46,7 @@ class MethodTable:
             call.handler = MethodHandler(call, self._methods[path])
         else:
             message = f"this server has no method {path[:200]}"
-            answer, reason = trailers_only(GrpcStatus.UNIMPLEMENTED, message), RefusalReason.UNKNOWN_ROUTE
-            call.refuse(Refusal(GrpcStatus.UNIMPLEMENTED.name, message, answer, reason))
+            call.refuse(Refusal.by(GrpcStatus.UNIMPLEMENTED, message, RefusalReason.UNKNOWN_ROUTE))
         return call
 
     def _compress(self, call: Call) -> None:

@@ -30,7 +30,7 @@ An exception that a receiver raises passes through ``receive`` and leaves the co
 
 from pybackend.frontend.http2.connection import ServerConnection
 from pybackend.frontend.http2.core import ConnectionReceiver
-from pybackend.frontend.http2.errors import ErrorCode, Http2Error, LocalProtocolError, RemoteProtocolError, StreamError
+from pybackend.frontend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError, StreamError
 from pybackend.frontend.http2.header_block import AnswerForm, HeaderBlock
 from pybackend.frontend.http2.request_head import Fields, RequestHead
 from pybackend.frontend.http2.settings import Config, PingRules
@@ -43,7 +43,6 @@ __all__ = [
     "ErrorCode",
     "Fields",
     "HeaderBlock",
-    "Http2Error",
     "LocalProtocolError",
     "PingRules",
     "RemoteProtocolError",

@@ -147,15 +147,11 @@ class ServerConnection:
         self._core.finish_shutdown()
 
     @property
-    def is_closed(self) -> bool:
-        """A GOAWAY frame has ended the connection: write the rest of the output and close the transport."""
-        return self._core.is_closed
-
-    @property
     def is_finished(self) -> bool:
         """Nothing is left to do: closed or shut down, no stream open, no output left."""
-        shut = self.is_closed or (self._core.last_stream_accepted is not None and not self.streams)
-        return shut and not self.has_output
+        core = self._core
+        is_shut = core.is_closed or (core.last_stream_accepted is not None and not self.streams)
+        return is_shut and not self.has_output
 
     def close(self, code: int = ErrorCode.NO_ERROR, debug: bytes = b"") -> None:
         """End the connection at once: nothing more is received. Write the output, close the transport, call :meth:`connection_lost`."""

@@ -1,10 +1,4 @@
-"""Errors of the package. Each names the section of RFC 9113 whose rule was broken.
-
-Http2Error
-├── LocalProtocolError      the user of this package asked for something that the protocol forbids
-└── RemoteProtocolError     the peer broke a rule or exceeded a bound: the connection ends
-    └── StreamError         only one stream ends
-"""
+"""Errors of the package. Those of the peer name the section of RFC 9113 whose rule was broken."""
 
 from __future__ import annotations
 
@@ -30,16 +24,12 @@ class ErrorCode(IntEnum):
     HTTP_1_1_REQUIRED = 0xD
 
 
-class Http2Error(Exception):
-    """Base of the package's errors."""
+class LocalProtocolError(Exception):
+    """The user of this package asked for something that the protocol forbids; nothing was sent."""
 
 
-class LocalProtocolError(Http2Error):
-    """The user of the package broke a rule; nothing was sent."""
-
-
-class RemoteProtocolError(Http2Error):
-    """The peer broke a rule or exceeded a bound.
+class RemoteProtocolError(Exception):
+    """The peer broke a rule or exceeded a bound: the connection ends.
 
     Attributes:
         code: the error code for the peer.

@@ -93,7 +93,8 @@ def test_noise_is_refused_and_never_breaks_anything(noise, frames):
     try:
         server.receive(headers(1, flags=END_HEADERS) + data)
     except RemoteProtocolError:
-        assert server.connection.is_closed
+        server.output()
+        assert server.connection.is_finished
     server.connection.connection_lost()
     assert server.connection.streams == {}
 
@@ -105,7 +106,8 @@ def test_header_blocks_of_noise_are_refused(noise):
     try:
         server.receive(frame(HEADERS, END_HEADERS | END_STREAM, 1, block(*POST) + noise))
     except RemoteProtocolError:
-        assert server.connection.is_closed
+        server.output()
+        assert server.connection.is_finished
     else:
         assert len(server.calls) == 1 or server.sent()[0].kind in {RST_STREAM, HEADERS}
 

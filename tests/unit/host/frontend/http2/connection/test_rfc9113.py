@@ -272,7 +272,7 @@ def test_rule_of_the_connection(section, _wrong, data, code, bytewise):
     last = server.sent()[-1]
     assert (last.kind, last.payload[4:8]) == (GOAWAY, u32(code))
     assert last.payload[8:].decode() == str(caught.value)
-    assert server.connection.is_closed
+    assert server.connection.is_finished
 
 
 @pytest.mark.parametrize(("section", "_wrong", "data", "code"), ENDS_STREAM, ids=_ids(ENDS_STREAM))
