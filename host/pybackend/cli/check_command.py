@@ -36,12 +36,7 @@ def make_parser() -> CommandParser:
 
 
 def run_check(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        ServerError: a repository cannot be read.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     given, rest = parser.parse_known_args(list(arguments))
     try:

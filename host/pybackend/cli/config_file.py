@@ -13,8 +13,7 @@ from pybackend.errors import SettingError
 def read_config_file(path: Path) -> Mapping[str, Any]:
     """The keys of a configuration file, with their values as TOML has them.
 
-    Raises:
-        ServerError: the file cannot be read, or is not TOML.
+    Raises ServerError if the file cannot be read, or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text("utf-8"))
@@ -29,13 +28,12 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
 def texts_of(value: object, *, as_written: bool, repeatable: bool) -> list[str]:
     """A value as on the command line: one text for each time that the flag would be given.
 
+    Raises ValueError if the value has the wrong type; the text tells which one is right.
+
     Args:
         value: as TOML has it.
         as_written: the flag takes any text; a number or a boolean is then a mistake.
         repeatable: the flag may be given several times, so the value may be a list.
-
-    Raises:
-        ValueError: the value has the wrong type; the text tells which one is right.
     """
     if isinstance(value, list):
         if not repeatable:

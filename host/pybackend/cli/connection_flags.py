@@ -56,9 +56,7 @@ def add_connection_flags(parser: CommandParser, default_timeout_s: float) -> Non
 def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
     """The headers and certificates that the flags select.
 
-    Raises:
-        UsageError: a header has another form.
-        ServerError: the file with the key cannot be read.
+    Raises UsageError if a header has another form, and ServerError if the file with the key cannot be read.
     """
     headers = {}
     for text in given.header:
@@ -75,14 +73,8 @@ def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
 def connection_of(given: argparse.Namespace, parser: CommandParser, advice: str | None = None) -> Connection:
     """The connection that the flags describe.
 
-    Args:
-        given: the flags.
-        parser: for its usage.
-        advice: for the error if no server answers; None for the usual one.
-
-    Raises:
-        UsageError: a flag is wrong.
-        ServerError: the URL or a file is wrong.
+    ``advice``: for the error if no server answers; None for the usual one. Raises UsageError if a flag is wrong, and
+    ServerError if the URL or a file is wrong.
     """
     access = access_of(given, parser)
     if advice is None:

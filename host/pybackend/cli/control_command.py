@@ -27,12 +27,7 @@ _NAMESPACE = "NAMESPACE"
 
 
 def run_load(arguments: Sequence[str]) -> int:
-    """Run ``pybackend load`` and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the model was not loaded.
-    """
+    """Run ``pybackend load`` and return the exit status."""
     parser = control_parser(
         "load", "MODEL [--FLAG[=VALUE]]...", "Loads a model, or brings it up to date, and waits for it."
     )
@@ -61,7 +56,7 @@ def run_load(arguments: Sequence[str]) -> int:
 
 
 def run_unload(arguments: Sequence[str]) -> int:
-    """Run ``pybackend unload`` and return the exit status; errors as for :func:`run_load`."""
+    """Run ``pybackend unload`` and return the exit status."""
     parser = control_parser(
         "unload", "MODEL [--FLAG[=VALUE]]...", "Begins to unload a model: it answers the requests it has."
     )
@@ -75,7 +70,7 @@ def run_unload(arguments: Sequence[str]) -> int:
 
 
 def run_status(arguments: Sequence[str]) -> int:
-    """Run ``pybackend status`` and return the exit status; errors as for :func:`run_load`."""
+    """Run ``pybackend status`` and return the exit status."""
     parser = control_parser(
         "status", "[MODEL] [--FLAG[=VALUE]]...", "Lists the models of a running server, and their states."
     )
@@ -113,11 +108,7 @@ def control_parser(command: str, usage: str, description: str) -> CommandParser:
 
 
 def parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """The arguments.
-
-    Raises:
-        UsageError: the command line is wrong.
-    """
+    """The arguments. Raises UsageError if the command line is wrong."""
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
         parser.refuse(rest[0])

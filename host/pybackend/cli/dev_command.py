@@ -77,16 +77,7 @@ def make_parser() -> CommandParser:
 
 
 def run_dev(arguments: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Run the command and return the exit status.
-
-    Args:
-        arguments: the command line after ``dev``.
-        serve: runs a server.
-
-    Raises:
-        UsageError: a flag or a value does not exist.
-        PybackendError: the settings contradict each other, or the command; or the server cannot start.
-    """
+    """Run the command and return the exit status."""
     with tempfile.TemporaryDirectory(prefix="pybackend-dev-") as room:
         settings = parse_dev(arguments, Path(room))
         if isinstance(settings, str):
@@ -98,13 +89,8 @@ def run_dev(arguments: Sequence[str], serve: Callable[[Settings], int]) -> int:
 def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     """The settings of the command line after ``dev``, as text if it wants them printed.
 
-    Args:
-        arguments: the command line.
-        room: an empty directory, for a copy of a framework's file or directory.
-
-    Raises:
-        UsageError: a flag or a value does not exist.
-        ServerError: the settings contradict each other, or the command.
+    ``room``: an empty directory, for a copy of a framework's file or directory. Raises UsageError if a flag or a value
+    does not exist, and ServerError if the settings contradict each other, or the command.
     """
     parser = make_parser()
     sources = SettingSources(parser, [flag for group in _GROUPS for flag in group.flags], os.environ)

@@ -35,12 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run_doctor(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        ServerError: the flags contradict each other.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     given, rest = parser.parse_known_args(list(arguments))
     try:

@@ -94,12 +94,7 @@ def _days(text: str) -> float:
 
 
 def run_env(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the named environment or cache cannot be read.
-    """
+    """Run the command and return the exit status."""
     own, program = divided(arguments)
     given = make_parser().parse_args(own)
     directory = given.environment_cache_directory

@@ -44,16 +44,7 @@ def make_parser() -> CommandParser:
 
 
 def run_export_config(arguments: Sequence[str], serve: Serve) -> int:
-    """Run the command and return the exit status.
-
-    Args:
-        arguments: the command line after ``export-config``.
-        serve: runs a server.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the model does not load, the server does not answer, or the file cannot be written.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     own, flags = divided(arguments)
     given, rest = parser.parse_known_args(own)
@@ -80,9 +71,8 @@ def run_export_config(arguments: Sequence[str], serve: Serve) -> int:
 def _of_directory(directory: Path, flags: Sequence[str], timeout_s: float, serve: Serve) -> Mapping[str, Any]:
     """The configuration of a model that is started for it.
 
-    Raises:
-        PybackendError: it is not one model, or it does not load.
-        KeyboardInterrupt: a signal has ended the server.
+    Raises PybackendError if it is not one model, or it does not load, and KeyboardInterrupt if a signal has ended the
+    server.
     """
     model = _one_model(directory)
     documents: list[Mapping[str, Any]] = []
@@ -106,11 +96,7 @@ def _of_directory(directory: Path, flags: Sequence[str], timeout_s: float, serve
 
 
 def _one_model(directory: Path) -> Path:
-    """The directory of the model that is meant.
-
-    Raises:
-        ServerError: there is none, or more than one.
-    """
+    """The directory of the model that is meant. Raises ServerError if there is none, or more than one."""
     directory = Path(os.path.abspath(directory))
     if is_model_directory(directory):
         return directory

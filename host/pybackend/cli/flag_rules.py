@@ -39,13 +39,7 @@ _LOG_ESCAPES = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 def decided(given: argparse.Namespace, environ: Mapping[str, str], *, needs_repository: bool) -> dict[str, Any]:
     """The fields of the settings that no single flag decides, by their paths.
 
-    Args:
-        given: the flags, completed from all sources.
-        environ: the variables.
-        needs_repository: a repository must be given.
-
-    Raises:
-        ServerError: flags contradict each other, or there is no repository.
+    Raises ServerError if flags contradict each other, or there is no repository.
     """
     directories, urls = _repositories(given, environ, needs_repository=needs_repository)
     startup_models = _startup_models(given)

@@ -105,11 +105,7 @@ def config_name(text: str) -> str:
 
 
 def repository_place(text: str) -> Path | str:
-    """Parse the path of a directory, or a URL, which stays text.
-
-    Raises:
-        ServerError: the URL has an unknown form.
-    """
+    """Parse the path of a directory, or a URL, which stays text. Raises ServerError if the URL has an unknown form."""
     if not is_url(text):
         return Path(text)
     parse_url(text)
@@ -137,11 +133,7 @@ def rate_limit_mode(text: str) -> bool:
 
 
 def resource_count(text: str) -> ResourceCount:
-    """Read ``<name>:<count>[:<device>]``.
-
-    Raises:
-        ArgumentTypeError: the form is wrong.
-    """
+    """Read ``<name>:<count>[:<device>]``. Raises ArgumentTypeError if the form is wrong."""
     name, *numbers = text.split(":")
     if not name or not 1 <= len(numbers) <= 2 or not all(_is_number(number) for number in numbers):
         raise argparse.ArgumentTypeError(
@@ -205,8 +197,7 @@ def restriction(flag: str, what: str, service: str) -> Callable[[str], Restricti
 def restrictions(what: str) -> Callable[[Iterable[Restriction]], tuple[Restriction, ...]]:
     """Makes the restrictions of a port from those given; refuses a group that occurs twice.
 
-    Args:
-        what: a group in messages, ``api`` or ``protocol``.
+    ``what``: a group in messages, ``api`` or ``protocol``.
     """
 
     def check(given: Iterable[Restriction]) -> tuple[Restriction, ...]:

@@ -18,8 +18,7 @@ HostPolicy = tuple[str, str, frozenset[int]]
 def host_policy(text: str) -> HostPolicy:
     """Read ``<name>,cpu-cores=<first>-<last>`` or ``<name>,numa-node=<number>``.
 
-    Raises:
-        ArgumentTypeError: the form is wrong, or this process may not use one of the cores.
+    Raises ArgumentTypeError if the form is wrong, or this process may not use one of the cores.
     """
     name, comma, rest = text.partition(",")
     setting, equals, value = rest.partition("=")

@@ -104,16 +104,7 @@ def make_parser() -> CommandParser:
 
 
 def run_import(arguments: Sequence[str], serve: Serve) -> int:
-    """Run the command and return the exit status.
-
-    Args:
-        arguments: the command line after ``import``.
-        serve: runs a server.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the model cannot be imported; nothing was written.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     own, flags = divided(arguments)
     given, rest = parser.parse_known_args(own)
@@ -143,9 +134,8 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
 def _served(run: ImportRun, settings: Settings, serve: Serve, tolerance: float) -> Comparison | None:
     """Serve the entry, and compare its answers if that is wanted.
 
-    Raises:
-        PybackendError: the model does not load or answer, or answers something else than its framework.
-        KeyboardInterrupt: a signal has ended the server.
+    Raises PybackendError if the model does not load or answer, or answers something else than its framework, and
+    KeyboardInterrupt if a signal has ended the server.
     """
     status = serve(settings, run.visit)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -203,11 +193,7 @@ def _sample(path: Path | None) -> Request | None:
 
 
 def check_trust(found: Found, *, trusts: bool) -> None:
-    """Refuse a pickle that the user has not said to trust.
-
-    Raises:
-        ServerError: with the ways out.
-    """
+    """Refuse a pickle that the user has not said to trust. Raises ServerError with the ways out."""
     if found.kind.is_pickle and not trusts:
         raise ServerError(
             f"{found.source} is {found.kind.title}, and reading one runs any code that its writer put into it: if you trust the "
@@ -216,11 +202,7 @@ def check_trust(found: Found, *, trusts: bool) -> None:
 
 
 def derived_name(found: Found, parser: CommandParser) -> str:
-    """The name of a model that its user has not named.
-
-    Raises:
-        UsageError: none can be made from its path.
-    """
+    """The name of a model that its user has not named. Raises UsageError if none can be made from its path."""
     source = found.source.absolute()
     stem = source.name if source.is_dir() else source.stem
     texts = [source.parent.name, stem] if stem.lower() in _PLAIN_STEMS else [stem, source.parent.name]

@@ -75,16 +75,7 @@ def make_parser() -> CommandParser:
 
 
 def run_infer(arguments: Sequence[str], serve: Serve) -> int:
-    """Run the command and return the exit status.
-
-    Args:
-        arguments: the command line after ``infer``.
-        serve: runs a server for ``--repository``.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the model did not answer.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     own, flags = divided(arguments)
     given, rest = parser.parse_known_args(own)

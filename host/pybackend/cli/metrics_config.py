@@ -17,11 +17,7 @@ MetricsSetting = tuple[str, bool | tuple[float, ...] | None]
 
 
 def metrics_setting(text: str) -> MetricsSetting:
-    """Read ``<key>=<value>``.
-
-    Raises:
-        ArgumentTypeError: the form or the value is wrong.
-    """
+    """Read ``<key>=<value>``. Raises ArgumentTypeError if the form or the value is wrong."""
     key, equals, value = text.partition("=")
     if not key or not equals or not value:
         raise argparse.ArgumentTypeError(

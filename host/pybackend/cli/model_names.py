@@ -16,8 +16,7 @@ _LONGEST_NAME = 100
 def check_new_name(name: str, parser: CommandParser) -> None:
     """Check the name of a model that will be written.
 
-    Raises:
-        UsageError: no model can have it, or it does not suit file names and URLs.
+    Raises UsageError if no model can have it, or it does not suit file names and URLs.
     """
     try:
         check_name(name)

@@ -41,12 +41,7 @@ def make_parser() -> CommandParser:
 
 
 def run_new(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        ServerError: the name is invalid, or files of this name exist already.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     given, rest = parser.parse_known_args(list(arguments))
     if rest:

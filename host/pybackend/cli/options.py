@@ -79,9 +79,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
 def parse(arguments: Sequence[str]) -> Settings | str | None:
     """The settings of a command line, its settings as text if it wants them printed, None if it names no command.
 
-    Raises:
-        UsageError: a flag, a value or a command does not exist.
-        ServerError: the settings contradict each other.
+    Raises UsageError if a flag, a value or a command does not exist, and ServerError if the settings contradict each
+    other.
     """
     if arguments and not arguments[0].startswith("-") and arguments[0] != "serve":
         similar = closest(arguments[0], re.findall(r"^  (\S+)", _COMMANDS, re.MULTILINE))
@@ -101,9 +100,7 @@ def parse(arguments: Sequence[str]) -> Settings | str | None:
 def parse_serve_flags(arguments: Sequence[str]) -> Settings:
     """The settings of the flags and arguments of ``pybackend serve``, of which the repository may be missing.
 
-    Raises:
-        UsageError: a flag or a value does not exist.
-        ServerError: the settings contradict each other.
+    Raises UsageError if a flag or a value does not exist, and ServerError if the settings contradict each other.
     """
     given, sources = _parsed(["serve", *arguments])
     return settings_of(given, sources.warnings, needs_repository=False)
@@ -121,13 +118,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, SettingSource
 def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, needs_repository: bool) -> Settings:
     """The settings that the parsed flags of ``serve`` select.
 
-    Args:
-        given: the flags, completed from all sources.
-        source_warnings: sentences about the sources, for the log.
-        needs_repository: a repository must be given.
-
-    Raises:
-        ServerError: they contradict each other, or there is no repository.
+    ``source_warnings``: sentences about the sources, for the log. Raises ServerError if they contradict each other, or
+    there is no repository.
     """
     values = vars(given)
     fields = decided(given, os.environ, needs_repository=needs_repository)

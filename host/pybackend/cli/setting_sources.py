@@ -33,7 +33,6 @@ class Given:
     """One setting in effect.
 
     Attributes:
-        flag: its flag.
         texts: its values as on the command line, None for the default.
         source: :data:`COMMAND_LINE`, a variable's name, a file's path, or :data:`DEFAULT`.
     """
@@ -48,11 +47,6 @@ class SettingSources:
 
     The strongest source of a setting is the command line, then the variable, then the file, then the default. The
     values of a flag that may be repeated come from one source: the strongest that has any.
-
-    Args:
-        serve: the parser of the flags.
-        flags: the flags, and the argument.
-        environ: the variables.
 
     Attributes:
         warnings: a sentence for each unknown variable.
@@ -71,12 +65,7 @@ class SettingSources:
     def complete(self, given: argparse.Namespace, words: Sequence[str]) -> argparse.Namespace:
         """All settings, with the defaults of those that no source has.
 
-        Args:
-            given: the flags of the command line.
-            words: the command line.
-
-        Raises:
-            ServerError: a variable or the file has a wrong value, or the file an unknown key.
+        Raises ServerError if a variable or the file has a wrong value, or the file an unknown key.
         """
         found = vars(given)
         if found["repository"] is None:
@@ -128,11 +117,7 @@ class SettingSources:
         return Given(flag, None, DEFAULT)
 
     def _value(self, flag: Flag, source: str, texts: Sequence[str]) -> Any:
-        """The parsed value of a flag.
-
-        Raises:
-            ServerError: it is wrong.
-        """
+        """The parsed value of a flag. Raises ServerError if it is wrong."""
         try:
             found = self._serve.parse_args([f"{flag.name}={text}" for text in texts])
         except ServerError as error:
@@ -161,11 +146,7 @@ class SettingSources:
     # The file
 
     def _file(self, path: Path) -> dict[str, tuple[str, list[str]]]:
-        """The values of each flag in the file, with the file's path.
-
-        Raises:
-            ServerError: the file cannot be used.
-        """
+        """The values of each flag in the file, with the file's path. Raises ServerError if the file cannot be used."""
         known = {name.removeprefix("--"): flag for name, flag in self._named.items() if name != _CONFIG_FILE}
         found = {}
         for key, value in read_config_file(path).items():
@@ -191,8 +172,7 @@ def variable_of(flag: str) -> str:
 def _texts(flag: Flag, variable: str, value: str) -> list[str]:
     """The values in a variable: of a repeatable flag one a line, or a list in JSON.
 
-    Raises:
-        ServerError: the list is malformed.
+    Raises ServerError if the list is malformed.
     """
     if not flag.repeats:
         return [value]

@@ -13,12 +13,7 @@ from pybackend.observability.log_lines import one_line
 
 
 def run_stack(arguments: Sequence[str]) -> int:
-    """Run ``pybackend stack`` and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the server did not answer, or knows no such model.
-    """
+    """Run ``pybackend stack`` and return the exit status."""
     parser = control_parser(
         "stack",
         "MODEL [--FLAG[=VALUE]]...",

@@ -41,9 +41,8 @@ def terminal_size() -> tuple[int, int]:
 def table_lines(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """The lines of a table: columns are as wide as their widest cell.
 
-    Args:
-        rows: of the same length; the first one has the headings.
-        left: number of columns that are aligned to the left; the others are numbers.
+    ``rows``: of the same length; the first one has the headings. ``left``: number of columns that are aligned to the
+    left; the others are numbers.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -61,12 +61,7 @@ def make_parser() -> CommandParser:
 
 
 def run_top(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: no server answers.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     given, rest = parser.parse_known_args(list(arguments))
     if rest:

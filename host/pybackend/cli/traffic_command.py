@@ -17,12 +17,7 @@ _NONE = "none"
 
 
 def run_traffic(arguments: Sequence[str]) -> int:
-    """Run ``pybackend traffic`` and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the server did not do as requested.
-    """
+    """Run ``pybackend traffic`` and return the exit status."""
     parser = control_parser(
         "traffic",
         "MODEL [--weights 1=90,2=10] [--shadow 3=5] [--FLAG[=VALUE]]...",

@@ -18,13 +18,8 @@ SILENT = ("--log-warning=false", "--log-error=false")
 def visited_settings(repository: Path, own: Sequence[str], given: Sequence[str]) -> Settings:
     """The settings of such a server.
 
-    Args:
-        repository: its models.
-        own: flags of the command.
-        given: flags of its user. They come last, so that they win.
-
-    Raises:
-        PybackendError: a flag is wrong.
+    ``own``: flags of the command. ``given``: flags of its user. They come last, so that they win. Raises PybackendError
+    if a flag is wrong.
     """
     return parse_serve_flags(
         [

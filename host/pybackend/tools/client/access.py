@@ -29,11 +29,7 @@ class Access:
     verify: bool = True
 
     def tls_context(self) -> ssl.SSLContext:
-        """The settings for connections over TLS.
-
-        Raises:
-            ServerError: a file cannot be used.
-        """
+        """The settings for connections over TLS. Raises ServerError if a file cannot be used."""
         context = ssl.create_default_context()
         if not self.verify:
             context.check_hostname = False
@@ -54,8 +50,7 @@ class Access:
 def read_key(path: Path) -> str:
     """The first API key of a file, which may be the server's own.
 
-    Raises:
-        ServerError: it cannot be read, or has no key.
+    Raises ServerError if it cannot be read, or has no key.
     """
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()

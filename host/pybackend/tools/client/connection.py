@@ -48,14 +48,12 @@ class _LocalConnection(http.client.HTTPConnection):
 class Connection:
     """Sends requests to one server.
 
+    Raises ServerError if the URL or a certificate is wrong.
+
     Args:
         url: such as ``http://localhost:8000`` or ``unix:/run/server.sock``; ``http://`` may be left out.
         timeout_s: how long to wait for the connection, and then for each part of a response.
         advice: for the error if no server answers.
-        access: headers and certificates; None for none.
-
-    Raises:
-        ServerError: the URL or a certificate is wrong.
     """
 
     def __init__(self, url: str, timeout_s: float, advice: str = _START, access: Access | None = None) -> None:
@@ -85,9 +83,8 @@ class Connection:
     def get(self, path: str) -> Any:
         """The JSON document at a path.
 
-        Raises:
-            InferenceError: the server answered with an error.
-            ServerError: no server of the protocol answers.
+        Raises InferenceError if the server answered with an error, and ServerError if no server of the protocol
+        answers.
         """
         return self._document(self.get_bytes(path))
 
@@ -107,9 +104,8 @@ class Connection:
     def events(self, path: str, document: Any) -> Iterator[Any]:
         """The server-sent events that answer a JSON document, one by one as they arrive.
 
-        Raises:
-            InferenceError: the server answered with an error instead.
-            ServerError: no server of the protocol answers.
+        Raises InferenceError if the server answered with an error instead, and ServerError if no server of the protocol
+        answers.
         """
         connection, response = self._answered("POST", path, json.dumps(document).encode(), {})
         try:

@@ -34,12 +34,7 @@ def answer_lines(answer: Answer) -> list[str]:
 
 
 def event_line(event: Mapping[str, Any], names: Sequence[str]) -> str:
-    """A response of a stream on one line.
-
-    Args:
-        event: the members of its JSON object.
-        names: outputs to show; empty for all.
-    """
+    """A response of a stream on one line. ``names``: outputs to show; empty for all."""
     shown = [name for name in event if (name in names if names else name not in _ABOUT)]
     return "  ".join(f"{one_line(name)}: {_shortened(json.dumps(event[name], ensure_ascii=False))}" for name in shown)
 

@@ -45,7 +45,6 @@ class ModelReport:
         name: the model's; ``""`` for the repositories.
         versions: those that would be served.
         errors: one sentence each, with the way out; a server could not load the model.
-        warnings: one sentence each.
     """
 
     name: str
@@ -79,14 +78,7 @@ FileRefusal = Callable[[Path, ModelConfig], str]
 async def check_models(
     scan: RepositoryScan, host: ModelHost, settings: Settings, refusal: FileRefusal
 ) -> list[ModelReport]:
-    """Check the layout of repositories and every model in them; one report per model, sorted by name.
-
-    Args:
-        scan: the repositories.
-        host: as the server would have it.
-        settings: of the server.
-        refusal: looks at the files of frameworks.
-    """
+    """Check the layout of repositories and every model in them; one report per model, sorted by name."""
     checker = _Checker(host, settings, ModelNames({}, scan.namespaces), refusal)
     reports = [ModelReport("", warnings=list(scan.warnings))] if scan.warnings else []
     reports += [
@@ -247,8 +239,7 @@ class _Checker:
     def _steps(self, name: str, models: Mapping[str, Path]) -> list[str]:
         """The full names of the models that run an ensemble's steps.
 
-        Raises:
-            AmbiguousModelError: a step's model is in several namespaces.
+        Raises AmbiguousModelError if a step's model is in several namespaces.
         """
         home, _ = self._names.split(name)
         return [self._names.to_load(step.model_name, home, models) for step in steps_of(self.ensembles[name])]

@@ -20,8 +20,7 @@ from pybackend.tools.doctor.host import model_host
 async def examine(settings: Settings) -> list[Finding]:
     """Check every layer; checks that need a process are skipped where none can run.
 
-    Args:
-        settings: of the server that is to run. Without repositories only the machine is examined.
+    ``settings``: of the server that is to run. Without repositories only the machine is examined.
     """
     findings: list[Finding] = []
     process_count = 0

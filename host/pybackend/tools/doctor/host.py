@@ -18,8 +18,7 @@ from pybackend.settings import Settings
 def model_host(settings: Settings) -> Iterator[ModelHost]:
     """The host for the length of a ``with`` block. It has started no process.
 
-    Raises:
-        PybackendError: the code of model processes cannot be staged.
+    Raises PybackendError if the code of model processes cannot be staged.
     """
     launcher = StubLauncher(stage_bundle())
     shared_core = SharedCore()

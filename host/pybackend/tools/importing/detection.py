@@ -71,12 +71,8 @@ _LIGHTGBM_START, _LIGHTGBM_END = b"tree\n", b"end of trees"
 def detect(path: Path, *, native: bool = True) -> Found:
     """Find out what a file or directory is. Blocking.
 
-    Args:
-        path: of the file or directory.
-        native: False chooses the python_function flavor of an MLflow directory in any case.
-
-    Raises:
-        ServerError: it does not exist, cannot be read, is damaged, or is of no kind, or of several, that can be imported.
+    ``native``: False chooses the python_function flavor of an MLflow directory in any case. Raises ServerError if it
+    does not exist, cannot be read, is damaged, or is of no kind, or of several, that can be imported.
     """
     try:
         if os.path.isdir(path):

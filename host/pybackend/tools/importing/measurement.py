@@ -27,7 +27,6 @@ class Measures:
         latency_p50_s: half of the requests of one client took longer.
         cpu_s: processor time of the model's process for a request; None if it cannot be read.
         memory_bytes: resident memory of the model's process; None likewise.
-        requests: how many were sent.
     """
 
     start_s: float
@@ -40,14 +39,8 @@ class Measures:
 def measure(url: str, path: str, body: bytes, start_s: float) -> Measures:
     """Send a request many times, one after the other, over one connection. Blocking, for about three seconds.
 
-    Args:
-        url: of a server in this process with one model.
-        path: of the model's calls.
-        body: of one call, in JSON.
-        start_s: how long the load took.
-
-    Raises:
-        ServerError: the model refuses the request.
+    ``url``: of a server in this process with one model. ``body``: of one call, in JSON. Raises ServerError if the model
+    refuses the request.
     """
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
 

@@ -15,12 +15,7 @@ _UNREAD_BACKENDS = {"tensorflow", "transformers", "vllm"}
 
 
 def refusal_of(path: Path, config: ModelConfig) -> str:
-    """Why a backend of this server refuses a file or directory for a model; ``""`` for no known reason. Blocking.
-
-    Args:
-        path: of the file or directory.
-        config: the model's.
-    """
+    """Why a backend of this server refuses a file or directory for a model; ``""`` for no known reason. Blocking."""
     if config.backend in _UNREAD_BACKENDS or path.is_dir():
         return ""
     try:

@@ -30,8 +30,6 @@ class ImportRun:
     """An import while it runs.
 
     Attributes:
-        found: the model.
-        entry: its entry, with the files in it.
         base: the configuration that wins over those of the kind: the user's choices.
         sample: the user's sample request, None to make one.
         verify: measure, send more than one request, and ask the framework for its answers.
@@ -60,8 +58,7 @@ class ImportRun:
     def lay_out(self) -> None:
         """Copy and write the files that a server needs to load the model.
 
-        Raises:
-            ServerError: they cannot be written.
+        Raises ServerError if they cannot be written.
         """
         lay_out(self.entry, self.found)
         if self.entry.place.adds:
@@ -183,8 +180,7 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 def lay_out(entry: StagedEntry, found: Found) -> None:
     """Copy and write the files of a model into its entry, without a configuration.
 
-    Raises:
-        ServerError: they cannot be written.
+    Raises ServerError if they cannot be written.
     """
     entry.copy(found.files, found.source)
     for name, text in found.texts.items():

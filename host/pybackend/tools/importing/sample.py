@@ -41,11 +41,8 @@ def sample_request(
 ) -> Request:
     """A request with a batch of one for a model.
 
-    Args:
-        config: the complete configuration.
-        sizes: for dimensions and numbers that are open.
-        seed: another one gives other values.
-        examples: a row of values by column, which wins over random values where it fits the inputs.
+    ``seed``: another one gives other values. ``examples``: a row of values by column, which wins over random values
+    where it fits the inputs.
     """
     random = np.random.default_rng(seed)
     known = _examples_of(config, examples or {})

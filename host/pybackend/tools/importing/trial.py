@@ -25,12 +25,7 @@ _AROUND = re.compile(
 
 
 class Trial:
-    """A model on a server.
-
-    Args:
-        connection: to the server.
-        name: the model's name.
-    """
+    """A model on a server."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
@@ -41,8 +36,7 @@ class Trial:
     def load(self) -> float:
         """Load the model; returns how long that took, in seconds.
 
-        Raises:
-            InferenceError: it cannot be loaded; the message is the model's.
+        Raises InferenceError if it cannot be loaded; the message is the model's.
         """
         began_s = time.perf_counter()
         try:
@@ -52,11 +46,7 @@ class Trial:
         return time.perf_counter() - began_s
 
     def unload(self) -> None:
-        """Unload the model.
-
-        Raises:
-            InferenceError: it cannot be unloaded.
-        """
+        """Unload the model. Raises InferenceError if it cannot be unloaded."""
         self._connection.post(f"/v2/repository/models/{quote(self._name, safe='')}/unload", b"{}", _JSON)
 
     def configuration(self) -> dict[str, Any]:
@@ -67,11 +57,7 @@ class Trial:
         return document
 
     def answer(self, request: Request) -> Answer:
-        """The model's answer.
-
-        Raises:
-            InferenceError: the model refuses the request.
-        """
+        """The model's answer. Raises InferenceError if the model refuses the request."""
         path, body = self.call(request)
         answer: Answer = json.loads(self._connection.post(path, body, _JSON).body)
         if "outputs" in answer:
@@ -90,8 +76,7 @@ class Trial:
     def sample(self, config: Mapping[str, Any], examples: Mapping[str, Any]) -> tuple[Request, Sizes]:
         """The first sample request that the model answers, and its sizes.
 
-        Raises:
-            ServerError: it answers none; the text has its reason.
+        Raises ServerError if it answers none; the text has its reason.
         """
         reasons = []
         for sizes in LADDER:

@@ -22,9 +22,8 @@ _IGNORED_CHANNELS = {"nodefaults"}
 def read_environment_yml(path: Path) -> CondaPackages:
     """Read the file.
 
-    Raises:
-        SpecificationError: the file cannot be read or contains a mistake.
-        UnpackableError: the file lists an editable package.
+    Raises SpecificationError if the file cannot be read or contains a mistake, and UnpackableError if the file lists an
+    editable package.
     """
     import yaml
 

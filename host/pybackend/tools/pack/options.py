@@ -30,13 +30,9 @@ class PackOptions:
     Attributes:
         archive_format: ``tar.gz`` or ``tar.zst``; None derives it from the archive's name.
         python: a version or path of the interpreter, for files that do not name one.
-        extras: optional dependencies of a pyproject.toml to include.
         lock: a file that pins the packages; written if it does not exist.
         msgpack: add msgpack to the packages if available: it makes messages cheaper for models.
-        dry_run: only resolve the packages.
         work_directory: where the environment is assembled, None for the cache directory.
-        threads: number of threads for compiling and compressing.
-        progress: receives progress reports.
         warn: receives warnings, one sentence each.
     """
 
@@ -57,8 +53,6 @@ class PackedSize:
     """The download size of a package.
 
     Attributes:
-        name: the package's name.
-        version: the package's version.
         size_bytes: None if the index does not state it, 0 for a package that is here already.
         source: the channel, ``pypi``, or another origin.
     """
@@ -75,12 +69,7 @@ class PackResult:
 
     Attributes:
         archive: the file, None for a dry run.
-        manifest: the archive's manifest, None for a dry run.
         packages: packages with sizes, for a dry run.
-        size_bytes: size of the archive.
-        unpacked_bytes: total size of its files.
-        file_count: number of its files.
-        seconds: duration of each step.
     """
 
     archive: Path | None

@@ -31,11 +31,7 @@ class Progress:
 
 
 class TerminalProgress(Progress):
-    """One line per step, with a bar while the total is known.
-
-    Args:
-        stream: the terminal.
-    """
+    """One line per step, with a bar while the total is known."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__()

@@ -37,10 +37,7 @@ _MAGIC = b"\x7fELF"
 def copy_interpreter(interpreter: Interpreter, tree: Path) -> Path:
     """Copy an interpreter, and nothing else, into a directory; returns the path of its program.
 
-    Raises:
-        SpecificationError: its files are not in its prefix.
-        UnpackableError: the copy does not start.
-        OSError: it cannot be written.
+    Raises SpecificationError if its files are not in its prefix, and UnpackableError if the copy does not start.
     """
     library = Path(os.path.relpath(interpreter.standard_library, interpreter.prefix))
     if ".." in library.parts or not (interpreter.standard_library / "os.py").is_file():

@@ -26,9 +26,8 @@ KINDS = (
 def read_specification(path: Path) -> Specification:
     """Read the file, or inspect the directory.
 
-    Raises:
-        SpecificationError: it is missing, of an unknown kind, or contains a mistake.
-        UnpackableError: it requests a package that cannot be packed.
+    Raises SpecificationError if it is missing, of an unknown kind, or contains a mistake, and UnpackableError if it
+    requests a package that cannot be packed.
     """
     try:
         is_directory = path.is_dir()

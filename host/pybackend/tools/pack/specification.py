@@ -19,9 +19,7 @@ class CondaPackages:
 
     Attributes:
         channels: names, URLs and directories (as URLs), in order of priority.
-        specs: requested packages in conda's notation.
         requirements: lines of its pip section, in the format of a requirements file.
-        variables: environment variables for its models.
     """
 
     channels: tuple[str, ...]
@@ -35,7 +33,6 @@ class WheelPackages:
     """Contents of a requirements.txt or a pyproject.toml.
 
     Attributes:
-        file: the file.
         requirements: lines of a requirements.txt; none for a pyproject.toml.
         is_project: the file describes a package, which must be installed itself.
         requires_python: accepted versions of CPython, such as ``>=3.11``; empty for any.
@@ -67,9 +64,7 @@ Specification = CondaPackages | WheelPackages | CondaPrefix | VirtualEnvironment
 def requirement_lines(path: Path) -> tuple[str, ...]:
     """The unmodified lines of a requirements file.
 
-    Raises:
-        SpecificationError: it cannot be read, or is empty.
-        UnpackableError: it lists an editable package.
+    Raises SpecificationError if it cannot be read, or is empty, and UnpackableError if it lists an editable package.
     """
     lines = tuple(read_text(path).splitlines())
     refuse_editable_lines(path, lines)
@@ -83,11 +78,7 @@ _EDITABLE = re.compile(r"\s*(-e|--editable)(?:[\s=]|$)")
 
 
 def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
-    """Check that no package is installed as a link to its sources.
-
-    Raises:
-        UnpackableError: one is.
-    """
+    """Check that no package is installed as a link to its sources. Raises UnpackableError if one is."""
     for number, line in enumerate(lines, 1):
         if _EDITABLE.match(line):
             raise UnpackableError(
@@ -99,8 +90,7 @@ def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
 def refuse_idle_hashes(path: Path, lines: tuple[str, ...]) -> None:
     """Check that every hash belongs to a pinned version: uv ignores all others, although the author relies on them.
 
-    Raises:
-        SpecificationError: a hash belongs to no pinned version.
+    Raises SpecificationError if a hash belongs to no pinned version.
     """
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         package, hashed, _ = line.partition(" --hash")
@@ -125,9 +115,7 @@ def index_options(lines: tuple[str, ...]) -> tuple[str, ...]:
 def identity(specification: Specification, options: tuple[str, ...]) -> str:
     """The part of a lock that identifies its file. It changes when the requested packages may have changed.
 
-    Args:
-        specification: the contents of the file.
-        options: the relevant options of the command line.
+    ``options``: the relevant options of the command line.
     """
     if isinstance(specification, CondaPackages):
         content: list[object] = [*specification.channels, *sorted(specification.specs), *specification.requirements]

@@ -12,11 +12,7 @@ _MOST_BYTES = 16 * 1024 * 1024
 
 
 def read_text(path: Path) -> str:
-    """The whole file.
-
-    Raises:
-        SpecificationError: it cannot be read, or is not text.
-    """
+    """The whole file. Raises SpecificationError if it cannot be read, or is not text."""
     try:
         return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
     except OSError as error:

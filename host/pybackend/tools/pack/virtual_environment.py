@@ -23,8 +23,7 @@ _MOST_TEXT_BYTES = 4 * 1024 * 1024
 def base_interpreter(prefix: Path) -> Interpreter:
     """The interpreter of a virtual environment.
 
-    Raises:
-        UnpackableError: it does not start, or the environment includes the packages of its interpreter.
+    Raises UnpackableError if it does not start, or the environment includes the packages of its interpreter.
     """
     settings = dict(re.findall(r"^\s*([\w-]+)\s*=\s*(.*?)\s*$", read_text(prefix / "pyvenv.cfg"), re.MULTILINE))
     if settings.get("include-system-site-packages", "").lower() == "true":
@@ -42,11 +41,7 @@ def base_interpreter(prefix: Path) -> Interpreter:
 
 
 def copy_packages(prefix: Path, interpreter: Interpreter, tree: Path) -> None:
-    """Copy everything but the interpreter; ``tree`` is a copy of the interpreter.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
+    """Copy everything but the interpreter; ``tree`` is a copy of the interpreter."""
     library = os.path.relpath(interpreter.standard_library, interpreter.prefix)
     own = re.compile(rf"^lib(64)?/python{re.escape(interpreter.minor)}t?/")
     old, new = os.fsencode(prefix), os.fsencode(tree)

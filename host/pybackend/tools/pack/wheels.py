@@ -42,7 +42,6 @@ class WheelOrder:
 
     Attributes:
         directory: base of relative paths.
-        lines: lines of a requirements file.
         projects: pyproject.toml files whose dependencies are installed.
         packages: directories of projects that are installed themselves.
         extras: optional dependencies of these.
@@ -78,11 +77,7 @@ class WheelOrder:
 
 
 def project_name(directory: Path) -> str:
-    """The name of the project in a directory.
-
-    Raises:
-        SpecificationError: it has no name.
-    """
+    """The name of the project in a directory. Raises SpecificationError if it has no name."""
     with (directory / "pyproject.toml").open("rb") as file:
         name = tomllib.load(file).get("project", {}).get("name")
     if not isinstance(name, str):
@@ -93,12 +88,8 @@ def project_name(directory: Path) -> str:
 def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
     """Packages that would be installed, with their download sizes.
 
-    Args:
-        order: the request.
-        python: uv's options that select the interpreter.
-
-    Raises:
-        PackError: resolving failed; the kind of error says why.
+    ``python``: uv's options that select the interpreter. Raises PackError if resolving failed; the kind of error says
+    why.
     """
     done = _uv(
         ["pip", "compile", "--quiet", "--no-header", "--format=pylock.toml", *python, *order.flags(), *order.files()],
@@ -112,16 +103,7 @@ def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
 
 
 def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> None:
-    """Install packages for an interpreter.
-
-    Args:
-        order: the request.
-        python: the interpreter.
-        dependencies: include the packages' dependencies.
-
-    Raises:
-        PackError: installing failed; the kind of error says why.
-    """
+    """Install packages for an interpreter. Raises PackError if installing failed; the kind of error says why."""
     # Copies, not links: installed files may be modified in place, and links would modify uv's cache too.
     flags = [f"--python={python}", "--break-system-packages", "--link-mode=copy"]
     if not dependencies:
@@ -132,8 +114,7 @@ def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> No
 def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
     """Install packages, with msgpack if it is available; returns whether it was.
 
-    Raises:
-        PackError: installing failed without msgpack too.
+    Raises PackError if installing failed without msgpack too.
     """
     try:
         install(order.with_line(MSGPACK), python)
@@ -149,15 +130,12 @@ def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
 def pinned(names: set[str], options: Sequence[str], python: Path, directory: Path, *, hashes: bool) -> list[str]:
     """Lines of a requirements file that pin the installed packages.
 
+    Raises PackError if an index no longer has a package.
+
     Args:
         names: normalised names of the packages to include.
-        options: option lines about the packages' origin.
-        python: the interpreter that they are installed for.
         directory: base of relative paths.
         hashes: include the packages' hashes, which must be looked up.
-
-    Raises:
-        PackError: an index no longer has a package.
     """
     if not names:
         return []

@@ -106,19 +106,7 @@ def _compressed(file: BinaryIO, archive_format: str, threads: int) -> Iterator[B
 def write_archive(
     file: BinaryIO, files: Iterable[PackedFile], archive_format: str, threads: int, total_bytes: int, advance: Advance
 ) -> None:
-    """Write an archive.
-
-    Args:
-        file: the output file.
-        files: in archive order.
-        archive_format: ``tar.gz`` or ``tar.zst``.
-        threads: number of compression threads.
-        total_bytes: size of all files.
-        advance: called with the number of bytes written so far.
-
-    Raises:
-        OSError: a file cannot be read, or the archive cannot be written.
-    """
+    """Write an archive. ``files``: in archive order. ``advance``: called with the number of bytes written so far."""
     modified = _modified()
     done, told = 0, 0
     with _compressed(file, archive_format, threads) as stream:
