@@ -15,9 +15,8 @@ from pybackend.errors import ServerError
 from pybackend.observability.log_lines import one_line
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import Settings
-from pybackend.tools.doctor.check import ModelReport, check_models
-from pybackend.tools.doctor.host import model_host
-from pybackend.tools.importing.refusal import refusal_of
+from pybackend.tools.doctor.check import ModelReport, check_models, model_host
+from pybackend.tools.importing.detection import refusal_of
 
 
 def make_parser() -> CommandParser:

@@ -28,10 +28,10 @@ _MODULES = {
     "load": "control_command",
     "new": "new_command",
     "pack": "pack_command",
-    "stack": "stack_command",
+    "stack": "control_command",
     "status": "control_command",
     "top": "top_command",
-    "traffic": "traffic_command",
+    "traffic": "control_command",
     "unload": "control_command",
 }
 """The module of each command that needs no server in this process; its function is named after the command."""

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser, UsageError
-from pybackend.tools.client.access import Access, read_key
-from pybackend.tools.client.connection import Connection
+from pybackend.tools.client.connection import Access, Connection, read_key
 
 DEFAULT_URL = "http://localhost:8000"
 

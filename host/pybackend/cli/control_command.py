@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from pybackend.cli.connection_flags import add_connection_flags, add_url, connec
 from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import ServerError
 from pybackend.modelconfig.full_name import SEPARATOR
+from pybackend.modelconfig.traffic import SHADOW_FORM, WEIGHTS_FORM, shadow_of, weights_of
 from pybackend.observability.log_lines import one_line
 from pybackend.spelling import closest
 
@@ -161,3 +162,110 @@ def _print_rows(given: argparse.Namespace, rows: list[dict[str, str]]) -> int:
 
 def _first_line(text: str) -> str:
     return one_line(text.strip().partition("\n")[0]) or "-"
+
+
+def run_stack(arguments: Sequence[str]) -> int:
+    """Run ``pybackend stack`` and return the exit status."""
+    parser = control_parser(
+        "stack",
+        "MODEL [--FLAG[=VALUE]]...",
+        "Shows where the threads and coroutines of a model's processes are, that of `execute` first.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the model's name")
+    given = parsed(parser, arguments)
+    document = given.connection.get(f"/v2/models/{quote(given.model, safe='')}/stack")
+    if given.json:
+        print_text(json.dumps(document, ensure_ascii=False))
+        return 0
+    texts = [_text(instance) for instance in document["instances"]]
+    print_text("\n\n".join(texts) or f"model '{given.model}' has no processes")
+    return 0
+
+
+def _text(instance: Mapping[str, Any]) -> str:
+    lines = [f"{one_line(instance['instance'])}, version {instance['version']}: {_doing(instance)}"]
+    for stack in instance["stacks"]:
+        lines.append(f"  {one_line(stack['title'])}:")
+        lines += [
+            f"    {one_line(frame['file'])}:{frame['line']} in {one_line(frame['function'])}"
+            for frame in stack["frames"]
+        ]
+    return "\n".join(lines)
+
+
+def _doing(instance: Mapping[str, Any]) -> str:
+    if instance["pid"] is None:
+        return f"{instance['state']}, without a process"
+    process = f"process {instance['pid']} is {instance['state']}"
+    if instance["running"]:
+        count = instance["requests"]
+        process += (
+            f" and has run `execute` for {instance['oldest_s']:.1f} s, for {count} request{'' if count == 1 else 's'}"
+        )
+    return process if instance["stacks"] else f"{process}; it does not tell where it is"
+
+
+_NONE = "none"
+
+
+def run_traffic(arguments: Sequence[str]) -> int:
+    """Run ``pybackend traffic`` and return the exit status."""
+    parser = control_parser(
+        "traffic",
+        "MODEL [--weights 1=90,2=10] [--shadow 3=5] [--FLAG[=VALUE]]...",
+        "Shows which versions answer requests that name none, and changes it.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the model's name")
+    parser.add_argument(
+        "--weights",
+        type=_weights,
+        metavar="VERSION=WEIGHT,...",
+        help="the weights of versions, such as 1=90,2=10, or none",
+    )
+    parser.add_argument(
+        "--shadow", type=_shadow, metavar="VERSION=PERCENT", help="the version that gets copies, such as 3=5, or none"
+    )
+    parser.add_argument("--reset", action="store_true", help="use the rules of the model's configuration again")
+    given = parsed(parser, arguments)
+    change: dict[str, Any] = {} if given.weights is None else {"weights": given.weights}
+    if given.shadow is not None:
+        change["shadow"] = given.shadow or None
+    if given.reset:
+        if change:
+            raise UsageError("--reset takes the place of --weights and --shadow: leave it out", parser.format_usage())
+        change = {"reset": True}
+    path = f"/v2/repository/models/{quote(given.model, safe='')}/traffic"
+    server = given.connection
+    if change:
+        reply = server.post(path, json.dumps(change).encode(), {"Content-Type": "application/json"})
+        document = json.loads(reply.body)
+    else:
+        document = server.get(path)
+    print_text(json.dumps(document, ensure_ascii=False) if given.json else _table(document))
+    return 0
+
+
+def _weights(text: str) -> dict[str, int]:
+    if text == _NONE:
+        return {}
+    try:
+        return {str(version): weight for version, weight in weights_of(text).items()}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"Got {text}, expected {WEIGHTS_FORM}, or none") from None
+
+
+def _shadow(text: str) -> dict[str, Any]:
+    if text == _NONE:
+        return {}
+    try:
+        found = shadow_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"Got {text}, expected {SHADOW_FORM}, or none") from None
+    return {"version": found.version, "percent": found.percent}
+
+
+def _table(document: dict[str, Any]) -> str:
+    lines = [f"version {version}: {percent:g} % of the requests" for version, percent in document["shares"].items()]
+    if document["shadow"] is not None:
+        lines.append(f"version {document['shadow']['version']}: copies of {document['shadow']['percent']:g} %")
+    return "\n".join([*lines, f"by: {document['source']}"])

@@ -15,8 +15,7 @@ from pybackend.cli.flags import GROUPS
 from pybackend.cli.import_command import check_trust, derived_name
 from pybackend.cli.options import settings_of
 from pybackend.cli.places import bare_model_at, with_single_models
-from pybackend.cli.print_config import settings_text
-from pybackend.cli.setting_sources import SettingSources
+from pybackend.cli.setting_sources import SettingSources, settings_text
 from pybackend.cli.terminal import has_terminal
 from pybackend.errors import SettingError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME

@@ -9,9 +9,9 @@ from typing import Any
 
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.connection_flags import add_connection_flags, connection_of
+from pybackend.cli.options import SILENT, Serve, visited_settings
 from pybackend.cli.places import with_single_models
 from pybackend.cli.terminal import divided, print_text
-from pybackend.cli.visited_server import SILENT, Serve, visited_settings
 from pybackend.errors import PybackendError, ServerError
 from pybackend.modelconfig.minimal import minimal_document
 from pybackend.modelconfig.parser import format_config_text, parse_config_json

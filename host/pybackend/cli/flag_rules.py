@@ -10,9 +10,8 @@ from typing import Any
 
 from pybackend.cli.backend_config import backend_warnings
 from pybackend.cli.cache_config import cache_settings
-from pybackend.cli.flag_values import repository_place, resource_limits
+from pybackend.cli.flag_values import metrics_choices, metrics_warnings, repository_place, resource_limits
 from pybackend.cli.flags import UNUSED
-from pybackend.cli.metrics_config import metrics_choices, metrics_warnings
 from pybackend.cli.trace_config import trace_settings, trace_warnings
 from pybackend.errors import ServerError, SettingError
 from pybackend.settings import (

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.flag_values import integer
-from pybackend.cli.model_names import check_new_name, name_from
+from pybackend.cli.new_command import check_new_name, name_from
+from pybackend.cli.options import SILENT, Serve, visited_settings
 from pybackend.cli.terminal import divided, print_text
-from pybackend.cli.visited_server import SILENT, Serve, visited_settings
 from pybackend.errors import ServerError
 from pybackend.modelconfig.parser import read_config_file
 from pybackend.observability.log_lines import one_line
@@ -25,7 +25,7 @@ from pybackend.tools.importing.entry import Place, StagedEntry, place_of
 from pybackend.tools.importing.kinds import MLFLOW, Found
 from pybackend.tools.importing.measurement import Measures
 from pybackend.tools.importing.run import ENVIRONMENT, ImportRun, backed_by, with_parameters
-from pybackend.tools.importing.sample import Request
+from pybackend.tools.importing.trial import Request
 from pybackend.tools.importing.verification import Comparison
 
 _DEFAULT_REPOSITORY, _DEFAULT_TIMEOUT_S, _DEFAULT_TOLERANCE = Path("models"), 600.0, 1e-4

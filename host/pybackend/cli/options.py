@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pybackend import __version__
@@ -15,8 +16,7 @@ from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.flag import add_groups
 from pybackend.cli.flag_rules import decided, warnings_of
 from pybackend.cli.flags import FLAGS, GROUPS
-from pybackend.cli.print_config import settings_text
-from pybackend.cli.setting_sources import SettingSources
+from pybackend.cli.setting_sources import SettingSources, settings_text
 from pybackend.settings import Settings
 from pybackend.spelling import closest
 
@@ -148,3 +148,31 @@ def _with(settings: Fields, fields: Mapping[str, Any]) -> Fields:
 def print_help() -> None:
     """Print the usage of the command."""
     make_parser()[0].print_help(sys.stdout)
+
+
+Serve = Callable[[Settings, Callable[[str], int]], int]
+"""Runs a server for the length of a function that gets its URL, and returns that function's exit status."""
+
+SILENT = ("--log-warning=false", "--log-error=false")
+"""For commands whose own error has the reason."""
+
+
+def visited_settings(repository: Path, own: Sequence[str], given: Sequence[str]) -> Settings:
+    """The settings of such a server.
+
+    ``own``: flags of the command. ``given``: flags of its user. They come last, so that they win. Raises PybackendError
+    if a flag is wrong.
+    """
+    return parse_serve_flags(
+        [
+            str(repository),
+            "--model-control-mode=explicit",
+            "--http-address=127.0.0.1",
+            "--http-port=0",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
+            "--log-info=false",
+            *own,
+            *given,
+        ]
+    )

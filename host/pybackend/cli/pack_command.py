@@ -16,8 +16,7 @@ from pybackend.cli.command_parser import UsageError
 from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
 from pybackend.tools.pack import PackError, PackOptions, PackResult, pack
 from pybackend.tools.pack.errors import ConflictError, SpecificationError, UnsolvableError
-from pybackend.tools.pack.options import FORMATS
-from pybackend.tools.pack.progress import Progress, TerminalProgress
+from pybackend.tools.pack.options import FORMATS, Progress, TerminalProgress
 from pybackend.tools.pack.surprises import Wanted, gigabytes, surprises
 
 _DEFAULT_LOCK = ""

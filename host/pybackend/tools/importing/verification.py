@@ -16,8 +16,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.framework_program import ANSWER, QUESTION, REQUEST
-from pybackend.tools.importing.sample import Request, arrays_of
-from pybackend.tools.importing.trial import Answer, Trial
+from pybackend.tools.importing.trial import Answer, Request, Trial, arrays_of
 
 _PROGRAM = Path(__file__).with_name("framework_program.py")
 _FILES = "files"

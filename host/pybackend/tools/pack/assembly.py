@@ -18,7 +18,7 @@ from pybackend.tools.pack.errors import PackError, SpecificationError, Unpackabl
 from pybackend.tools.pack.interpreter import Interpreter, find_interpreter, is_version, minor_of
 from pybackend.tools.pack.lock import Lock
 from pybackend.tools.pack.options import PackedSize, PackOptions
-from pybackend.tools.pack.python_tree import copy_interpreter
+from pybackend.tools.pack.python_tree import base_interpreter, copy_interpreter, copy_packages
 from pybackend.tools.pack.specification import (
     CondaPackages,
     CondaPrefix,
@@ -28,7 +28,6 @@ from pybackend.tools.pack.specification import (
     index_options,
 )
 from pybackend.tools.pack.surprises import WITHOUT_NUMPY, Wanted, surprises
-from pybackend.tools.pack.virtual_environment import base_interpreter, copy_packages
 from pybackend.tools.pack.wheels import WheelOrder
 
 _QUESTION = """

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import IO, Self
 
 from pybackend.tools.pack.errors import PackError, no_space, says_no_space
-from pybackend.tools.pack.progress import Advance
+from pybackend.tools.pack.options import Advance
 
 _CHUNK_BYTES = 1 << 19
 """Source bytes per chunk. Chunks do not depend on the number of cores, and neither do the compiled files."""

@@ -22,8 +22,7 @@ from pybackend.tools.pack.errors import (
     says_no_space,
     says_not_writable,
 )
-from pybackend.tools.pack.options import PackedSize
-from pybackend.tools.pack.progress import Advance
+from pybackend.tools.pack.options import Advance, PackedSize
 
 SOLVE_TIMEOUT_S = 600
 

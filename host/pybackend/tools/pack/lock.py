@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.tools.pack.errors import SpecificationError, output_error
-from pybackend.tools.pack.text_file import read_text
+from pybackend.tools.pack.specification import read_text
 
 _FORMAT_VERSION = 1
 _TEXTS = ("specification", "platform", "python")
