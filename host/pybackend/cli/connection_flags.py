@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
 from pybackend.tools.client.connection import Access, Connection, read_key
 
 DEFAULT_URL = "http://localhost:8000"
@@ -58,10 +58,9 @@ def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
     Raises UsageError if a header has another form, and ServerError if the file with the key cannot be read.
     """
     headers = {}
-    for text in given.header:
-        name, equals, value = text.partition("=")
-        if not equals or not name or not _is_header(name, value):
-            raise UsageError(f'Bad option: "--header". Got {text}, expected NAME=VALUE', parser.format_usage())
+    for name, value in parser.pairs("--header", given.header):
+        if not _is_header(name, value):
+            parser.refuse_with(f'Bad option: "--header". Got {name}={value}, expected NAME=VALUE')
         headers[name] = value
     key = os.environ.get(_KEY, "").strip() if given.api_key_file is None else read_key(given.api_key_file)
     if key:

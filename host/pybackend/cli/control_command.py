@@ -1,4 +1,4 @@
-"""``pybackend load``, ``unload`` and ``status``: control the models of a running server."""
+"""``pybackend load``, ``unload``, ``status``, ``stack`` and ``traffic``: control the models of a running server."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import add_connection_flags, add_url, connection_of
-from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
+from pybackend.cli.terminal import counted, is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import ServerError
 from pybackend.modelconfig.full_name import SEPARATOR
 from pybackend.modelconfig.traffic import SHADOW_FORM, WEIGHTS_FORM, shadow_of, weights_of
 from pybackend.observability.log_lines import one_line
 from pybackend.spelling import closest
+from pybackend.tools.client.connection import control_path, model_path
 
 _DEFAULT_TIMEOUT_S = 600.0
 _ADVICE = (
@@ -47,10 +47,7 @@ def run_load(arguments: Sequence[str]) -> int:
     parameters: dict[str, str] = {}
     if given.config is not None:
         parameters["config"] = _read(given.config).decode("utf-8", "replace")
-    for text in given.file:
-        path, equals, file = text.partition("=")
-        if not equals or not path:
-            raise UsageError(f'Bad option: "--file". Got {text}, expected PATH=FILE', parser.format_usage())
+    for path, file in parser.pairs("--file", given.file, "PATH=FILE"):
         parameters[f"file:{path}"] = base64.b64encode(_read(Path(file))).decode()
     _control(given, "load", parameters)
     return _print_rows(given, _rows(given, given.model))
@@ -109,10 +106,8 @@ def control_parser(command: str, usage: str, description: str) -> CommandParser:
 
 
 def parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """The arguments. Raises UsageError if the command line is wrong."""
-    given, rest = parser.parse_known_args(list(arguments))
-    if rest:
-        parser.refuse(rest[0])
+    """The arguments, and the ``connection`` that they describe."""
+    given = parser.parsed(arguments)
     given.connection = connection_of(given, parser, _ADVICE)
     return given
 
@@ -125,15 +120,11 @@ def _read(path: Path) -> bytes:
 
 
 def _control(given: argparse.Namespace, action: str, parameters: dict[str, Any]) -> None:
-    path = f"/v2/repository/models/{quote(given.model, safe='')}/{action}"
-    body = json.dumps({"parameters": parameters}).encode()
-    given.connection.post(path, body, {"Content-Type": "application/json"})
+    given.connection.post_json(f"{control_path(given.model)}/{action}", {"parameters": parameters})
 
 
 def _rows(given: argparse.Namespace, model: str, *, only_ready: bool = False) -> list[dict[str, str]]:
-    body = json.dumps({"ready": only_ready}).encode()
-    reply = given.connection.post("/v2/repository/index", body, {})
-    rows = json.loads(reply.body)
+    rows = given.connection.post_json("/v2/repository/index", {"ready": only_ready})
     return [row for row in rows if model in {"", row["name"]} or _is_full_name(model, row)]
 
 
@@ -173,7 +164,7 @@ def run_stack(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("model", metavar="MODEL", help="the model's name")
     given = parsed(parser, arguments)
-    document = given.connection.get(f"/v2/models/{quote(given.model, safe='')}/stack")
+    document = given.connection.get(f"{model_path(given.model, '')}/stack")
     if given.json:
         print_text(json.dumps(document, ensure_ascii=False))
         return 0
@@ -198,10 +189,8 @@ def _doing(instance: Mapping[str, Any]) -> str:
         return f"{instance['state']}, without a process"
     process = f"process {instance['pid']} is {instance['state']}"
     if instance["running"]:
-        count = instance["requests"]
-        process += (
-            f" and has run `execute` for {instance['oldest_s']:.1f} s, for {count} request{'' if count == 1 else 's'}"
-        )
+        count = counted(instance["requests"], "request")
+        process += f" and has run `execute` for {instance['oldest_s']:.1f} s, for {count}"
     return process if instance["stacks"] else f"{process}; it does not tell where it is"
 
 
@@ -232,15 +221,10 @@ def run_traffic(arguments: Sequence[str]) -> int:
         change["shadow"] = given.shadow or None
     if given.reset:
         if change:
-            raise UsageError("--reset takes the place of --weights and --shadow: leave it out", parser.format_usage())
+            parser.refuse_with("--reset takes the place of --weights and --shadow: leave it out")
         change = {"reset": True}
-    path = f"/v2/repository/models/{quote(given.model, safe='')}/traffic"
-    server = given.connection
-    if change:
-        reply = server.post(path, json.dumps(change).encode(), {"Content-Type": "application/json"})
-        document = json.loads(reply.body)
-    else:
-        document = server.get(path)
+    path, server = f"{control_path(given.model)}/traffic", given.connection
+    document = server.post_json(path, change) if change else server.get(path)
     print_text(json.dumps(document, ensure_ascii=False) if given.json else _table(document))
     return 0
 

@@ -93,9 +93,7 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     """
     parser = make_parser()
     sources = SettingSources(parser, [flag for group in _GROUPS for flag in group.flags], os.environ)
-    given, rest = parser.parse_known_args(list(arguments))
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(arguments)
     sources.complete(given, arguments)
     if given.print_config:
         return settings_text(sources.settings)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import add_connection_flags, connection_of
 from pybackend.cli.options import SILENT, Serve, visited_settings
 from pybackend.cli.places import with_single_models
@@ -47,12 +47,10 @@ def run_export_config(arguments: Sequence[str], serve: Serve) -> int:
     """Run the command and return the exit status."""
     parser = make_parser()
     own, flags = divided(arguments)
-    given, rest = parser.parse_known_args(own)
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(own)
     if given.url is not None:
         if flags:
-            raise UsageError("Flags after -- are for `pybackend serve`: leave out --url", parser.format_usage())
+            parser.refuse_with("Flags after -- are for `pybackend serve`: leave out --url")
         document = connection_of(given, parser).get(f"{model_path(given.model, given.model_version)}/config")
     else:
         document = _of_directory(Path(given.model), flags, given.timeout, serve)

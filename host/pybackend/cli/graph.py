@@ -38,9 +38,7 @@ def make_parser() -> CommandParser:
 def run_graph(arguments: Sequence[str]) -> int:
     """Run the command and return the exit status: 1 if an ensemble could not be drawn."""
     parser = make_parser()
-    given, rest = parser.parse_known_args(list(arguments))
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(arguments)
     scan = scan_repositories(given.repositories)
     shelf = _Shelf(scan.models)
     ensembles = [name for name in scan.models if shelf.is_ensemble(name)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
 from pybackend.cli.options import Serve, visited_settings
 from pybackend.cli.terminal import divided, print_text
@@ -93,16 +93,14 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
     given, rest = parser.parse_known_args(own)
     wrong = [word for word in rest if word.startswith("-") or "=" not in word]
     if wrong and not wrong[0].startswith("-"):
-        raise UsageError(f"Unexpected argument: {wrong[0]}. Write inputs as NAME=VALUE", parser.format_usage())
+        parser.refuse_with(f"Unexpected argument: {wrong[0]}. Write inputs as NAME=VALUE")
     if wrong:
         parser.refuse(wrong[0])
     given.input += rest
     question = _question(given, parser)
     if given.repository is None:
         if flags:
-            raise UsageError(
-                "Flags after -- are for `pybackend serve`: they need --repository=DIR", parser.format_usage()
-            )
+            parser.refuse_with("Flags after -- are for `pybackend serve`: they need --repository=DIR")
         return _ask(connection_of(given, parser), question, as_json=given.json)
 
     access = access_of(given, parser)
@@ -126,22 +124,19 @@ def _question(given: argparse.Namespace, parser: CommandParser) -> Question:
     for flag in ("sequence_start", "sequence_end"):
         if getattr(given, flag):
             if given.sequence_id is None:
-                raise UsageError(f"--{flag.replace('_', '-')} needs --sequence-id=ID", parser.format_usage())
+                parser.refuse_with(f"--{flag.replace('_', '-')} needs --sequence-id=ID")
             parameters[flag] = True
     inputs = _pairs("--input", given.input, parser)
     if list(inputs.values()).count("-") > 1:
-        raise UsageError("Only one input can come from standard input", parser.format_usage())
+        parser.refuse_with("Only one input can come from standard input")
     return Question(given.model, given.model_version, inputs, given.output, parameters, given.id, fills_up=given.random)
 
 
 def _pairs(flag: str, texts: Sequence[str], parser: CommandParser) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f'Bad option: "{flag}". Got {text}, expected NAME=VALUE', parser.format_usage())
+    for name, value in parser.pairs(flag, texts):
         if name in pairs:
-            raise UsageError(f'Bad option: "{flag}". {name} is given twice', parser.format_usage())
+            parser.refuse_with(f'Bad option: "{flag}". {name} is given twice')
         pairs[name] = value
     return pairs
 

@@ -43,9 +43,7 @@ def make_parser() -> CommandParser:
 def run_new(arguments: Sequence[str]) -> int:
     """Run the command and return the exit status."""
     parser = make_parser()
-    given, rest = parser.parse_known_args(list(arguments))
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(arguments)
     check_new_name(given.name, parser)
     directory = Path(given.name) if given.directory is None else given.directory
     written = _write(_files(given.template, given.name), directory)
@@ -102,10 +100,9 @@ def check_new_name(name: str, parser: CommandParser) -> None:
     except InferenceError as error:
         raise UsageError(error.message, parser.format_usage()) from None
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        raise UsageError(
+        parser.refuse_with(
             f"invalid model name '{name}': write up to {_LONGEST_NAME} letters, digits, '_', '-' and '.', and begin "
-            "with a letter or a digit",
-            parser.format_usage(),
+            "with a letter or a digit"
         )
 
 

@@ -68,6 +68,7 @@ def read_key(path: Path) -> str:
 
 
 _EVENT = b"data: "
+_JSON = {"Content-Type": "application/json"}
 _PORTS = {"http": 80, "https": 443}
 _LOCAL = "unix:"
 
@@ -153,6 +154,11 @@ class Connection:
             ServerError: no server of the protocol answers.
         """
         return self._request("POST", path, body, headers)
+
+    def post_json(self, path: str, document: object) -> Any:
+        """The JSON document that answers another one, None for an empty answer; raises as :meth:`get`."""
+        body = self._request("POST", path, json.dumps(document).encode(), _JSON).body
+        return self._document(body) if body else None
 
     def events(self, path: str, document: Any) -> Iterator[Any]:
         """The server-sent events that answer a JSON document, one by one as they arrive.
@@ -260,3 +266,8 @@ def model_path(model: str, version: str) -> str:
     """The path of a model, or of one of its versions if ``version`` is not empty."""
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def control_path(model: str) -> str:
+    """The path of the calls that load, unload and change a model."""
+    return f"/v2/repository/models/{quote(model, safe='')}"

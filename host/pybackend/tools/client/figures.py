@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import isnan
@@ -109,7 +108,7 @@ class Source:
 
     def sample(self) -> Sample:
         """Read the counters. Raises PybackendError if the server does not answer, or refuses to."""
-        index = json.loads(self.server.post("/v2/repository/index", b"{}", {}).body)
+        index = self.server.post_json("/v2/repository/index", {})
         states = {(_name_of(row), row.get("version", "")): row.get("state", "") for row in index}
         statistics = self._statistics()
         return Sample(monotonic(), states, statistics, self._metrics())

@@ -151,7 +151,7 @@ def _send(connection: Connection, question: Question, *, binary: bool) -> Reply:
 def _models(connection: Connection) -> list[str]:
     """The names of the server's models; none if it does not tell."""
     with suppress(PybackendError, ValueError, TypeError, KeyError):
-        return [str(row["name"]) for row in json.loads(connection.post("/v2/repository/index", b"{}", {}).body)]
+        return [str(row["name"]) for row in connection.post_json("/v2/repository/index", {})]
     return []
 
 

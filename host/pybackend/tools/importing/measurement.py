@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import statistics
 import time
@@ -36,13 +37,14 @@ class Measures:
     requests: int
 
 
-def measure(url: str, path: str, body: bytes, start_s: float) -> Measures:
+def measure(url: str, path: str, document: object, start_s: float) -> Measures:
     """Send a request many times, one after the other, over one connection. Blocking, for about three seconds.
 
-    ``url``: of a server in this process with one model. ``body``: of one call, in JSON. Raises ServerError if the model
+    ``url``: of a server in this process with one model. Raises ServerError if the model
     refuses the request.
     """
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    body = json.dumps(document).encode()
 
     def ask() -> float:
         began_s = time.perf_counter()

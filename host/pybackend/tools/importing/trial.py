@@ -7,12 +7,11 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 
 from pybackend.errors import InferenceError, ServerError
-from pybackend.tools.client.connection import Connection, model_path
+from pybackend.tools.client.connection import Connection, control_path, model_path
 from pybackend_wire.dtypes import BY_CONFIG_NAME, DATATYPES
 
 Request = dict[str, Any]
@@ -110,7 +109,6 @@ def _image(random: np.random.Generator) -> str:
 Answer = dict[str, Any]
 """A response of the v2 protocol in JSON."""
 
-_JSON = {"Content-Type": "application/json"}
 _ROWS = 8
 _AROUND = re.compile(
     r"^(?:load failed for model '.*?': )?(?:version \d+ is at UNAVAILABLE state: )?(?:[A-Z][A-Za-z ]*: )?"
@@ -133,14 +131,14 @@ class Trial:
         """
         began_s = time.perf_counter()
         try:
-            self._connection.post(f"/v2/repository/models/{quote(self._name, safe='')}/load", b"{}", _JSON)
+            self._connection.post_json(f"{control_path(self._name)}/load", {})
         except InferenceError as error:
             raise InferenceError(_reason(error.message)) from None
         return time.perf_counter() - began_s
 
     def unload(self) -> None:
         """Unload the model. Raises InferenceError if it cannot be unloaded."""
-        self._connection.post(f"/v2/repository/models/{quote(self._name, safe='')}/unload", b"{}", _JSON)
+        self._connection.post_json(f"{control_path(self._name)}/unload", {})
 
     def configuration(self) -> dict[str, Any]:
         """The complete configuration, as the server has it. Requests come after it."""
@@ -151,20 +149,20 @@ class Trial:
 
     def answer(self, request: Request) -> Answer:
         """The model's answer. Raises InferenceError if the model refuses the request."""
-        path, body = self.call(request)
-        answer: Answer = json.loads(self._connection.post(path, body, _JSON).body)
+        path, document = self.call(request)
+        answer: Answer = self._connection.post_json(path, document)
         if "outputs" in answer:
             return {"outputs": [_without_parameters(output) for output in answer["outputs"]]}
         return {"outputs": [_tensor(each, answer[each["name"]]) for each in self._outputs if each["name"] in answer]}
 
-    def call(self, request: Request) -> tuple[str, bytes]:
-        """The path and the body of a call with a request: infer, or generate for a model that may send several responses."""
+    def call(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """The path and the JSON document of a call with a request: infer, or generate for a model that may send several responses."""
         if not self._streams:
-            return f"{model_path(self._name, '')}/infer", json.dumps(request).encode()
+            return f"{model_path(self._name, '')}/infer", request
         values = {
             each["name"]: each["data"] if len(each["data"]) > 1 else each["data"][0] for each in request["inputs"]
         }
-        return f"{model_path(self._name, '')}/generate", json.dumps(values).encode()
+        return f"{model_path(self._name, '')}/generate", values
 
     def sample(self, config: Mapping[str, Any], examples: Mapping[str, Any]) -> tuple[Request, Sizes]:
         """The first sample request that the model answers, and its sizes.
