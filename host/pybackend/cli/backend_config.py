@@ -38,8 +38,7 @@ _BACKENDS = ("", "python")
 def backend_setting(text: str) -> str:
     """Check ``<backend>,<setting>=<value>``, or ``<setting>=<value>`` for all backends, and return it.
 
-    Raises:
-        ArgumentTypeError: the form is wrong, or the value is invalid.
+    Raises ArgumentTypeError if the form is wrong, or the value is invalid.
     """
     subject, _, value = text.partition("=")
     backend, comma, name = subject.rpartition(",")
@@ -64,8 +63,7 @@ def backend_setting(text: str) -> str:
 def backend_settings(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     """The settings by backend, ``""`` for all backends; of two that contradict each other, the later one.
 
-    Args:
-        texts: checked by :func:`backend_setting`.
+    ``texts``: checked by :func:`backend_setting`.
     """
     settings: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -77,11 +75,7 @@ def backend_settings(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def backend_warnings(texts: Sequence[str]) -> tuple[str, ...]:
-    """One sentence for each setting that no backend has.
-
-    Args:
-        texts: checked by :func:`backend_setting`.
-    """
+    """One sentence for each setting that no backend has. ``texts``: checked by :func:`backend_setting`."""
     found = []
     for text in texts:
         backend, _, name = text.partition("=")[0].rpartition(",")

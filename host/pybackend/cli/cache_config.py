@@ -41,8 +41,7 @@ CacheSetting = tuple[str, dict[str, str]]
 def cache_setting(text: str) -> CacheSetting:
     """Read ``<cache>,<setting>=<value>[,<setting>=<value>]...``.
 
-    Raises:
-        ArgumentTypeError: the form is wrong, or the cache, setting or value does not exist.
+    Raises ArgumentTypeError if the form is wrong, or the cache, setting or value does not exist.
     """
     name, comma, rest = text.partition(",")
     if not name or not comma:
@@ -73,12 +72,8 @@ def _checked(name: str, key: str, value: str) -> str:
 def cache_settings(given: Iterable[CacheSetting], byte_size: int | None) -> CacheSettings | None:
     """The combined cache settings of all flags; None for no cache.
 
-    Args:
-        given: values of all ``--cache-config`` flags.
-        byte_size: value of ``--response-cache-byte-size``, None if it was not given.
-
-    Raises:
-        ServerError: the flags contradict each other, or a required setting is missing.
+    ``given``: values of all ``--cache-config`` flags. ``byte_size``: value of ``--response-cache-byte-size``, None if
+    it was not given. Raises ServerError if the flags contradict each other, or a required setting is missing.
     """
     caches: dict[str, dict[str, str]] = {}
     for name, settings in given:

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.options import parse_serve_flags
 from pybackend.cli.places import refuse_bare_models, with_single_models
-from pybackend.cli.terminal import print_text, wrapped
+from pybackend.cli.terminal import counted, print_text, wrapped
 from pybackend.errors import ServerError
 from pybackend.observability.log_lines import one_line
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import Settings
-from pybackend.tools.doctor.check import ModelReport, check_models
-from pybackend.tools.doctor.host import model_host
-from pybackend.tools.importing.refusal import refusal_of
+from pybackend.tools.doctor.check import ModelReport, check_models, model_host
+from pybackend.tools.importing.detection import refusal_of
 
 
 def make_parser() -> CommandParser:
@@ -36,12 +35,7 @@ def make_parser() -> CommandParser:
 
 
 def run_check(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        ServerError: a repository cannot be read.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     given, rest = parser.parse_known_args(list(arguments))
     try:
@@ -54,7 +48,7 @@ def run_check(arguments: Sequence[str]) -> int:
             f"`pybackend check` reads local directories: download {settings.cloud_repositories.urls[0]} first, or use `pybackend doctor`"
         )
     if not settings.places:
-        raise UsageError("Name a directory of models: `pybackend check REPOSITORY`", parser.format_usage())
+        parser.refuse_with("Name a directory of models: `pybackend check REPOSITORY`")
     logging.getLogger("pybackend").addHandler(logging.NullHandler())  # warnings become findings
     reports = asyncio.run(_check(settings))
     errors, warnings = (sum(len(getattr(report, kind)) for report in reports) for kind in ("errors", "warnings"))
@@ -71,7 +65,9 @@ def run_check(arguments: Sequence[str]) -> int:
     else:
         lines = [line for report in reports for line in _lines(report)]
         print_text(
-            "\n".join([*lines, f"{_count(models, 'model')}, {_count(errors, 'error')}, {_count(warnings, 'warning')}"])
+            "\n".join(
+                [*lines, f"{counted(models, 'model')}, {counted(errors, 'error')}, {counted(warnings, 'warning')}"]
+            )
         )
     return int(errors > 0 or (given.strict and warnings > 0))
 
@@ -88,7 +84,3 @@ def _lines(report: ModelReport) -> list[str]:
     return [line for kind, text in findings for line in wrapped(one_line(text), f"{name}: {kind}: ", "    ")] or [
         f"{name}: ok"
     ]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

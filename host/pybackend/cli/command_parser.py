@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from pybackend.errors import ServerError
@@ -30,16 +31,43 @@ class FlagError(UsageError):
 _ABOUT_FLAG = re.compile(r"(?:argument|ambiguous option:) (-[^/:\s]+)\S* *(.*)", re.DOTALL)
 
 
-class CommandParser(argparse.ArgumentParser):
+class PlainParser(argparse.ArgumentParser):
+    """Raises :class:`UsageError` for a mistake in a command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error, in argparse's words."""
+        self.refuse_with(f"{self.prog}: {message}")
+
+    def refuse_with(self, message: str) -> NoReturn:
+        """Raise the error with a text of one's own."""
+        raise UsageError(message, self.format_usage())
+
+
+class CommandParser(PlainParser):
     """Reports command-line mistakes in the wording that users of the reference know."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise :class:`UsageError` for a mistake that argparse found."""
+        """Raise the error for a mistake that argparse found."""
         about = _ABOUT_FLAG.fullmatch(message)
         if about is not None:
             flag, reason = about[1].partition("=")[0], about[2]
             raise FlagError(flag, f"{reason}{self._form(flag, reason)}", self.format_usage())
-        raise UsageError(message, self.format_usage())
+        self.refuse_with(message)
+
+    def parsed(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The arguments; raises :class:`UsageError` for every unknown one."""
+        given, rest = self.parse_known_args(list(arguments))
+        if rest:
+            self.refuse(rest[0])
+        return given
+
+    def pairs(self, flag: str, texts: Iterable[str], form: str = "NAME=VALUE") -> list[tuple[str, str]]:
+        """The sides of each value of a flag."""
+        found = [text.partition("=") for text in texts]
+        for name, equals, value in found:
+            if not equals or not name:
+                self.refuse_with(f'Bad option: "{flag}". Got {name}{equals}{value}, expected {form}')
+        return [(name, value) for name, _, value in found]
 
     def _form(self, flag: str, reason: str) -> str:
         """How to write a flag whose value is missing."""
@@ -49,8 +77,8 @@ class CommandParser(argparse.ArgumentParser):
     def refuse(self, rest: str) -> NoReturn:
         """Raise :class:`UsageError` for a word that is neither a flag nor an expected argument."""
         if not rest.startswith("-"):
-            raise UsageError(f"Unexpected argument: {rest}", self.format_usage())
+            self.refuse_with(f"Unexpected argument: {rest}")
         name = rest.partition("=")[0]
         similar = closest(name, self._option_string_actions)
         advice = f"Did you mean {similar}?" if similar else f"`{self.prog} --help` lists the flags"
-        raise UsageError(f'Bad option: "{name}". {advice}', self.format_usage())
+        self.refuse_with(f'Bad option: "{name}". {advice}')

@@ -28,10 +28,10 @@ _MODULES = {
     "load": "control_command",
     "new": "new_command",
     "pack": "pack_command",
-    "stack": "stack_command",
+    "stack": "control_command",
     "status": "control_command",
     "top": "top_command",
-    "traffic": "traffic_command",
+    "traffic": "control_command",
     "unload": "control_command",
 }
 """The module of each command that needs no server in this process; its function is named after the command."""
@@ -80,13 +80,9 @@ def _serve_or_print(settings: Settings | str) -> int:
 def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> int:
     """Serve until a signal arrives and return the exit status.
 
-    Args:
-        settings: of the server.
-        visitor: runs in a thread once the models are loaded; takes the server's URL and returns an exit status. The
-            server stops when it returns, and all of the log goes to stderr. A signal before that is EXIT_INTERRUPTED.
-
-    Raises:
-        PybackendError: the server cannot start.
+    ``visitor``: runs in a thread once the models are loaded; takes the server's URL and returns an exit status. The
+    server stops when it returns, and all of the log goes to stderr. A signal before that is EXIT_INTERRUPTED. Raises
+    PybackendError if the server cannot start.
     """
     refuse_bare_models(settings)
     # Imports create many objects and little garbage: without the collector they take a tenth less time.

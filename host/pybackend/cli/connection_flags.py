@@ -6,9 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from pybackend.cli.command_parser import CommandParser, UsageError
-from pybackend.tools.client.access import Access, read_key
-from pybackend.tools.client.connection import Connection
+from pybackend.cli.command_parser import CommandParser
+from pybackend.tools.client.connection import Access, Connection, read_key
 
 DEFAULT_URL = "http://localhost:8000"
 
@@ -56,15 +55,12 @@ def add_connection_flags(parser: CommandParser, default_timeout_s: float) -> Non
 def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
     """The headers and certificates that the flags select.
 
-    Raises:
-        UsageError: a header has another form.
-        ServerError: the file with the key cannot be read.
+    Raises UsageError if a header has another form, and ServerError if the file with the key cannot be read.
     """
     headers = {}
-    for text in given.header:
-        name, equals, value = text.partition("=")
-        if not equals or not name or not _is_header(name, value):
-            raise UsageError(f'Bad option: "--header". Got {text}, expected NAME=VALUE', parser.format_usage())
+    for name, value in parser.pairs("--header", given.header):
+        if not _is_header(name, value):
+            parser.refuse_with(f'Bad option: "--header". Got {name}={value}, expected NAME=VALUE')
         headers[name] = value
     key = os.environ.get(_KEY, "").strip() if given.api_key_file is None else read_key(given.api_key_file)
     if key:
@@ -75,14 +71,8 @@ def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
 def connection_of(given: argparse.Namespace, parser: CommandParser, advice: str | None = None) -> Connection:
     """The connection that the flags describe.
 
-    Args:
-        given: the flags.
-        parser: for its usage.
-        advice: for the error if no server answers; None for the usual one.
-
-    Raises:
-        UsageError: a flag is wrong.
-        ServerError: the URL or a file is wrong.
+    ``advice``: for the error if no server answers; None for the usual one. Raises UsageError if a flag is wrong, and
+    ServerError if the URL or a file is wrong.
     """
     access = access_of(given, parser)
     if advice is None:

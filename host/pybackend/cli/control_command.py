@@ -1,22 +1,23 @@
-"""``pybackend load``, ``unload`` and ``status``: control the models of a running server."""
+"""``pybackend load``, ``unload``, ``status``, ``stack`` and ``traffic``: control the models of a running server."""
 
 from __future__ import annotations
 
 import argparse
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import add_connection_flags, add_url, connection_of
-from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
+from pybackend.cli.terminal import counted, is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import ServerError
 from pybackend.modelconfig.full_name import SEPARATOR
+from pybackend.modelconfig.traffic import SHADOW_FORM, WEIGHTS_FORM, shadow_of, weights_of
 from pybackend.observability.log_lines import one_line
 from pybackend.spelling import closest
+from pybackend.tools.client.connection import control_path, model_path
 
 _DEFAULT_TIMEOUT_S = 600.0
 _ADVICE = (
@@ -27,12 +28,7 @@ _NAMESPACE = "NAMESPACE"
 
 
 def run_load(arguments: Sequence[str]) -> int:
-    """Run ``pybackend load`` and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the model was not loaded.
-    """
+    """Run ``pybackend load`` and return the exit status."""
     parser = control_parser(
         "load", "MODEL [--FLAG[=VALUE]]...", "Loads a model, or brings it up to date, and waits for it."
     )
@@ -51,17 +47,14 @@ def run_load(arguments: Sequence[str]) -> int:
     parameters: dict[str, str] = {}
     if given.config is not None:
         parameters["config"] = _read(given.config).decode("utf-8", "replace")
-    for text in given.file:
-        path, equals, file = text.partition("=")
-        if not equals or not path:
-            raise UsageError(f'Bad option: "--file". Got {text}, expected PATH=FILE', parser.format_usage())
+    for path, file in parser.pairs("--file", given.file, "PATH=FILE"):
         parameters[f"file:{path}"] = base64.b64encode(_read(Path(file))).decode()
     _control(given, "load", parameters)
     return _print_rows(given, _rows(given, given.model))
 
 
 def run_unload(arguments: Sequence[str]) -> int:
-    """Run ``pybackend unload`` and return the exit status; errors as for :func:`run_load`."""
+    """Run ``pybackend unload`` and return the exit status."""
     parser = control_parser(
         "unload", "MODEL [--FLAG[=VALUE]]...", "Begins to unload a model: it answers the requests it has."
     )
@@ -75,7 +68,7 @@ def run_unload(arguments: Sequence[str]) -> int:
 
 
 def run_status(arguments: Sequence[str]) -> int:
-    """Run ``pybackend status`` and return the exit status; errors as for :func:`run_load`."""
+    """Run ``pybackend status`` and return the exit status."""
     parser = control_parser(
         "status", "[MODEL] [--FLAG[=VALUE]]...", "Lists the models of a running server, and their states."
     )
@@ -113,14 +106,8 @@ def control_parser(command: str, usage: str, description: str) -> CommandParser:
 
 
 def parsed(parser: CommandParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """The arguments.
-
-    Raises:
-        UsageError: the command line is wrong.
-    """
-    given, rest = parser.parse_known_args(list(arguments))
-    if rest:
-        parser.refuse(rest[0])
+    """The arguments, and the ``connection`` that they describe."""
+    given = parser.parsed(arguments)
     given.connection = connection_of(given, parser, _ADVICE)
     return given
 
@@ -133,15 +120,11 @@ def _read(path: Path) -> bytes:
 
 
 def _control(given: argparse.Namespace, action: str, parameters: dict[str, Any]) -> None:
-    path = f"/v2/repository/models/{quote(given.model, safe='')}/{action}"
-    body = json.dumps({"parameters": parameters}).encode()
-    given.connection.post(path, body, {"Content-Type": "application/json"})
+    given.connection.post_json(f"{control_path(given.model)}/{action}", {"parameters": parameters})
 
 
 def _rows(given: argparse.Namespace, model: str, *, only_ready: bool = False) -> list[dict[str, str]]:
-    body = json.dumps({"ready": only_ready}).encode()
-    reply = given.connection.post("/v2/repository/index", body, {})
-    rows = json.loads(reply.body)
+    rows = given.connection.post_json("/v2/repository/index", {"ready": only_ready})
     return [row for row in rows if model in {"", row["name"]} or _is_full_name(model, row)]
 
 
@@ -170,3 +153,103 @@ def _print_rows(given: argparse.Namespace, rows: list[dict[str, str]]) -> int:
 
 def _first_line(text: str) -> str:
     return one_line(text.strip().partition("\n")[0]) or "-"
+
+
+def run_stack(arguments: Sequence[str]) -> int:
+    """Run ``pybackend stack`` and return the exit status."""
+    parser = control_parser(
+        "stack",
+        "MODEL [--FLAG[=VALUE]]...",
+        "Shows where the threads and coroutines of a model's processes are, that of `execute` first.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the model's name")
+    given = parsed(parser, arguments)
+    document = given.connection.get(f"{model_path(given.model, '')}/stack")
+    if given.json:
+        print_text(json.dumps(document, ensure_ascii=False))
+        return 0
+    texts = [_text(instance) for instance in document["instances"]]
+    print_text("\n\n".join(texts) or f"model '{given.model}' has no processes")
+    return 0
+
+
+def _text(instance: Mapping[str, Any]) -> str:
+    lines = [f"{one_line(instance['instance'])}, version {instance['version']}: {_doing(instance)}"]
+    for stack in instance["stacks"]:
+        lines.append(f"  {one_line(stack['title'])}:")
+        lines += [
+            f"    {one_line(frame['file'])}:{frame['line']} in {one_line(frame['function'])}"
+            for frame in stack["frames"]
+        ]
+    return "\n".join(lines)
+
+
+def _doing(instance: Mapping[str, Any]) -> str:
+    if instance["pid"] is None:
+        return f"{instance['state']}, without a process"
+    process = f"process {instance['pid']} is {instance['state']}"
+    if instance["running"]:
+        count = counted(instance["requests"], "request")
+        process += f" and has run `execute` for {instance['oldest_s']:.1f} s, for {count}"
+    return process if instance["stacks"] else f"{process}; it does not tell where it is"
+
+
+_NONE = "none"
+
+
+def run_traffic(arguments: Sequence[str]) -> int:
+    """Run ``pybackend traffic`` and return the exit status."""
+    parser = control_parser(
+        "traffic",
+        "MODEL [--weights 1=90,2=10] [--shadow 3=5] [--FLAG[=VALUE]]...",
+        "Shows which versions answer requests that name none, and changes it.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="the model's name")
+    parser.add_argument(
+        "--weights",
+        type=_weights,
+        metavar="VERSION=WEIGHT,...",
+        help="the weights of versions, such as 1=90,2=10, or none",
+    )
+    parser.add_argument(
+        "--shadow", type=_shadow, metavar="VERSION=PERCENT", help="the version that gets copies, such as 3=5, or none"
+    )
+    parser.add_argument("--reset", action="store_true", help="use the rules of the model's configuration again")
+    given = parsed(parser, arguments)
+    change: dict[str, Any] = {} if given.weights is None else {"weights": given.weights}
+    if given.shadow is not None:
+        change["shadow"] = given.shadow or None
+    if given.reset:
+        if change:
+            parser.refuse_with("--reset takes the place of --weights and --shadow: leave it out")
+        change = {"reset": True}
+    path, server = f"{control_path(given.model)}/traffic", given.connection
+    document = server.post_json(path, change) if change else server.get(path)
+    print_text(json.dumps(document, ensure_ascii=False) if given.json else _table(document))
+    return 0
+
+
+def _weights(text: str) -> dict[str, int]:
+    if text == _NONE:
+        return {}
+    try:
+        return {str(version): weight for version, weight in weights_of(text).items()}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"Got {text}, expected {WEIGHTS_FORM}, or none") from None
+
+
+def _shadow(text: str) -> dict[str, Any]:
+    if text == _NONE:
+        return {}
+    try:
+        found = shadow_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"Got {text}, expected {SHADOW_FORM}, or none") from None
+    return {"version": found.version, "percent": found.percent}
+
+
+def _table(document: dict[str, Any]) -> str:
+    lines = [f"version {version}: {percent:g} % of the requests" for version, percent in document["shares"].items()]
+    if document["shadow"] is not None:
+        lines.append(f"version {document['shadow']['version']}: copies of {document['shadow']['percent']:g} %")
+    return "\n".join([*lines, f"by: {document['source']}"])

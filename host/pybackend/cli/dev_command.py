@@ -15,8 +15,7 @@ from pybackend.cli.flags import GROUPS
 from pybackend.cli.import_command import check_trust, derived_name
 from pybackend.cli.options import settings_of
 from pybackend.cli.places import bare_model_at, with_single_models
-from pybackend.cli.print_config import settings_text
-from pybackend.cli.setting_sources import SettingSources
+from pybackend.cli.setting_sources import SettingSources, settings_text
 from pybackend.cli.terminal import has_terminal
 from pybackend.errors import SettingError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
@@ -77,16 +76,7 @@ def make_parser() -> CommandParser:
 
 
 def run_dev(arguments: Sequence[str], serve: Callable[[Settings], int]) -> int:
-    """Run the command and return the exit status.
-
-    Args:
-        arguments: the command line after ``dev``.
-        serve: runs a server.
-
-    Raises:
-        UsageError: a flag or a value does not exist.
-        PybackendError: the settings contradict each other, or the command; or the server cannot start.
-    """
+    """Run the command and return the exit status."""
     with tempfile.TemporaryDirectory(prefix="pybackend-dev-") as room:
         settings = parse_dev(arguments, Path(room))
         if isinstance(settings, str):
@@ -98,19 +88,12 @@ def run_dev(arguments: Sequence[str], serve: Callable[[Settings], int]) -> int:
 def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     """The settings of the command line after ``dev``, as text if it wants them printed.
 
-    Args:
-        arguments: the command line.
-        room: an empty directory, for a copy of a framework's file or directory.
-
-    Raises:
-        UsageError: a flag or a value does not exist.
-        ServerError: the settings contradict each other, or the command.
+    ``room``: an empty directory, for a copy of a framework's file or directory. Raises UsageError if a flag or a value
+    does not exist, and ServerError if the settings contradict each other, or the command.
     """
     parser = make_parser()
     sources = SettingSources(parser, [flag for group in _GROUPS for flag in group.flags], os.environ)
-    given, rest = parser.parse_known_args(list(arguments))
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(arguments)
     sources.complete(given, arguments)
     if given.print_config:
         return settings_text(sources.settings)

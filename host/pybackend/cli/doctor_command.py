@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.options import parse_serve_flags
-from pybackend.cli.terminal import wrapped
+from pybackend.cli.terminal import counted, wrapped
 from pybackend.settings import Settings
 from pybackend.tools.doctor.examination import examine
 from pybackend.tools.doctor.finding import Finding, Status
@@ -35,12 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run_doctor(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        ServerError: the flags contradict each other.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     given, rest = parser.parse_known_args(list(arguments))
     try:
@@ -81,9 +76,5 @@ def _verdict(settings: Settings, failed: Sequence[str], findings: Sequence[Findi
     count = sum(finding.found != NOT_LOADED for finding in models)
     http = settings.http
     place = f" on {http.address}:{http.port or '(a free port)'}" if http.enabled else ""
-    others = f"; {_models(len(models) - count)} would not be loaded" if count < len(models) else ""
-    return f"serve would work: {_models(count)}{place}{others}"
-
-
-def _models(count: int) -> str:
-    return f"{count} {'model' if count == 1 else 'models'}"
+    others = f"; {counted(len(models) - count, 'model')} would not be loaded" if count < len(models) else ""
+    return f"serve would work: {counted(count, 'model')}{place}{others}"

@@ -8,12 +8,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from pybackend.cli.command_parser import UsageError
-from pybackend.cli.terminal import divided, print_text
+from pybackend.cli.command_parser import PlainParser, UsageError
+from pybackend.cli.terminal import divided, print_text, table_lines
 from pybackend.environment.cache import CacheEntry, EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.inspection import Inspection, inspect_environment
@@ -37,11 +37,6 @@ Outcome = tuple[int, object, list[str]]
 _DAY_S = 24 * 3600.0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}", self.format_usage())
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The command line behind ``pybackend env``."""
     common = argparse.ArgumentParser(add_help=False)
@@ -53,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="the environment cache, as configured for the server",
     )
-    parser: argparse.ArgumentParser = _Parser(
+    parser: argparse.ArgumentParser = PlainParser(
         prog="pybackend env", description="Inspects and maintains the environments of models."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -94,12 +89,7 @@ def _days(text: str) -> float:
 
 
 def run_env(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the named environment or cache cannot be read.
-    """
+    """Run the command and return the exit status."""
     own, program = divided(arguments)
     given = make_parser().parse_args(own)
     directory = given.environment_cache_directory
@@ -115,8 +105,7 @@ def run_env(arguments: Sequence[str]) -> int:
         "prune": _prune,
     }
     status, document, lines = commands[given.command](cache, given)
-    text = json.dumps(document, indent=2) if given.json else "\n".join(lines)
-    print_text(text)
+    print_text(json.dumps(document, indent=2) if given.json else "\n".join(lines))
     return status
 
 
@@ -138,7 +127,8 @@ def _list(cache: EnvironmentCache, _given: argparse.Namespace) -> Outcome:
         )
         for row in rows
     ]
-    return 0, rows, _table(("KEY", "PYTHON", "SIZE", "USED", "STATE", "ARCHIVE"), table)
+    headings = ("KEY", "PYTHON", "SIZE", "USED", "STATE", "ARCHIVE")
+    return 0, rows, table_lines([headings, *table], left=len(headings))
 
 
 def _row(entry: CacheEntry) -> dict[str, Any]:
@@ -319,12 +309,6 @@ def _sandbox_of(given: argparse.Namespace, sandbox: Sandbox, environment: Enviro
 
 
 # Formatting
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    table = [names, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(names))]
-    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def _megabytes(count: int) -> str:

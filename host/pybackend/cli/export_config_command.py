@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import add_connection_flags, connection_of
+from pybackend.cli.options import SILENT, Serve, visited_settings
 from pybackend.cli.places import with_single_models
 from pybackend.cli.terminal import divided, print_text
-from pybackend.cli.visited_server import SILENT, Serve, visited_settings
 from pybackend.errors import PybackendError, ServerError
 from pybackend.modelconfig.minimal import minimal_document
 from pybackend.modelconfig.parser import format_config_text, parse_config_json
@@ -44,24 +44,13 @@ def make_parser() -> CommandParser:
 
 
 def run_export_config(arguments: Sequence[str], serve: Serve) -> int:
-    """Run the command and return the exit status.
-
-    Args:
-        arguments: the command line after ``export-config``.
-        serve: runs a server.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the model does not load, the server does not answer, or the file cannot be written.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     own, flags = divided(arguments)
-    given, rest = parser.parse_known_args(own)
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(own)
     if given.url is not None:
         if flags:
-            raise UsageError("Flags after -- are for `pybackend serve`: leave out --url", parser.format_usage())
+            parser.refuse_with("Flags after -- are for `pybackend serve`: leave out --url")
         document = connection_of(given, parser).get(f"{model_path(given.model, given.model_version)}/config")
     else:
         document = _of_directory(Path(given.model), flags, given.timeout, serve)
@@ -80,9 +69,8 @@ def run_export_config(arguments: Sequence[str], serve: Serve) -> int:
 def _of_directory(directory: Path, flags: Sequence[str], timeout_s: float, serve: Serve) -> Mapping[str, Any]:
     """The configuration of a model that is started for it.
 
-    Raises:
-        PybackendError: it is not one model, or it does not load.
-        KeyboardInterrupt: a signal has ended the server.
+    Raises PybackendError if it is not one model, or it does not load, and KeyboardInterrupt if a signal has ended the
+    server.
     """
     model = _one_model(directory)
     documents: list[Mapping[str, Any]] = []
@@ -106,11 +94,7 @@ def _of_directory(directory: Path, flags: Sequence[str], timeout_s: float, serve
 
 
 def _one_model(directory: Path) -> Path:
-    """The directory of the model that is meant.
-
-    Raises:
-        ServerError: there is none, or more than one.
-    """
+    """The directory of the model that is meant. Raises ServerError if there is none, or more than one."""
     directory = Path(os.path.abspath(directory))
     if is_model_directory(directory):
         return directory

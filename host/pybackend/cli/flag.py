@@ -30,8 +30,6 @@ class Flag:
 
     Attributes:
         name: with its hyphens; without them, the name of the command's argument.
-        metavar: stands for the value in the help.
-        text: the meaning in the help.
         to: path of its field in the settings, such as ``http.port``; empty if :mod:`pybackend.cli.flag_rules` decides.
         read: parses a value, None for text.
         then: makes the field's value from the flag's.
@@ -119,12 +117,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class FlagGroup:
-    """Flags with one heading.
-
-    Attributes:
-        title: the heading.
-        flags: in the order of the help.
-    """
+    """Flags with one heading."""
 
     title: str
     flags: tuple[Flag, ...]
@@ -135,13 +128,8 @@ def switch(
 ) -> Flag:
     """A flag that is true or false; without a value it is true.
 
-    Args:
-        name: the flag.
-        text: its meaning.
-        to: its field.
-        default: its usual value, None for the field's.
-        depends: other settings decide the value if it is not given; it is None then.
-        more: other columns.
+    ``default``: its usual value, None for the field's. ``depends``: other settings decide the value if it is not given;
+    it is None then.
     """
     if depends:
         more |= {"default": None, "default_text": str(default).lower()}

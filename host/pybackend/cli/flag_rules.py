@@ -10,9 +10,8 @@ from typing import Any
 
 from pybackend.cli.backend_config import backend_warnings
 from pybackend.cli.cache_config import cache_settings
-from pybackend.cli.flag_values import repository_place, resource_limits
+from pybackend.cli.flag_values import metrics_choices, metrics_warnings, repository_place, resource_limits
 from pybackend.cli.flags import UNUSED
-from pybackend.cli.metrics_config import metrics_choices, metrics_warnings
 from pybackend.cli.trace_config import trace_settings, trace_warnings
 from pybackend.errors import ServerError, SettingError
 from pybackend.settings import (
@@ -39,13 +38,7 @@ _LOG_ESCAPES = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 def decided(given: argparse.Namespace, environ: Mapping[str, str], *, needs_repository: bool) -> dict[str, Any]:
     """The fields of the settings that no single flag decides, by their paths.
 
-    Args:
-        given: the flags, completed from all sources.
-        environ: the variables.
-        needs_repository: a repository must be given.
-
-    Raises:
-        ServerError: flags contradict each other, or there is no repository.
+    Raises ServerError if flags contradict each other, or there is no repository.
     """
     directories, urls = _repositories(given, environ, needs_repository=needs_repository)
     startup_models = _startup_models(given)

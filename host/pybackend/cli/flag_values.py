@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import inf
 from pathlib import Path
@@ -105,11 +107,7 @@ def config_name(text: str) -> str:
 
 
 def repository_place(text: str) -> Path | str:
-    """Parse the path of a directory, or a URL, which stays text.
-
-    Raises:
-        ServerError: the URL has an unknown form.
-    """
+    """Parse the path of a directory, or a URL, which stays text. Raises ServerError if the URL has an unknown form."""
     if not is_url(text):
         return Path(text)
     parse_url(text)
@@ -137,11 +135,7 @@ def rate_limit_mode(text: str) -> bool:
 
 
 def resource_count(text: str) -> ResourceCount:
-    """Read ``<name>:<count>[:<device>]``.
-
-    Raises:
-        ArgumentTypeError: the form is wrong.
-    """
+    """Read ``<name>:<count>[:<device>]``. Raises ArgumentTypeError if the form is wrong."""
     name, *numbers = text.split(":")
     if not name or not 1 <= len(numbers) <= 2 or not all(_is_number(number) for number in numbers):
         raise argparse.ArgumentTypeError(
@@ -205,8 +199,7 @@ def restriction(flag: str, what: str, service: str) -> Callable[[str], Restricti
 def restrictions(what: str) -> Callable[[Iterable[Restriction]], tuple[Restriction, ...]]:
     """Makes the restrictions of a port from those given; refuses a group that occurs twice.
 
-    Args:
-        what: a group in messages, ``api`` or ``protocol``.
+    ``what``: a group in messages, ``api`` or ``protocol``.
     """
 
     def check(given: Iterable[Restriction]) -> tuple[Restriction, ...]:
@@ -277,3 +270,133 @@ def device_limit(text: str) -> str:
     if not fits:
         raise argparse.ArgumentTypeError(f"option format is '<device id>:<fraction>'. Got {text}. For example: 0:0.8")
     return text
+
+
+_SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
+_QUANTILES = "summary_quantiles"
+_MOST_QUANTILES = 20
+
+MetricsSetting = tuple[str, bool | tuple[float, ...] | None]
+"""A key of ``--metrics-config`` and its value; None for a key without meaning."""
+
+
+def metrics_setting(text: str) -> MetricsSetting:
+    """Read ``<key>=<value>``. Raises ArgumentTypeError if the form or the value is wrong."""
+    key, equals, value = text.partition("=")
+    if not key or not equals or not value:
+        raise argparse.ArgumentTypeError(
+            f"--metrics-config option format is '<setting>=<value>'. Got {text}. For example: summary_latencies=true"
+        )
+    if key in _SWITCHES:
+        return key, boolean(value)
+    return key, _quantiles(value) if key == _QUANTILES else None
+
+
+def _quantiles(text: str) -> tuple[float, ...]:
+    """The quantiles in ``<quantile>:<error>[,<quantile>:<error>]...``; errors are checked and have no effect."""
+    found = []
+    for pair in text.strip('"').split(","):
+        quantile, colon, error = pair.partition(":")
+        if not colon or not (_is_share(quantile) and _is_share(error)):
+            raise argparse.ArgumentTypeError(
+                f"summary_quantiles are pairs '<quantile>:<error>' of numbers from 0 to 1. Got {pair}. For example: "
+                "0.5:0.05,0.99:0.001"
+            )
+        found.append(float(quantile))
+    if len(found) > _MOST_QUANTILES:
+        raise argparse.ArgumentTypeError(f"summary_quantiles are at most {_MOST_QUANTILES}. Got {len(found)}")
+    return tuple(sorted(set(found)))
+
+
+def _is_share(text: str) -> bool:
+    try:
+        number = float(text)
+    except ValueError:
+        return False
+    return math.isfinite(number) and 0 <= number <= 1
+
+
+def metrics_choices(given: Iterable[MetricsSetting]) -> Mapping[str, bool | tuple[float, ...]]:
+    """The fields of :class:`pybackend.settings.MetricsSettings` that are chosen; of a key that is given twice, the last value counts."""
+    return {key: value for key, value in given if value is not None}
+
+
+def metrics_warnings(settings: Iterable[MetricsSetting]) -> Sequence[str]:
+    """A sentence for each key of ``--metrics-config`` that has no effect."""
+    known = ", ".join((*_SWITCHES, _QUANTILES))
+    return [
+        f"--metrics-config={key} has no effect: the settings are {known}" for key, value in settings if value is None
+    ]
+
+
+_FORMAT = "--host-policy option format is '<policy name>,<setting>=<value>'."
+
+_NODE = Path("/sys/devices/system/node")
+
+HostPolicy = tuple[str, str, frozenset[int]]
+"""Policy name, setting, and the resulting cores."""
+
+
+def host_policy(text: str) -> HostPolicy:
+    """Read ``<name>,cpu-cores=<first>-<last>`` or ``<name>,numa-node=<number>``.
+
+    Raises ArgumentTypeError if the form is wrong, or this process may not use one of the cores.
+    """
+    name, comma, rest = text.partition(",")
+    setting, equals, value = rest.partition("=")
+    if not name or not comma or not setting or not equals or not value:
+        raise argparse.ArgumentTypeError(f"{_FORMAT} Got {text}. For example: cpu,cpu-cores=0-3")
+    usable = os.sched_getaffinity(0)
+    if setting == "cpu-cores":
+        cores = wanted = _cores(value, text)
+    elif setting == "numa-node":
+        wanted = _cores_of_node(value, text)
+        cores = wanted & usable  # a container may own only part of a node
+    else:
+        raise argparse.ArgumentTypeError(f"Unsupported host policy setting '{setting}'. Write cpu-cores or numa-node")
+    if not cores or not cores <= usable:
+        raise argparse.ArgumentTypeError(
+            f"{text}: this server may use {len(usable)} cores, {_ranges(usable)}, but not {_ranges(wanted - usable)}"
+        )
+    return name, setting, cores
+
+
+def _cores(value: str, text: str) -> frozenset[int]:
+    """Parse ``0-3``, ``5``, or a comma-separated list of these."""
+    cores: set[int] = set()
+    for piece in value.split(","):
+        first, _, last = piece.partition("-")
+        last = last if "-" in piece else first
+        if not all(bound.isascii() and bound.isdigit() and len(bound) < 7 for bound in (first, last)) or (
+            int(last) < int(first)
+        ):
+            raise argparse.ArgumentTypeError(f"'{value}' is not a range of cores such as 0-3. Got {text}")
+        cores.update(range(int(first), int(last) + 1))
+    return frozenset(cores)
+
+
+def _cores_of_node(value: str, text: str) -> frozenset[int]:
+    path = _NODE / f"node{value}" / "cpulist"
+    try:
+        listed = path.read_text().strip() if value.isdecimal() else ""
+    except OSError:
+        listed = ""
+    if not listed:
+        raise argparse.ArgumentTypeError(f"this machine has no NUMA node '{value}' with cores. Got {text}")
+    return _cores(listed, text)
+
+
+def _ranges(cores: Iterable[int]) -> str:
+    """``0-3,8``."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def host_policies(given: Iterable[HostPolicy]) -> Mapping[str, frozenset[int]]:
+    """The cores of each policy. If both settings are given, ``cpu-cores`` wins because it is more precise."""
+    return {name: cores for name, _, cores in sorted(given, key=lambda policy: policy[1] == "cpu-cores")}

@@ -20,8 +20,11 @@ from pybackend.cli.flag_values import (
     control_mode,
     device_limit,
     exemptions,
+    host_policies,
+    host_policy,
     integer,
     log_format,
+    metrics_setting,
     milliseconds,
     origin,
     pattern,
@@ -34,8 +37,6 @@ from pybackend.cli.flag_values import (
     restrictions,
     verbosity,
 )
-from pybackend.cli.host_policy import host_policies, host_policy
-from pybackend.cli.metrics_config import metrics_setting
 from pybackend.cli.trace_config import trace_level, trace_setting
 from pybackend.observability.tracing.settings import SIGNED_32, UNSIGNED_32
 from pybackend.settings import ApiGroup, KeyExemption, SandboxSettings, half_of_memory_bytes, quarter_of_memory_bytes

@@ -33,15 +33,9 @@ def make_parser() -> CommandParser:
 
 
 def run_graph(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status: 1 if an ensemble could not be drawn.
-
-    Raises:
-        ServerError: the arguments are wrong, or a repository cannot be read.
-    """
+    """Run the command and return the exit status: 1 if an ensemble could not be drawn."""
     parser = make_parser()
-    given, rest = parser.parse_known_args(list(arguments))
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(arguments)
     scan = scan_repositories(given.repositories)
     shelf = _Shelf(scan.models)
     ensembles = [name for name in scan.models if shelf.is_ensemble(name)]
@@ -70,11 +64,7 @@ def _check_names(given: argparse.Namespace, ensembles: Sequence[str]) -> None:
 
 
 class _Shelf:
-    """The models on disk. Each is read once.
-
-    Args:
-        directories: model directories by model name.
-    """
+    """The models on disk. Each is read once."""
 
     def __init__(self, directories: Mapping[str, Path]) -> None:
         self._directories = directories
@@ -93,8 +83,7 @@ class _Shelf:
     def ensemble(self, name: str) -> ModelConfig:
         """The configuration of an ensemble, after its graph was validated.
 
-        Raises:
-            ModelConfigError: the graph is invalid or circular.
+        Raises ModelConfigError if the graph is invalid or circular.
         """
         config = finish_ensemble(load_config(self._directories[name], auto_complete=True))
         circle = self._circle(name)

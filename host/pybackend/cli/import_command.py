@@ -8,14 +8,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flag_values import integer
-from pybackend.cli.model_names import check_new_name, name_from
-from pybackend.cli.terminal import divided, print_text
-from pybackend.cli.visited_server import SILENT, Serve, visited_settings
+from pybackend.cli.new_command import check_new_name, name_from
+from pybackend.cli.options import SILENT, Serve, visited_settings
+from pybackend.cli.terminal import counted, divided, print_text, terminated
 from pybackend.errors import ServerError
 from pybackend.modelconfig.parser import read_config_file
 from pybackend.observability.log_lines import one_line
@@ -25,7 +24,7 @@ from pybackend.tools.importing.entry import Place, StagedEntry, place_of
 from pybackend.tools.importing.kinds import MLFLOW, Found
 from pybackend.tools.importing.measurement import Measures
 from pybackend.tools.importing.run import ENVIRONMENT, ImportRun, backed_by, with_parameters
-from pybackend.tools.importing.sample import Request
+from pybackend.tools.importing.trial import Request
 from pybackend.tools.importing.verification import Comparison
 
 _DEFAULT_REPOSITORY, _DEFAULT_TIMEOUT_S, _DEFAULT_TOLERANCE = Path("models"), 600.0, 1e-4
@@ -104,21 +103,10 @@ def make_parser() -> CommandParser:
 
 
 def run_import(arguments: Sequence[str], serve: Serve) -> int:
-    """Run the command and return the exit status.
-
-    Args:
-        arguments: the command line after ``import``.
-        serve: runs a server.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the model cannot be imported; nothing was written.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     own, flags = divided(arguments)
-    given, rest = parser.parse_known_args(own)
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(own)
     base, sample = _base(given, parser), _sample(given.sample)
     backend = given.backend or base.get("backend", "")
     found = backed_by(detect(given.path, native=backend != MLFLOW.backend), backend)
@@ -126,7 +114,7 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
     check_new_name(name, parser)
     check_trust(found, trusts=given.trust_pickle)
     place = place_of(given.repository, name, given.version, force=given.force)
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     with StagedEntry(place) as entry:
         settings = visited_settings(entry.directory, SILENT, flags)
         environments = {name: each.get("environment", "") for name, each in settings.backend_settings.items()}
@@ -143,13 +131,12 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
 def _served(run: ImportRun, settings: Settings, serve: Serve, tolerance: float) -> Comparison | None:
     """Serve the entry, and compare its answers if that is wanted.
 
-    Raises:
-        PybackendError: the model does not load or answer, or answers something else than its framework.
-        KeyboardInterrupt: a signal has ended the server.
+    Raises PybackendError if the model does not load or answer, or answers something else than its framework, and
+    KeyboardInterrupt if a signal has ended the server.
     """
     status = serve(settings, run.visit)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if run.error is not None:
@@ -162,22 +149,12 @@ def _served(run: ImportRun, settings: Settings, serve: Serve, tolerance: float) 
     return comparison
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
-    # The exception removes unfinished files on its way out.
-    raise SystemExit(128 + signal.SIGTERM)
-
-
 # --- Arguments ------------------------------------------------------------------------------------------------------
 
 
 def _base(given: argparse.Namespace, parser: CommandParser) -> dict[str, Any]:
     """The user's own part of the configuration."""
-    parameters: dict[str, str] = {}
-    for text in given.parameter:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f'Bad option: "--parameter". Got {text}, expected NAME=VALUE', parser.format_usage())
-        parameters[name] = value
+    parameters = dict(parser.pairs("--parameter", given.parameter))
     if given.environment is not None:
         if not given.environment.exists():
             raise ServerError(f"the environment {given.environment} does not exist: `pybackend pack` makes one")
@@ -203,11 +180,7 @@ def _sample(path: Path | None) -> Request | None:
 
 
 def check_trust(found: Found, *, trusts: bool) -> None:
-    """Refuse a pickle that the user has not said to trust.
-
-    Raises:
-        ServerError: with the ways out.
-    """
+    """Refuse a pickle that the user has not said to trust. Raises ServerError with the ways out."""
     if found.kind.is_pickle and not trusts:
         raise ServerError(
             f"{found.source} is {found.kind.title}, and reading one runs any code that its writer put into it: if you trust the "
@@ -216,19 +189,13 @@ def check_trust(found: Found, *, trusts: bool) -> None:
 
 
 def derived_name(found: Found, parser: CommandParser) -> str:
-    """The name of a model that its user has not named.
-
-    Raises:
-        UsageError: none can be made from its path.
-    """
+    """The name of a model that its user has not named. Raises UsageError if none can be made from its path."""
     source = found.source.absolute()
     stem = source.name if source.is_dir() else source.stem
     texts = [source.parent.name, stem] if stem.lower() in _PLAIN_STEMS else [stem, source.parent.name]
     name = next(filter(None, map(name_from, texts)), "")
     if not name:
-        raise UsageError(
-            f"no model name can be made from {found.source}: choose one with --name=NAME", parser.format_usage()
-        )
+        parser.refuse_with(f"no model name can be made from {found.source}: choose one with --name=NAME")
     return name
 
 
@@ -289,8 +256,7 @@ def _verification_lines(comparison: Comparison, measures: Measures) -> list[str]
     where = f" (output '{comparison.output}')" if comparison.output else ""
     cpu = "?" if measures.cpu_s is None else f"{measures.cpu_s * 1e6:.0f} us"
     memory = "?" if measures.memory_bytes is None else f"{measures.memory_bytes / 1e6:.1f} MB"
-    requests = f"{comparison.requests} request{'' if comparison.requests == 1 else 's'}"
-    first = f"verified with {requests}: largest difference from the framework {comparison.difference:.3g}{where}"
+    first = f"verified with {counted(comparison.requests, 'request')}: largest difference from the framework {comparison.difference:.3g}{where}"
     second = (
         f"latency p50 {measures.latency_p50_s * 1e3:.2f} ms at one client ({measures.requests} requests), CPU of the model's process "
         f"{cpu} per request, memory {memory}, start {measures.start_s:.2f} s"

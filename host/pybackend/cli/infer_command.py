@@ -5,17 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+import numpy as np
+
+from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
+from pybackend.cli.options import Serve, visited_settings
 from pybackend.cli.terminal import divided, print_text
-from pybackend.cli.visited_server import Serve, visited_settings
 from pybackend.errors import InferenceError, PybackendError
+from pybackend.observability.log_lines import one_line
 from pybackend.tools.client.connection import Connection
-from pybackend.tools.client.display import answer_lines, event_line
-from pybackend.tools.client.inference import Question, infer, infer_json, infer_stream, is_decoupled, output_names
+from pybackend.tools.client.inference import (
+    Answer,
+    Output,
+    Question,
+    infer,
+    infer_json,
+    infer_stream,
+    is_decoupled,
+    output_names,
+)
+from pybackend.tools.client.values import shape_text
 
 _DEFAULT_TIMEOUT_S = 300.0
 
@@ -75,31 +87,20 @@ def make_parser() -> CommandParser:
 
 
 def run_infer(arguments: Sequence[str], serve: Serve) -> int:
-    """Run the command and return the exit status.
-
-    Args:
-        arguments: the command line after ``infer``.
-        serve: runs a server for ``--repository``.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: the model did not answer.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
     own, flags = divided(arguments)
     given, rest = parser.parse_known_args(own)
     wrong = [word for word in rest if word.startswith("-") or "=" not in word]
     if wrong and not wrong[0].startswith("-"):
-        raise UsageError(f"Unexpected argument: {wrong[0]}. Write inputs as NAME=VALUE", parser.format_usage())
+        parser.refuse_with(f"Unexpected argument: {wrong[0]}. Write inputs as NAME=VALUE")
     if wrong:
         parser.refuse(wrong[0])
     given.input += rest
     question = _question(given, parser)
     if given.repository is None:
         if flags:
-            raise UsageError(
-                "Flags after -- are for `pybackend serve`: they need --repository=DIR", parser.format_usage()
-            )
+            parser.refuse_with("Flags after -- are for `pybackend serve`: they need --repository=DIR")
         return _ask(connection_of(given, parser), question, as_json=given.json)
 
     access = access_of(given, parser)
@@ -123,22 +124,19 @@ def _question(given: argparse.Namespace, parser: CommandParser) -> Question:
     for flag in ("sequence_start", "sequence_end"):
         if getattr(given, flag):
             if given.sequence_id is None:
-                raise UsageError(f"--{flag.replace('_', '-')} needs --sequence-id=ID", parser.format_usage())
+                parser.refuse_with(f"--{flag.replace('_', '-')} needs --sequence-id=ID")
             parameters[flag] = True
     inputs = _pairs("--input", given.input, parser)
     if list(inputs.values()).count("-") > 1:
-        raise UsageError("Only one input can come from standard input", parser.format_usage())
+        parser.refuse_with("Only one input can come from standard input")
     return Question(given.model, given.model_version, inputs, given.output, parameters, given.id, fills_up=given.random)
 
 
 def _pairs(flag: str, texts: Sequence[str], parser: CommandParser) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f'Bad option: "{flag}". Got {text}, expected NAME=VALUE', parser.format_usage())
+    for name, value in parser.pairs(flag, texts):
         if name in pairs:
-            raise UsageError(f'Bad option: "{flag}". {name} is given twice', parser.format_usage())
+            parser.refuse_with(f'Bad option: "{flag}". {name} is given twice')
         pairs[name] = value
     return pairs
 
@@ -194,3 +192,63 @@ def _ask_for_stream(connection: Connection, question: Question, *, as_json: bool
         sys.stderr.write("error: the model has ended the stream without a response\n")
         return 1
     return status
+
+
+_MOST_VALUES = 24
+"""Arrays with more elements show only those at their ends."""
+
+_EDGE = 3
+_LONGEST_STRING = 60
+_WIDTH = 110
+_ABOUT = frozenset({"model_name", "model_version", "id"})
+
+
+def answer_lines(answer: Answer) -> list[str]:
+    """A response: model and version, what the response says of itself, and a line or block per output."""
+    document = answer.document
+    lines = [f"model {document.get('model_name')}, version {document.get('model_version')}"]
+    if document.get("id"):
+        lines.append(f"id: {one_line(str(document['id']))}")
+    lines += [
+        f"parameter {one_line(name)}: {json.dumps(value)}" for name, value in document.get("parameters", {}).items()
+    ]
+    return lines + [line for output in answer.outputs for line in _output_lines(output)]
+
+
+def event_line(event: Mapping[str, Any], names: Sequence[str]) -> str:
+    """A response of a stream on one line. ``names``: outputs to show; empty for all."""
+    shown = [name for name in event if (name in names if names else name not in _ABOUT)]
+    return "  ".join(f"{one_line(name)}: {_shortened(json.dumps(event[name], ensure_ascii=False))}" for name in shown)
+
+
+def _shortened(text: str) -> str:
+    text = one_line(text)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
+
+
+def _output_lines(output: Output) -> Sequence[str]:
+    head = f"{output.name}  {output.datatype} {shape_text(output.values.shape)}"
+    text = np.array2string(
+        output.values,
+        threshold=_MOST_VALUES,
+        edgeitems=_EDGE,
+        max_line_width=_WIDTH,
+        separator=", ",
+        formatter={"object": _string},
+    )
+    values = text.splitlines()
+    if len(values) == 1 and len(head) + len(text) <= _WIDTH:
+        return [f"{head}  {text}"]
+    return [head, *(f"  {line}" for line in values)]
+
+
+def _string(element: object) -> str:
+    """An element of a BYTES tensor: quoted text, or bytes in Python's notation if it is not UTF-8."""
+    data = element if isinstance(element, bytes) else str(element).encode()
+    try:
+        text = one_line(json.dumps(data.decode(), ensure_ascii=False))
+    except UnicodeDecodeError:
+        text = repr(data)
+    if len(text) <= _LONGEST_STRING:
+        return text
+    return f"{text[:_LONGEST_STRING]}... ({len(data)} bytes)"

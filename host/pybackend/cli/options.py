@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pybackend import __version__
@@ -15,8 +16,7 @@ from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.flag import add_groups
 from pybackend.cli.flag_rules import decided, warnings_of
 from pybackend.cli.flags import FLAGS, GROUPS
-from pybackend.cli.print_config import settings_text
-from pybackend.cli.setting_sources import SettingSources
+from pybackend.cli.setting_sources import SettingSources, settings_text
 from pybackend.settings import Settings
 from pybackend.spelling import closest
 
@@ -79,9 +79,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
 def parse(arguments: Sequence[str]) -> Settings | str | None:
     """The settings of a command line, its settings as text if it wants them printed, None if it names no command.
 
-    Raises:
-        UsageError: a flag, a value or a command does not exist.
-        ServerError: the settings contradict each other.
+    Raises UsageError if a flag, a value or a command does not exist, and ServerError if the settings contradict each
+    other.
     """
     if arguments and not arguments[0].startswith("-") and arguments[0] != "serve":
         similar = closest(arguments[0], re.findall(r"^  (\S+)", _COMMANDS, re.MULTILINE))
@@ -101,9 +100,7 @@ def parse(arguments: Sequence[str]) -> Settings | str | None:
 def parse_serve_flags(arguments: Sequence[str]) -> Settings:
     """The settings of the flags and arguments of ``pybackend serve``, of which the repository may be missing.
 
-    Raises:
-        UsageError: a flag or a value does not exist.
-        ServerError: the settings contradict each other.
+    Raises UsageError if a flag or a value does not exist, and ServerError if the settings contradict each other.
     """
     given, sources = _parsed(["serve", *arguments])
     return settings_of(given, sources.warnings, needs_repository=False)
@@ -121,13 +118,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, SettingSource
 def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, needs_repository: bool) -> Settings:
     """The settings that the parsed flags of ``serve`` select.
 
-    Args:
-        given: the flags, completed from all sources.
-        source_warnings: sentences about the sources, for the log.
-        needs_repository: a repository must be given.
-
-    Raises:
-        ServerError: they contradict each other, or there is no repository.
+    ``source_warnings``: sentences about the sources, for the log. Raises ServerError if they contradict each other, or
+    there is no repository.
     """
     values = vars(given)
     fields = decided(given, os.environ, needs_repository=needs_repository)
@@ -156,3 +148,31 @@ def _with(settings: Fields, fields: Mapping[str, Any]) -> Fields:
 def print_help() -> None:
     """Print the usage of the command."""
     make_parser()[0].print_help(sys.stdout)
+
+
+Serve = Callable[[Settings, Callable[[str], int]], int]
+"""Runs a server for the length of a function that gets its URL, and returns that function's exit status."""
+
+SILENT = ("--log-warning=false", "--log-error=false")
+"""For commands whose own error has the reason."""
+
+
+def visited_settings(repository: Path, own: Sequence[str], given: Sequence[str]) -> Settings:
+    """The settings of such a server.
+
+    ``own``: flags of the command. ``given``: flags of its user. They come last, so that they win. Raises PybackendError
+    if a flag is wrong.
+    """
+    return parse_serve_flags(
+        [
+            str(repository),
+            "--model-control-mode=explicit",
+            "--http-address=127.0.0.1",
+            "--http-port=0",
+            "--allow-grpc=false",
+            "--allow-metrics=false",
+            "--log-info=false",
+            *own,
+            *given,
+        ]
+    )

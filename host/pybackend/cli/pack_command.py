@@ -9,15 +9,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from pybackend.cli.command_parser import UsageError
+from pybackend.cli.command_parser import PlainParser, UsageError
+from pybackend.cli.terminal import counted, terminated
 from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
 from pybackend.tools.pack import PackError, PackOptions, PackResult, pack
 from pybackend.tools.pack.errors import ConflictError, SpecificationError, UnsolvableError
-from pybackend.tools.pack.options import FORMATS
-from pybackend.tools.pack.progress import Progress, TerminalProgress
+from pybackend.tools.pack.options import FORMATS, Progress, TerminalProgress
 from pybackend.tools.pack.surprises import Wanted, gigabytes, surprises
 
 _DEFAULT_LOCK = ""
@@ -29,14 +27,9 @@ Exit status: 0 packed; 2 the file or the command line is wrong; 3 no such packag
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}", self.format_usage())
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The command line behind ``pybackend pack``."""
-    parser = _Parser(
+    parser = PlainParser(
         prog="pybackend pack",
         description="Packs an environment for models to run in. Conda need not be installed.",
         epilog=_EPILOG,
@@ -115,7 +108,7 @@ def run_pack(arguments: Sequence[str]) -> int:
     archive_format = None if given.format is None else next(name for name in FORMATS if name.endswith(given.format))
     archive = given.output or Path(f"{given.backend or 'env'}.{archive_format or 'tar.gz'}")
     warnings: list[str] = []
-    previous = signal.signal(signal.SIGTERM, _terminated)
+    previous = signal.signal(signal.SIGTERM, terminated)
     try:
         options = PackOptions(
             archive_format=archive_format,
@@ -173,11 +166,6 @@ def _with_way_out(error: PackError, given: argparse.Namespace) -> str:
     )
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
-    # The exception removes scratch files on its way out.
-    raise SystemExit(128 + signal.SIGTERM)
-
-
 def _progress() -> Progress:
     if not sys.stderr.isatty():
         return Progress()
@@ -203,7 +191,7 @@ def _print_plan(result: PackResult) -> None:
     for package in result.packages:
         size = "?" if package.size_bytes is None else gigabytes(package.size_bytes) if package.size_bytes else "-"
         sys.stdout.write(f"{package.name:<{width}}  {package.version:<16} {size:>10}  {package.source}\n")
-    sys.stdout.write(f"{_counted(len(result.packages))}, {_download(result)}; nothing was installed\n")
+    sys.stdout.write(f"{counted(len(result.packages), 'package')}, {_download(result)}; nothing was installed\n")
     for sentence in surprises(Wanted(package.name, package.size_bytes or 0) for package in result.packages):
         sys.stderr.write(f"warning: {sentence}\n")
 
@@ -215,16 +203,12 @@ def _download(result: PackResult) -> str:
     if not unknown:
         return f"{gigabytes(total)} to download" if total else "nothing to download"
     stated = f"{gigabytes(total)} and " if total else ""
-    return f"{stated}{_counted(unknown)} of unknown size to download"
+    return f"{stated}{counted(unknown, 'package')} of unknown size to download"
 
 
 def _print_packed(result: PackResult) -> None:
     assert result.manifest is not None
     sys.stdout.write(
         f"{result.archive}: {gigabytes(result.size_bytes)}, {gigabytes(result.unpacked_bytes)} unpacked, "
-        f"CPython {result.manifest.python}, {_counted(len(result.manifest.packages))}, {sum(result.seconds.values()):.1f} s\n"
+        f"CPython {result.manifest.python}, {counted(len(result.manifest.packages), 'package')}, {sum(result.seconds.values()):.1f} s\n"
     )
-
-
-def _counted(packages: int) -> str:
-    return "1 package" if packages == 1 else f"{packages} packages"

@@ -28,8 +28,7 @@ def with_single_models(settings: Settings) -> Settings:
 def refuse_bare_models(settings: Settings) -> None:
     """Refuse a file or directory of a framework where a repository is expected.
 
-    Raises:
-        ServerError: with the commands that serve such a thing.
+    Raises ServerError with the commands that serve such a thing.
     """
     for path in settings.repositories:
         found = bare_model_at(path)
@@ -44,8 +43,7 @@ def refuse_bare_models(settings: Settings) -> None:
 def bare_model_at(path: Path) -> Found | None:
     """The framework's model that a path names instead of a repository; None for all others. Blocking.
 
-    Raises:
-        ServerError: it is the code of a model without a version's directory.
+    Raises ServerError if it is the code of a model without a version's directory.
     """
     files = [path.name] if path.is_file() else [entry.name for entry in _entries(path) if entry.is_file()]
     if not files:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import FlagError
-from pybackend.cli.config_file import read_config_file, texts_of
 from pybackend.cli.flag import Flag
 from pybackend.errors import ServerError, SettingError
 from pybackend.spelling import closest
@@ -33,7 +33,6 @@ class Given:
     """One setting in effect.
 
     Attributes:
-        flag: its flag.
         texts: its values as on the command line, None for the default.
         source: :data:`COMMAND_LINE`, a variable's name, a file's path, or :data:`DEFAULT`.
     """
@@ -48,11 +47,6 @@ class SettingSources:
 
     The strongest source of a setting is the command line, then the variable, then the file, then the default. The
     values of a flag that may be repeated come from one source: the strongest that has any.
-
-    Args:
-        serve: the parser of the flags.
-        flags: the flags, and the argument.
-        environ: the variables.
 
     Attributes:
         warnings: a sentence for each unknown variable.
@@ -71,12 +65,7 @@ class SettingSources:
     def complete(self, given: argparse.Namespace, words: Sequence[str]) -> argparse.Namespace:
         """All settings, with the defaults of those that no source has.
 
-        Args:
-            given: the flags of the command line.
-            words: the command line.
-
-        Raises:
-            ServerError: a variable or the file has a wrong value, or the file an unknown key.
+        Raises ServerError if a variable or the file has a wrong value, or the file an unknown key.
         """
         found = vars(given)
         if found["repository"] is None:
@@ -128,11 +117,7 @@ class SettingSources:
         return Given(flag, None, DEFAULT)
 
     def _value(self, flag: Flag, source: str, texts: Sequence[str]) -> Any:
-        """The parsed value of a flag.
-
-        Raises:
-            ServerError: it is wrong.
-        """
+        """The parsed value of a flag. Raises ServerError if it is wrong."""
         try:
             found = self._serve.parse_args([f"{flag.name}={text}" for text in texts])
         except ServerError as error:
@@ -161,11 +146,7 @@ class SettingSources:
     # The file
 
     def _file(self, path: Path) -> dict[str, tuple[str, list[str]]]:
-        """The values of each flag in the file, with the file's path.
-
-        Raises:
-            ServerError: the file cannot be used.
-        """
+        """The values of each flag in the file, with the file's path. Raises ServerError if the file cannot be used."""
         known = {name.removeprefix("--"): flag for name, flag in self._named.items() if name != _CONFIG_FILE}
         found = {}
         for key, value in read_config_file(path).items():
@@ -191,8 +172,7 @@ def variable_of(flag: str) -> str:
 def _texts(flag: Flag, variable: str, value: str) -> list[str]:
     """The values in a variable: of a repeatable flag one a line, or a list in JSON.
 
-    Raises:
-        ServerError: the list is malformed.
+    Raises ServerError if the list is malformed.
     """
     if not flag.repeats:
         return [value]
@@ -218,3 +198,86 @@ def _unknown_variable(variable: str, known: Iterable[str]) -> str:
     similar = closest(variable.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known])
     advice = f"did you mean {PREFIX}{similar}?" if similar else "`pybackend serve --help` lists the flags"
     return f"the variable {variable} sets no flag of `pybackend serve` and has no effect: {advice}"
+
+
+def read_config_file(path: Path) -> Mapping[str, Any]:
+    """The keys of a configuration file, with their values as TOML has them.
+
+    Raises ServerError if the file cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingError(f"the configuration file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SettingError(f"the configuration file {path} is not UTF-8 text, which TOML is.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"the configuration file {path} is not TOML: {error}.") from None
+
+
+def texts_of(value: object, *, as_written: bool, repeatable: bool) -> list[str]:
+    """A value as on the command line: one text for each time that the flag would be given.
+
+    Raises ValueError if the value has the wrong type; the text tells which one is right.
+
+    Args:
+        value: as TOML has it.
+        as_written: the flag takes any text; a number or a boolean is then a mistake.
+        repeatable: the flag may be given several times, so the value may be a list.
+    """
+    if isinstance(value, list):
+        if not repeatable:
+            raise ValueError("expected one value, got a list")
+        return [text for each in value for text in texts_of(each, as_written=as_written, repeatable=False)]
+    if isinstance(value, str):
+        return [value]
+    if as_written:
+        raise ValueError(f"expected text in quotes, got {_shown(value)}")
+    if isinstance(value, bool):
+        return [str(value).lower()]
+    if isinstance(value, int | float):
+        return [str(value)]
+    raise ValueError(f"expected text, a number, true or false, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "a table"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_BARE = re.compile(r"true|false|0|-?[1-9][0-9]{0,18}")
+"""Texts that TOML writes without quotes."""
+
+_ESCAPES = {**{chr(code): f"\\u{code:04x}" for code in (*range(32), 127)}, '"': '\\"', "\\": "\\\\"}
+
+
+def settings_text(settings: Iterable[Given]) -> str:
+    """The settings as TOML, each with its source. Secrets are hidden; settings that are not set are comments."""
+    return "".join(f"{_line(each)}\n" for each in settings)
+
+
+def _line(given: Given) -> str:
+    flag = given.flag
+    key = flag.name.removeprefix("--")
+    texts = _default_texts(flag.usual) if given.texts is None else list(given.texts)
+    if not texts:
+        return f"# {key} is not set"
+    if flag.secret is not None:
+        texts = [flag.secret.sub("(hidden)", text) for text in texts]
+    shown = f"[{', '.join(map(_quoted, texts))}]" if flag.repeats else _value(texts[0], is_text=flag.is_text)
+    return f"{key} = {shown}  # {given.source}"
+
+
+def _default_texts(default: object) -> Sequence[str]:
+    if isinstance(default, bool):
+        return [str(default).lower()]
+    return [str(default)] if default or default == 0 else []
+
+
+def _value(text: str, *, is_text: bool) -> str:
+    return text if _BARE.fullmatch(text) and not is_text else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    return f'"{"".join(_ESCAPES.get(letter, letter) for letter in text)}"'

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 _WIDTH = 120
 _COMMAND, _FIXED_SPACE = re.compile(r"`[^`]*`"), "\N{NO-BREAK SPACE}"
@@ -41,9 +44,8 @@ def terminal_size() -> tuple[int, int]:
 def table_lines(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """The lines of a table: columns are as wide as their widest cell.
 
-    Args:
-        rows: of the same length; the first one has the headings.
-        left: number of columns that are aligned to the left; the others are numbers.
+    ``rows``: of the same length; the first one has the headings. ``left``: number of columns that are aligned to the
+    left; the others are numbers.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -81,3 +83,13 @@ def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         return listed, []
     at = listed.index("--")
     return listed[:at], listed[at + 1 :]
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 model``, ``2 models``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def terminated(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """A handler of SIGTERM for commands that write: the exception removes unfinished files on its way out."""
+    raise SystemExit(128 + signal.SIGTERM)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from pybackend.cli.command_parser import CommandParser, UsageError
+from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
 from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import PybackendError
@@ -61,18 +61,11 @@ def make_parser() -> CommandParser:
 
 
 def run_top(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit status.
-
-    Raises:
-        UsageError: the command line is wrong.
-        PybackendError: no server answers.
-    """
+    """Run the command and return the exit status."""
     parser = make_parser()
-    given, rest = parser.parse_known_args(list(arguments))
-    if rest:
-        parser.refuse(rest[0])
+    given = parser.parsed(arguments)
     if not 0 < given.interval < 86_400:
-        raise UsageError('Bad option: "--interval". Write a number of seconds above 0', parser.format_usage())
+        parser.refuse_with('Bad option: "--interval". Write a number of seconds above 0')
     source = Source(connection_of(given, parser), _metrics_connection(given, parser))
     first = source.sample()
     if given.once or given.json:

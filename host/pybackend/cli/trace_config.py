@@ -72,8 +72,7 @@ _READERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
 def trace_setting(text: str) -> TraceSetting:
     """Read one ``--trace-config``.
 
-    Raises:
-        ArgumentTypeError: the form is wrong, or the mode, setting or value does not exist.
+    Raises ArgumentTypeError if the form is wrong, or the mode, setting or value does not exist.
     """
     mode, comma, rest = text.partition(",")
     if not comma or "=" in mode:
@@ -95,8 +94,7 @@ def trace_setting(text: str) -> TraceSetting:
 def trace_settings(given: argparse.Namespace, variables: Mapping[str, str]) -> TraceSettings:
     """The settings that the flags, and the environment variables, select; ``--trace-config`` wins.
 
-    Raises:
-        ServerError: the levels contradict each other.
+    Raises ServerError if the levels contradict each other.
     """
     older: list[TraceSetting] = [("", "level", level) for level in given.trace_level]
     for mode, name in (("triton", "file"), ("", "rate"), ("", "count"), ("triton", "log-frequency")):

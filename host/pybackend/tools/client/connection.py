@@ -7,14 +7,68 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from pybackend.errors import InferenceError, ServerError
-from pybackend.tools.client.access import Access
+
+
+@dataclass(frozen=True)
+class Access:
+    """The headers and certificates of a client.
+
+    Attributes:
+        headers: sent with each request, such as an API key.
+        root: PEM file with the certificates that sign those of servers; None for the system's.
+        certificate: PEM file with the client's certificate, None for none.
+        key: PEM file with its private key; None if it is in the same file.
+        verify: False accepts any certificate of a server.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    root: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    verify: bool = True
+
+    def tls_context(self) -> ssl.SSLContext:
+        """The settings for connections over TLS. Raises ServerError if a file cannot be used."""
+        context = ssl.create_default_context()
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        try:
+            path = self.root
+            if self.root is not None:
+                context.load_verify_locations(self.root)
+            path = self.certificate
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ServerError(f"cannot use the certificates in {path}: {reason}") from None
+        return context
+
+
+def read_key(path: Path) -> str:
+    """The first API key of a file, which may be the server's own.
+
+    Raises ServerError if it cannot be read, or has no key.
+    """
+    try:
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError as error:
+        raise ServerError(f"cannot read {path}: {error.strerror}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ServerError(f"{path} holds no API key: write one into its first line")
+    return keys[0]
+
 
 _EVENT = b"data: "
+_JSON = {"Content-Type": "application/json"}
 _PORTS = {"http": 80, "https": 443}
 _LOCAL = "unix:"
 
@@ -48,14 +102,12 @@ class _LocalConnection(http.client.HTTPConnection):
 class Connection:
     """Sends requests to one server.
 
+    Raises ServerError if the URL or a certificate is wrong.
+
     Args:
         url: such as ``http://localhost:8000`` or ``unix:/run/server.sock``; ``http://`` may be left out.
         timeout_s: how long to wait for the connection, and then for each part of a response.
         advice: for the error if no server answers.
-        access: headers and certificates; None for none.
-
-    Raises:
-        ServerError: the URL or a certificate is wrong.
     """
 
     def __init__(self, url: str, timeout_s: float, advice: str = _START, access: Access | None = None) -> None:
@@ -85,9 +137,8 @@ class Connection:
     def get(self, path: str) -> Any:
         """The JSON document at a path.
 
-        Raises:
-            InferenceError: the server answered with an error.
-            ServerError: no server of the protocol answers.
+        Raises InferenceError if the server answered with an error, and ServerError if no server of the protocol
+        answers.
         """
         return self._document(self.get_bytes(path))
 
@@ -104,12 +155,16 @@ class Connection:
         """
         return self._request("POST", path, body, headers)
 
+    def post_json(self, path: str, document: object) -> Any:
+        """The JSON document that answers another one, None for an empty answer; raises as :meth:`get`."""
+        body = self._request("POST", path, json.dumps(document).encode(), _JSON).body
+        return self._document(body) if body else None
+
     def events(self, path: str, document: Any) -> Iterator[Any]:
         """The server-sent events that answer a JSON document, one by one as they arrive.
 
-        Raises:
-            InferenceError: the server answered with an error instead.
-            ServerError: no server of the protocol answers.
+        Raises InferenceError if the server answered with an error instead, and ServerError if no server of the protocol
+        answers.
         """
         connection, response = self._answered("POST", path, json.dumps(document).encode(), {})
         try:
@@ -211,3 +266,8 @@ def model_path(model: str, version: str) -> str:
     """The path of a model, or of one of its versions if ``version`` is not empty."""
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def control_path(model: str) -> str:
+    """The path of the calls that load, unload and change a model."""
+    return f"/v2/repository/models/{quote(model, safe='')}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import isnan
@@ -54,23 +53,17 @@ class Row:
     """One version between two moments; None for figures that the server does not give.
 
     Attributes:
-        model: its full name.
         version: decimal, ``""`` for a model without versions.
         state: such as ``READY``; ``""`` for a model that was never loaded.
-        instances: count of its processes.
-        instances_ready: those that serve.
         restarts: processes that were replaced since the load.
         requests_per_s: successful ones.
         failures_per_s: requests answered with an error after the model had accepted them.
-        waiting: requests that wait now.
-        running: calls of ``execute`` that run now.
         oldest_s: how long the oldest of these has run.
         queue_ms: mean wait of a successful request.
         execute_ms: mean time of a successful request inside ``execute``.
         execute_p50_ms: median of the last executions.
         execute_p99_ms: 99th percentile of the last executions.
         requests: successful ones since the load.
-        failures: since the load.
         resident_bytes: memory of its processes and of those that they started; pages that they share count for each.
         cpu_cores: processor time of the same processes, in seconds per second.
     """
@@ -105,7 +98,6 @@ class Source:
     """Where samples come from.
 
     Attributes:
-        server: the port for HTTP.
         metrics: the port for metrics, None to do without.
         trouble: why the last sample has no metrics, ``""`` if it has.
     """
@@ -115,12 +107,8 @@ class Source:
     trouble: str = field(default="", init=False)
 
     def sample(self) -> Sample:
-        """Read the counters.
-
-        Raises:
-            PybackendError: the server does not answer, or refuses to.
-        """
-        index = json.loads(self.server.post("/v2/repository/index", b"{}", {}).body)
+        """Read the counters. Raises PybackendError if the server does not answer, or refuses to."""
+        index = self.server.post_json("/v2/repository/index", {})
         states = {(_name_of(row), row.get("version", "")): row.get("state", "") for row in index}
         statistics = self._statistics()
         return Sample(monotonic(), states, statistics, self._metrics())
@@ -145,11 +133,7 @@ class Source:
 
 
 def _parsed(text: str) -> dict[_Version, dict[str, float]]:
-    """The figures of a metrics page, by version.
-
-    Raises:
-        ValueError: it is no such page.
-    """
+    """The figures of a metrics page, by version. Raises ValueError if it is no such page."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[_Version, dict[str, float]] = {}

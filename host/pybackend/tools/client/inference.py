@@ -34,12 +34,10 @@ class Question:
     """A request, as the command line describes it.
 
     Attributes:
-        model: its name.
         version: ``""`` lets the server choose.
         inputs: by name, as :func:`pybackend.tools.client.values.read_tensor` reads them.
         outputs: names; empty for all.
         parameters: of the request, such as ``sequence_id``.
-        request_id: ``""`` for none.
         fills_up: inputs that are not given get random values.
     """
 
@@ -57,8 +55,6 @@ class Output:
     """An output of a response.
 
     Attributes:
-        name: its name.
-        datatype: its wire name.
         values: an array; BF16 as float32, BYTES as ``bytes`` objects.
     """
 
@@ -69,12 +65,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Answer:
-    """A response.
-
-    Attributes:
-        document: its JSON part.
-        outputs: its tensors.
-    """
+    """A response."""
 
     document: Mapping[str, Any]
     outputs: Sequence[Output]
@@ -83,9 +74,8 @@ class Answer:
 def infer(connection: Connection, question: Question) -> Answer:
     """Ask for tensors.
 
-    Raises:
-        InferenceError: the server's error.
-        ServerError: the inputs do not fit the model, or the server does not follow the protocol.
+    Raises InferenceError with the server's error, and ServerError if the inputs do not fit the model, or the server
+    does not follow the protocol.
     """
     return _decoded(_send(connection, question, binary=True))
 
@@ -93,9 +83,8 @@ def infer(connection: Connection, question: Question) -> Answer:
 def infer_json(connection: Connection, question: Question) -> Any:
     """Ask for a response in JSON, and return its document.
 
-    Raises:
-        InferenceError: the server's error.
-        ServerError: the inputs do not fit the model, or the server does not follow the protocol.
+    Raises InferenceError with the server's error, and ServerError if the inputs do not fit the model, or the server
+    does not follow the protocol.
     """
     return json.loads(_send(connection, question, binary=False).body)
 
@@ -103,9 +92,7 @@ def infer_json(connection: Connection, question: Question) -> Any:
 def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
     """Ask a decoupled model, by its ``generate_stream`` route. Yields the JSON object of each response as it arrives.
 
-    Raises:
-        InferenceError: the server's error.
-        ServerError: the inputs do not fit the model or the route.
+    Raises InferenceError with the server's error, and ServerError if the inputs do not fit the model or the route.
     """
     path = model_path(question.model, question.version)
     wanted = _wanted(connection, question)
@@ -129,9 +116,7 @@ def is_decoupled(connection: Connection, question: Question) -> bool:
 def output_names(connection: Connection, question: Question) -> list[str]:
     """The outputs that the model is to give, according to its metadata.
 
-    Raises:
-        InferenceError: the server's error.
-        ServerError: the server does not follow the protocol.
+    Raises InferenceError with the server's error, and ServerError if the server does not follow the protocol.
     """
     metadata = connection.get(model_path(question.model, question.version))
     return list(question.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
@@ -166,7 +151,7 @@ def _send(connection: Connection, question: Question, *, binary: bool) -> Reply:
 def _models(connection: Connection) -> list[str]:
     """The names of the server's models; none if it does not tell."""
     with suppress(PybackendError, ValueError, TypeError, KeyError):
-        return [str(row["name"]) for row in json.loads(connection.post("/v2/repository/index", b"{}", {}).body)]
+        return [str(row["name"]) for row in connection.post_json("/v2/repository/index", {})]
     return []
 
 

@@ -27,8 +27,6 @@ class WantedTensor:
     """An input as the model's metadata describes it.
 
     Attributes:
-        name: its name.
-        datatype: its wire name.
         shape: with the batch dimension, if the model has one; -1 for any size.
     """
 
@@ -53,13 +51,9 @@ class Tensor:
 def read_tensor(text: str, wanted: WantedTensor) -> Tensor:
     """Read an input.
 
-    Args:
-        text: a JSON value; ``@FILE.npy`` or ``@FILE.json``; ``-`` for standard input; for a BYTES input also ``@FILE``,
-            whose contents become one element, or plain text.
-        wanted: the input.
-
-    Raises:
-        ServerError: the value cannot be read, or does not fit the input; the message names both sides.
+    ``text``: a JSON value; ``@FILE.npy`` or ``@FILE.json``; ``-`` for standard input; for a BYTES input also ``@FILE``,
+    whose contents become one element, or plain text. Raises ServerError if the value cannot be read, or does not fit
+    the input; the message names both sides.
     """
     _known(wanted)
     value = _read(text, wanted)
@@ -72,8 +66,7 @@ def read_tensor(text: str, wanted: WantedTensor) -> Tensor:
 def random_tensor(wanted: WantedTensor) -> Tensor:
     """Random values for an input: open dimensions have the size 1, numbers lie between 0 and 1 or are small.
 
-    Raises:
-        ServerError: the datatype is unknown.
+    Raises ServerError if the datatype is unknown.
     """
     shape = tuple(max(1, size) if size < 0 else size for size in wanted.shape)
     numbers = np.random.default_rng().random(shape)

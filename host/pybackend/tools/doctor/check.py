@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pybackend.environment.inspection import survey
 from pybackend.errors import ModelLoadError, PybackendError
+from pybackend.frontend.calls.services import EngineRouter, ModelServices
+from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.model.version_loader import completed_version, config_on_this_machine
@@ -24,8 +27,11 @@ from pybackend.modelconfig.python_based import require_framework
 from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.observability.log_collector import collected_warnings
+from pybackend.process.bundle import stage_bundle
+from pybackend.process.launcher import StubLauncher
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.ensembles import Ensembles
+from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
 from pybackend.repository.names import ModelNames
 from pybackend.settings import Settings
@@ -44,7 +50,6 @@ class ModelReport:
         name: the model's; ``""`` for the repositories.
         versions: those that would be served.
         errors: one sentence each, with the way out; a server could not load the model.
-        warnings: one sentence each.
     """
 
     name: str
@@ -78,14 +83,7 @@ FileRefusal = Callable[[Path, ModelConfig], str]
 async def check_models(
     scan: RepositoryScan, host: ModelHost, settings: Settings, refusal: FileRefusal
 ) -> list[ModelReport]:
-    """Check the layout of repositories and every model in them; one report per model, sorted by name.
-
-    Args:
-        scan: the repositories.
-        host: as the server would have it.
-        settings: of the server.
-        refusal: looks at the files of frameworks.
-    """
+    """Check the layout of repositories and every model in them; one report per model, sorted by name."""
     checker = _Checker(host, settings, ModelNames({}, scan.namespaces), refusal)
     reports = [ModelReport("", warnings=list(scan.warnings))] if scan.warnings else []
     reports += [
@@ -246,8 +244,7 @@ class _Checker:
     def _steps(self, name: str, models: Mapping[str, Path]) -> list[str]:
         """The full names of the models that run an ensemble's steps.
 
-        Raises:
-            AmbiguousModelError: a step's model is in several namespaces.
+        Raises AmbiguousModelError if a step's model is in several namespaces.
         """
         home, _ = self._names.split(name)
         return [self._names.to_load(step.model_name, home, models) for step in steps_of(self.ensembles[name])]
@@ -260,3 +257,21 @@ class _Checker:
         if name not in self.ensembles:
             return [self._configs[name]] if name in self._configs else []
         return [each for part in self._parts(name, models) for each in self._runs_in(part, models)]
+
+
+@contextmanager
+def model_host(settings: Settings) -> Iterator[ModelHost]:
+    """The host for the length of a ``with`` block. It has started no process.
+
+    Raises PybackendError if the code of model processes cannot be staged.
+    """
+    launcher = StubLauncher(stage_bundle())
+    shared_core = SharedCore()
+    services = ModelServices(shared_core)
+    host = make_host(settings, launcher, services, EngineRouter(services), shared_core)
+    try:
+        yield host
+    finally:
+        launcher.close()
+        if host.sandbox is not None:
+            host.sandbox.close()

@@ -20,8 +20,6 @@ class Finding:
     """One row.
 
     Attributes:
-        layer: the layer that was checked.
-        status: its state.
         found: the facts, in a few words.
         advice: the remedy, empty if none is needed.
     """

@@ -69,8 +69,7 @@ def kernel() -> Finding:
 def descriptors(process_count: int = 0) -> Finding:
     """How many files and connections this user may have open at once.
 
-    Args:
-        process_count: number of processes that the server's models will have.
+    ``process_count``: number of processes that the server's models will have.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few, too_few = (

@@ -29,7 +29,6 @@ class CodeReport:
 
     Attributes:
         errors: one sentence each; the model could not be loaded.
-        warnings: one sentence each.
         completes_config: the class has ``auto_complete_config``, or may have it; False if the file cannot be parsed.
     """
 
@@ -41,9 +40,7 @@ class CodeReport:
 def examine_code(path: Path, python: str) -> CodeReport:
     """Check a model file. Blocking.
 
-    Args:
-        path: the file; it exists.
-        python: the version of the Python that will run it, such as ``3.8.10``; empty if unknown.
+    ``python``: the version of the Python that will run it, such as ``3.8.10``; empty if unknown.
     """
     report = CodeReport()
     try:

@@ -25,11 +25,7 @@ async def examine(
 ) -> tuple[list[Finding], int]:
     """Check the layout of repositories and every model in them.
 
-    Args:
-        scan: the repositories.
-        host: as the server would have it.
-        files: brings models from cloud storage.
-        all_must_load: whether a model that cannot be loaded would end the server.
+    ``all_must_load``: whether a model that cannot be loaded would end the server.
 
     Returns:
         The findings, and the number of processes that the models would have.

@@ -35,8 +35,7 @@ _OWN = "its log lines say why; `pybackend serve --log-verbose=1` shows all"
 async def examine(cache_directory: Path | None = None) -> list[Finding]:
     """Start, fork and confine a process; stops at the first failure, which explains the rest.
 
-    Args:
-        cache_directory: where the stub's code is staged; the default directory if None.
+    ``cache_directory``: where the stub's code is staged; the default directory if None.
     """
     try:
         bundle = stage_bundle(cache_directory)
@@ -125,8 +124,7 @@ def _open_to_all(directory: Path) -> Path:
 async def greeting(stub: StubProcess) -> heard.Hello:
     """The first message of a process, which is then ended.
 
-    Raises:
-        EOFError: the process ended without it, or reported a failure.
+    Raises EOFError if the process ended without it, or reported a failure.
     """
     decoder, loop = FrameDecoder(), asyncio.get_running_loop()
     try:

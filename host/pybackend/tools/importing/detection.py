@@ -15,6 +15,7 @@ from typing import Any
 from pybackend.errors import ServerError
 from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.schema import ModelConfig
 from pybackend.tools.importing.kinds import (
     ACCEPTED,
     JOBLIB,
@@ -71,12 +72,8 @@ _LIGHTGBM_START, _LIGHTGBM_END = b"tree\n", b"end of trees"
 def detect(path: Path, *, native: bool = True) -> Found:
     """Find out what a file or directory is. Blocking.
 
-    Args:
-        path: of the file or directory.
-        native: False chooses the python_function flavor of an MLflow directory in any case.
-
-    Raises:
-        ServerError: it does not exist, cannot be read, is damaged, or is of no kind, or of several, that can be imported.
+    ``native``: False chooses the python_function flavor of an MLflow directory in any case. Raises ServerError if it
+    does not exist, cannot be read, is damaged, or is of no kind, or of several, that can be imported.
     """
     try:
         if os.path.isdir(path):
@@ -301,3 +298,27 @@ def _is_treelite(start: bytes) -> bool:
         return False
     major, minor, patch, threshold, leaf = struct.unpack_from("<3i2B", start)
     return major in _TREELITE_MAJORS and 0 <= minor < 100 and 0 <= patch < 100 and {threshold, leaf} <= {1, 2, 3}
+
+
+_TRUSTED = "trusted"
+_UNREAD_BACKENDS = {"tensorflow", "transformers", "vllm"}
+"""Only the framework understands their files."""
+
+
+def refusal_of(path: Path, config: ModelConfig) -> str:
+    """Why a backend of this server refuses a file or directory for a model; ``""`` for no known reason. Blocking."""
+    if config.backend in _UNREAD_BACKENDS or path.is_dir():
+        return ""
+    try:
+        kind = detect(path).kind
+    except UnknownFileError:
+        return ""
+    except ServerError as error:
+        return str(error)
+    if kind.is_pickle and config.parameters.get("PICKLE") != _TRUSTED:
+        return (
+            f"{path} is a pickle, and reading one runs any code that its writer put into it. Save the estimator with "
+            "skops.io.dump(estimator, 'model.skops') instead; or, if you trust the file, allow it in config.pbtxt: "
+            f'parameters {{ key: "PICKLE" value {{ string_value: "{_TRUSTED}" }} }}'
+        )
+    return ""

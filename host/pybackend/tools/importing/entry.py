@@ -35,9 +35,6 @@ class Place:
     """Where an entry will be.
 
     Attributes:
-        repository: directory of models.
-        name: the model's name.
-        version: its version.
         adds: the model exists, and gets this version; its configuration stays.
         replaces: the present model or version makes way.
     """
@@ -57,14 +54,8 @@ class Place:
 def place_of(repository: Path, name: str, version: int | None, *, force: bool) -> Place:
     """Where a model may be put. Blocking.
 
-    Args:
-        repository: directory of models; it need not exist.
-        name: the model's name.
-        version: None for the first version of a new model.
-        force: what exists may be replaced.
-
-    Raises:
-        ServerError: something is there already; the text has the ways out.
+    ``repository``: directory of models; it need not exist. ``version``: None for the first version of a new model.
+    Raises ServerError if something is there already; the text has the ways out.
     """
     model = repository / name
     if not os.path.lexists(model):
@@ -90,7 +81,6 @@ class StagedEntry:
     """An entry that is being made. As a context manager it removes everything that was not put into place.
 
     Attributes:
-        place: where it will be.
         model: the directory that becomes the model's.
         directory: the hidden directory around it, which is a repository of this one model.
     """
@@ -138,13 +128,9 @@ class StagedEntry:
     def copy(self, files: Mapping[str, Path], given: Path) -> None:
         """Copy files and directories into the version directory. Links among them may lead to the same author's files only.
 
-        Args:
-            files: by their path in the version directory.
-            given: the file or directory that the user has named.
-
-        Raises:
-            ServerError: the disk has too little room, something cannot be read or written, a link leads elsewhere, or there
-                are very many files.
+        ``files``: by their path in the version directory. ``given``: the file or directory that the user has named.
+        Raises ServerError if the disk has too little room, something cannot be read or written, a link leads elsewhere,
+        or there are very many files.
         """
         found = _Contents(_home(given))
         with _explained():
@@ -170,8 +156,7 @@ class StagedEntry:
     def share_version(self, target: Path) -> None:
         """Make the files of the version appear in a second directory, which need not exist.
 
-        Raises:
-            ServerError: the disk is full, or something cannot be read or written.
+        Raises ServerError if the disk is full, or something cannot be read or written.
         """
         with _explained():
             shutil.copytree(self.version, target, copy_function=_shared)
@@ -179,8 +164,7 @@ class StagedEntry:
     def copy_beside(self) -> None:
         """Copy the files, but no versions, of the model that gets a version.
 
-        Raises:
-            ServerError: the disk is full, something cannot be read or written, or a link leads out of the model.
+        Raises ServerError if the disk is full, something cannot be read or written, or a link leads out of the model.
         """
         found = _Contents(os.path.realpath(self.place.model))
         with _explained():
@@ -192,8 +176,7 @@ class StagedEntry:
     def write(self, name: str, text: str) -> None:
         """Write a text file into the model's directory. The running model may have put a link in its place: that is removed.
 
-        Raises:
-            ServerError: the disk is full, or it cannot be written.
+        Raises ServerError if the disk is full, or it cannot be written.
         """
         with _explained():
             (self.model / name).unlink(missing_ok=True)
@@ -203,8 +186,7 @@ class StagedEntry:
     def commit(self) -> None:
         """Put the entry into place.
 
-        Raises:
-            ServerError: it cannot be moved; the earlier files are back in their place.
+        Raises ServerError if it cannot be moved; the earlier files are back in their place.
         """
         with _explained():
             if self.place.adds:
@@ -237,8 +219,7 @@ def _home(given: Path) -> str:
 class _Contents:
     """All that will be copied.
 
-    Args:
-        home: the directory that no link may leave.
+    ``home``: the directory that no link may leave.
 
     Attributes:
         nbytes: size of all files.
@@ -250,11 +231,7 @@ class _Contents:
         self.nbytes = 0
 
     def look_at(self, path: Path, above: tuple[str, ...] = ()) -> None:
-        """Look at a file, or at a directory and all that it holds.
-
-        Raises:
-            ServerError: it cannot be copied.
-        """
+        """Look at a file, or at a directory and all that it holds. Raises ServerError if it cannot be copied."""
         real, home = os.path.realpath(path), self._home
         if os.path.commonpath([real, home]) != home:
             raise ServerError(

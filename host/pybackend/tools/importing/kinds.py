@@ -67,7 +67,6 @@ class Found:
     """A model that was found.
 
     Attributes:
-        kind: its kind.
         source: the path that the user gave.
         files: the files or directories to copy, by their path in the version directory.
         texts: files to write, by their path in the version directory.

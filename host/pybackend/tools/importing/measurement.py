@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import statistics
 import time
@@ -27,7 +28,6 @@ class Measures:
         latency_p50_s: half of the requests of one client took longer.
         cpu_s: processor time of the model's process for a request; None if it cannot be read.
         memory_bytes: resident memory of the model's process; None likewise.
-        requests: how many were sent.
     """
 
     start_s: float
@@ -37,19 +37,14 @@ class Measures:
     requests: int
 
 
-def measure(url: str, path: str, body: bytes, start_s: float) -> Measures:
+def measure(url: str, path: str, document: object, start_s: float) -> Measures:
     """Send a request many times, one after the other, over one connection. Blocking, for about three seconds.
 
-    Args:
-        url: of a server in this process with one model.
-        path: of the model's calls.
-        body: of one call, in JSON.
-        start_s: how long the load took.
-
-    Raises:
-        ServerError: the model refuses the request.
+    ``url``: of a server in this process with one model. Raises ServerError if the model
+    refuses the request.
     """
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    body = json.dumps(document).encode()
 
     def ask() -> float:
         began_s = time.perf_counter()

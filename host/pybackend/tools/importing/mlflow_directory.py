@@ -56,14 +56,8 @@ def is_mlflow(path: Path) -> bool:
 def read_mlflow(path: Path, detect: Detect, *, native: bool = True) -> Found:
     """The model in a directory of MLflow. Blocking.
 
-    Args:
-        path: the directory.
-        detect: finds out what a native flavor's file is.
-        native: False for the python_function flavor in any case.
-
-    Raises:
-        ServerError: MLmodel cannot be read, a file that it names is missing, or no flavor can be served.
-        OSError: a file cannot be read.
+    ``native``: False for the python_function flavor in any case. Raises ServerError if MLmodel cannot be read, a file
+    that it names is missing, or no flavor can be served.
     """
     document = _document(path)
     flavors = document.get("flavors")

@@ -54,9 +54,7 @@ class _Malformed(Exception):
 def is_onnx(path: Path) -> bool:
     """Whether a file is an ONNX model. Blocking; reads little of it.
 
-    Raises:
-        ServerError: it begins like one, and is truncated.
-        OSError: it cannot be read.
+    Raises ServerError if it begins like one, and is truncated.
     """
     if not os.path.getsize(path):
         return False
@@ -77,9 +75,7 @@ def is_onnx(path: Path) -> bool:
 def external_files(path: Path) -> list[str]:
     """The names of the files with the tensors that are not in an ONNX file, relative to its directory, sorted. Blocking.
 
-    Raises:
-        ServerError: the file is damaged.
-        OSError: it cannot be read.
+    Raises ServerError if the file is damaged.
     """
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pybackend.errors import InferenceError, PybackendError, ServerError
+from pybackend.modelconfig.minimal import minimal_document
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.modelconfig.sandbox import PREFIX as SANDBOX_PREFIX
@@ -16,10 +19,8 @@ from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.entry import SAMPLE_REQUEST, StagedEntry
 from pybackend.tools.importing.kinds import Found
 from pybackend.tools.importing.measurement import Measures, measure
-from pybackend.tools.importing.sample import Request
-from pybackend.tools.importing.trial import Answer, Trial, answers_to
+from pybackend.tools.importing.trial import Answer, Request, Trial, answers_to
 from pybackend.tools.importing.verification import Comparison, FrameworkModel, compare
-from pybackend.tools.importing.written_files import configuration_text, tensors_text, test_text
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 _REQUIREMENTS = "requirements.txt"
@@ -30,8 +31,6 @@ class ImportRun:
     """An import while it runs.
 
     Attributes:
-        found: the model.
-        entry: its entry, with the files in it.
         base: the configuration that wins over those of the kind: the user's choices.
         sample: the user's sample request, None to make one.
         verify: measure, send more than one request, and ask the framework for its answers.
@@ -60,8 +59,7 @@ class ImportRun:
     def lay_out(self) -> None:
         """Copy and write the files that a server needs to load the model.
 
-        Raises:
-            ServerError: they cannot be written.
+        Raises ServerError if they cannot be written.
         """
         lay_out(self.entry, self.found)
         if self.entry.place.adds:
@@ -183,8 +181,7 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 def lay_out(entry: StagedEntry, found: Found) -> None:
     """Copy and write the files of a model into its entry, without a configuration.
 
-    Raises:
-        ServerError: they cannot be written.
+    Raises ServerError if they cannot be written.
     """
     entry.copy(found.files, found.source)
     for name, text in found.texts.items():
@@ -214,3 +211,26 @@ def backed_by(found: Found, backend: str) -> Found:
 
 def _with_backend(configurations: Sequence[Mapping[str, Any]], backend: str) -> list[dict[str, Any]]:
     return [{**each, "backend": backend} for each in configurations]
+
+
+_TEST = Path(__file__).resolve().parents[1] / "templates" / "imported" / "test_my_model.py"
+
+
+def configuration_text(config: Mapping[str, Any]) -> str:
+    """The complete configuration of a model as config.pbtxt, without the server's own defaults and without its name.
+
+    The directory's name is the model's name, so the directory can be renamed.
+    """
+    return format_config_text(minimal_document(config))
+
+
+def tensors_text(document: Mapping[str, Any]) -> str:
+    """A request or an answer of the v2 protocol as JSON, with a line for each tensor."""
+    (kind, tensors), *_ = document.items()
+    lines = ",\n".join(f"  {json.dumps(tensor, ensure_ascii=False)}" for tensor in tensors)
+    return f'{{"{kind}": [\n{lines}\n]}}\n'
+
+
+def test_text() -> str:
+    """The test of an entry. It reads the sample and the answers beside it."""
+    return _TEST.read_text(encoding="utf-8")

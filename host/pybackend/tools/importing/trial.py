@@ -6,18 +6,109 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-from urllib.parse import quote
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pybackend.errors import InferenceError, ServerError
-from pybackend.tools.client.connection import Connection, model_path
-from pybackend.tools.importing.sample import LADDER, Request, Sizes, sample_request
-from pybackend_wire.dtypes import BY_CONFIG_NAME
+from pybackend.tools.client.connection import Connection, control_path, model_path
+from pybackend_wire.dtypes import BY_CONFIG_NAME, DATATYPES
+
+Request = dict[str, Any]
+"""A request of the v2 protocol in JSON."""
+
+_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron")
+_DECIMALS = 4
+_IMAGE_SIDE = 8
+_SAMPLING, _LIKELIEST = "sampling_parameters", json.dumps({"temperature": 0, "max_tokens": 8})
+"""An input of models that generate text, and a value for which the answer is the same each time."""
+
+
+class Sizes(NamedTuple):
+    """Choices that a configuration leaves open.
+
+    Attributes:
+        dimension: the size of each dimension of any size.
+        most: the largest whole number.
+    """
+
+    dimension: int
+    most: int
+
+
+LADDER = (Sizes(4, 9), Sizes(1, 1), Sizes(8, 1), Sizes(32, 1), Sizes(224, 1))
+"""Sizes to try one after the other: a configuration does not state the sizes of a vocabulary or of the smallest image."""
+
+
+def sample_request(
+    config: Mapping[str, Any], sizes: Sizes, *, seed: int = 0, examples: Mapping[str, Any] | None = None
+) -> Request:
+    """A request with a batch of one for a model.
+
+    ``seed``: another one gives other values. ``examples``: a row of values by column, which wins over random values
+    where it fits the inputs.
+    """
+    random = np.random.default_rng(seed)
+    known = _examples_of(config, examples or {})
+    inputs = []
+    for each in config["input"]:
+        if each.get("optional") and each["name"] != _SAMPLING:
+            continue
+        datatype = BY_CONFIG_NAME[each["data_type"]].name
+        dims = [sizes.dimension if size < 0 else size for size in each["dims"]]
+        shape = [1, *dims] if config["max_batch_size"] > 0 else dims
+        if each["name"] == _SAMPLING:
+            data = [_LIKELIEST]
+        elif each["name"] in known:
+            data = known[each["name"]]
+        elif each["name"] == "image" and datatype == "BYTES":
+            data = [_image(random)] * int(np.prod(shape, dtype=int))
+        else:
+            data = _values(datatype, shape, sizes, random)
+        inputs.append({"name": each["name"], "datatype": datatype, "shape": shape, "data": data})
+    return {"inputs": inputs}
+
+
+def _examples_of(config: Mapping[str, Any], examples: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The flat values of inputs that an example row gives: one for each column, or all of them for the only input."""
+    inputs = [each for each in config["input"] if not each.get("optional")]
+    if all(each["name"] in examples and each["dims"] == [1] for each in inputs):
+        return {each["name"]: [examples[each["name"]]] for each in inputs}
+    if len(inputs) == 1 and inputs[0]["dims"] == [len(examples)]:
+        return {inputs[0]["name"]: list(examples.values())}
+    return {}
+
+
+def arrays_of(tensors: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """The arrays of the inputs of a request, or of the outputs of an answer; BYTES as text, BF16 as FP32."""
+    arrays = {}
+    for tensor in tensors:
+        dtype = np.dtype(object) if tensor["datatype"] == "BYTES" else DATATYPES[tensor["datatype"]].numpy
+        arrays[tensor["name"]] = np.array(tensor["data"], dtype or np.float32).reshape(tensor["shape"])
+    return arrays
+
+
+def _values(datatype: str, shape: Sequence[int], sizes: Sizes, random: np.random.Generator) -> list[Any]:
+    count = int(np.prod(shape, dtype=int))
+    if datatype == "BYTES":
+        return [str(word) for word in random.choice(_WORDS, count)]
+    if datatype == "BOOL":
+        return [bool(value) for value in random.integers(0, 2, count)]
+    if "INT" in datatype:
+        # From 1: zeros would mask everything where numbers are masks.
+        return [int(value) for value in random.integers(1, sizes.most + 1, count)]
+    return [round(float(value), _DECIMALS) for value in random.random(count)]
+
+
+def _image(random: np.random.Generator) -> str:
+    """A picture in the text form of PPM: requests in JSON hold text only."""
+    pixels = random.integers(0, 256, _IMAGE_SIDE * _IMAGE_SIDE * 3)
+    return f"P3 {_IMAGE_SIDE} {_IMAGE_SIDE} 255 {' '.join(map(str, pixels))}\n"
+
 
 Answer = dict[str, Any]
 """A response of the v2 protocol in JSON."""
 
-_JSON = {"Content-Type": "application/json"}
 _ROWS = 8
 _AROUND = re.compile(
     r"^(?:load failed for model '.*?': )?(?:version \d+ is at UNAVAILABLE state: )?(?:[A-Z][A-Za-z ]*: )?"
@@ -25,12 +116,7 @@ _AROUND = re.compile(
 
 
 class Trial:
-    """A model on a server.
-
-    Args:
-        connection: to the server.
-        name: the model's name.
-    """
+    """A model on a server."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
@@ -41,23 +127,18 @@ class Trial:
     def load(self) -> float:
         """Load the model; returns how long that took, in seconds.
 
-        Raises:
-            InferenceError: it cannot be loaded; the message is the model's.
+        Raises InferenceError if it cannot be loaded; the message is the model's.
         """
         began_s = time.perf_counter()
         try:
-            self._connection.post(f"/v2/repository/models/{quote(self._name, safe='')}/load", b"{}", _JSON)
+            self._connection.post_json(f"{control_path(self._name)}/load", {})
         except InferenceError as error:
             raise InferenceError(_reason(error.message)) from None
         return time.perf_counter() - began_s
 
     def unload(self) -> None:
-        """Unload the model.
-
-        Raises:
-            InferenceError: it cannot be unloaded.
-        """
-        self._connection.post(f"/v2/repository/models/{quote(self._name, safe='')}/unload", b"{}", _JSON)
+        """Unload the model. Raises InferenceError if it cannot be unloaded."""
+        self._connection.post_json(f"{control_path(self._name)}/unload", {})
 
     def configuration(self) -> dict[str, Any]:
         """The complete configuration, as the server has it. Requests come after it."""
@@ -67,31 +148,26 @@ class Trial:
         return document
 
     def answer(self, request: Request) -> Answer:
-        """The model's answer.
-
-        Raises:
-            InferenceError: the model refuses the request.
-        """
-        path, body = self.call(request)
-        answer: Answer = json.loads(self._connection.post(path, body, _JSON).body)
+        """The model's answer. Raises InferenceError if the model refuses the request."""
+        path, document = self.call(request)
+        answer: Answer = self._connection.post_json(path, document)
         if "outputs" in answer:
             return {"outputs": [_without_parameters(output) for output in answer["outputs"]]}
         return {"outputs": [_tensor(each, answer[each["name"]]) for each in self._outputs if each["name"] in answer]}
 
-    def call(self, request: Request) -> tuple[str, bytes]:
-        """The path and the body of a call with a request: infer, or generate for a model that may send several responses."""
+    def call(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """The path and the JSON document of a call with a request: infer, or generate for a model that may send several responses."""
         if not self._streams:
-            return f"{model_path(self._name, '')}/infer", json.dumps(request).encode()
+            return f"{model_path(self._name, '')}/infer", request
         values = {
             each["name"]: each["data"] if len(each["data"]) > 1 else each["data"][0] for each in request["inputs"]
         }
-        return f"{model_path(self._name, '')}/generate", json.dumps(values).encode()
+        return f"{model_path(self._name, '')}/generate", values
 
     def sample(self, config: Mapping[str, Any], examples: Mapping[str, Any]) -> tuple[Request, Sizes]:
         """The first sample request that the model answers, and its sizes.
 
-        Raises:
-            ServerError: it answers none; the text has its reason.
+        Raises ServerError if it answers none; the text has its reason.
         """
         reasons = []
         for sizes in LADDER:

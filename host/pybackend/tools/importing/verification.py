@@ -16,8 +16,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.framework_program import ANSWER, QUESTION, REQUEST
-from pybackend.tools.importing.sample import Request, arrays_of
-from pybackend.tools.importing.trial import Answer, Trial
+from pybackend.tools.importing.trial import Answer, Request, Trial, arrays_of
 
 _PROGRAM = Path(__file__).with_name("framework_program.py")
 _FILES = "files"
@@ -36,7 +35,6 @@ class Comparison:
     Attributes:
         difference: the largest difference of two numbers, relative to the framework's if that is more than 1.
         output: the output that has it; ``""`` if there is no number.
-        requests: how many requests were compared.
         fault: a sentence about answers that differ beyond the tolerance, ``""`` if all agree.
     """
 
@@ -74,16 +72,12 @@ class FrameworkModel:
     ) -> list[dict[str, list[Any]]]:
         """The framework's flat values by output, for each request. Blocking: it may take minutes.
 
+        Raises ServerError if the framework cannot compute them.
+
         Args:
-            connection: to the server.
             kind: the name of the imported model's kind.
             file: the file or directory that the framework loads, relative to :attr:`files`.
-            config: the imported model's complete configuration.
             parameters: of the second model: its sandbox and its environment.
-            requests: in JSON.
-
-        Raises:
-            ServerError: the framework cannot compute them.
         """
         if (self.files / file / file).is_file():
             file = f"{file}/{file}"  # an ONNX file with the files of its external data
@@ -116,10 +110,8 @@ def compare(
 ) -> Comparison:
     """Compare answers.
 
-    Args:
-        answered: requests, and the server's answers.
-        expected: the framework's values, likewise.
-        tolerance: the largest difference that is allowed, relative to the framework's value if that is more than 1.
+    ``expected``: the framework's values, likewise. ``tolerance``: the largest difference that is allowed, relative to
+    the framework's value if that is more than 1.
     """
     largest, where = 0.0, ""
     for (_, answer), values in zip(answered, expected, strict=True):

@@ -18,7 +18,7 @@ from pybackend.tools.pack.errors import PackError, SpecificationError, Unpackabl
 from pybackend.tools.pack.interpreter import Interpreter, find_interpreter, is_version, minor_of
 from pybackend.tools.pack.lock import Lock
 from pybackend.tools.pack.options import PackedSize, PackOptions
-from pybackend.tools.pack.python_tree import copy_interpreter
+from pybackend.tools.pack.python_tree import base_interpreter, copy_interpreter, copy_packages
 from pybackend.tools.pack.specification import (
     CondaPackages,
     CondaPrefix,
@@ -28,7 +28,6 @@ from pybackend.tools.pack.specification import (
     index_options,
 )
 from pybackend.tools.pack.surprises import WITHOUT_NUMPY, Wanted, surprises
-from pybackend.tools.pack.virtual_environment import base_interpreter, copy_packages
 from pybackend.tools.pack.wheels import WheelOrder
 
 _QUESTION = """
@@ -49,12 +48,8 @@ class Assembled:
     """A complete environment.
 
     Attributes:
-        prefix: the directory.
         is_conda: conda's records list its contents.
-        python: the interpreter.
-        version: version of its CPython.
         cache_tag: part of the names of compiled files.
-        free_threaded: its CPython has no global lock.
         site_packages: directories of its packages.
         conda: packages from conda channels, as described by their index.
         wheels: lines of a requirements file that pin all other packages.
@@ -78,12 +73,7 @@ def assemble(
 ) -> Assembled:
     """Create the environment, or inspect an existing one.
 
-    Args:
-        file: the file that was read.
-        specification: its contents.
-        options: options of the pack.
-        lock: pinned packages to install, None to resolve them.
-        prefix: the directory to create.
+    ``lock``: pinned packages to install, None to resolve them.
 
     Raises:
         PackError: the environment cannot be created; the kind of error says why.
@@ -296,8 +286,7 @@ Look = Callable[[], list[PackedSize]]
 def look_up(file: Path, specification: Specification, options: PackOptions) -> list[PackedSize]:
     """Packages that would be installed, with their download sizes; installs nothing.
 
-    Raises:
-        PackError: the packages cannot be resolved; the kind of error says why.
+    Raises PackError if the packages cannot be resolved; the kind of error says why.
     """
     if isinstance(specification, CondaPackages):
         return _look_up_conda(file, specification, options)

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import IO, Self
 
 from pybackend.tools.pack.errors import PackError, no_space, says_no_space
-from pybackend.tools.pack.progress import Advance
+from pybackend.tools.pack.options import Advance
 
 _CHUNK_BYTES = 1 << 19
 """Source bytes per chunk. Chunks do not depend on the number of cores, and neither do the compiled files."""
@@ -76,7 +76,6 @@ class SourceFile:
     """A module to compile.
 
     Attributes:
-        path: path of its source.
         name: the source's name within the environment.
     """
 
@@ -95,16 +94,13 @@ def compile_modules(
 ) -> dict[str, Path]:
     """Compile modules into a separate directory; returns the compiled files by their name within the environment.
 
+    Raises PackError if the interpreter failed.
+
     Args:
-        python: the interpreter of the environment.
         cache_tag: the interpreter's, such as ``cpython-312``.
         sources: modules to compile; invalid sources are skipped.
         target: an empty directory.
-        threads: number of parallel processes.
         advance: called with the number of finished chunks.
-
-    Raises:
-        PackError: the interpreter failed.
     """
     names: dict[str, Path] = {}
     chunks: list[bytes] = []
@@ -159,12 +155,7 @@ def _compile(chunk: bytes, idle: SimpleQueue[_Compiler]) -> None:
 
 
 class _Compiler:
-    """An interpreter of the environment that compiles chunks of modules.
-
-    Args:
-        python: the interpreter.
-        target: the directory for compiled files.
-    """
+    """An interpreter of the environment that compiles chunks of modules."""
 
     def __init__(self, python: Path, target: Path) -> None:
         self._python = python
@@ -197,11 +188,7 @@ class _Compiler:
         self._process.kill()
 
     def compile(self, chunk: bytes) -> None:
-        """Compile the modules of one chunk.
-
-        Raises:
-            PackError: the interpreter failed.
-        """
+        """Compile the modules of one chunk. Raises PackError if the interpreter failed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

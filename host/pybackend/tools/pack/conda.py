@@ -22,8 +22,7 @@ from pybackend.tools.pack.errors import (
     says_no_space,
     says_not_writable,
 )
-from pybackend.tools.pack.options import PackedSize
-from pybackend.tools.pack.progress import Advance
+from pybackend.tools.pack.options import Advance, PackedSize
 
 SOLVE_TIMEOUT_S = 600
 
@@ -37,7 +36,6 @@ class CondaOrder:
 
     Attributes:
         channels: in order of priority.
-        specs: requested packages.
         msgpack: include msgpack if a channel has it.
         locked: exact packages to install, as ``records`` of an earlier result; None to solve.
         prefix: the directory to install into, None to only solve.
@@ -53,8 +51,7 @@ class CondaOrder:
 def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:
     """Solve and install; returns the chosen packages, as described by conda's index.
 
-    Raises:
-        PackError: solving or installing failed; the kind of error says why.
+    Raises PackError if solving or installing failed; the kind of error says why.
     """
     text = json.dumps(
         {

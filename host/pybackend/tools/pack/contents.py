@@ -20,7 +20,6 @@ class PackedFile:
     """One file or link.
 
     Attributes:
-        size: size of its content.
         mode: executable or not; no other permission is kept.
         path: file with its content, None if it is in ``data``.
         data: its content, None if it is in a file.
@@ -35,11 +34,7 @@ class PackedFile:
     link: str | None = None
 
     def chunks(self) -> Iterator[bytes]:
-        """The file's content.
-
-        Raises:
-            OSError: it cannot be read, or was truncated.
-        """
+        """The file's content. Raises OSError if it cannot be read, or was truncated."""
         if self.path is None:
             yield self.data or b""
             return
@@ -54,11 +49,7 @@ class PackedFile:
 
 
 def file_of(name: str, path: str) -> PackedFile | None:
-    """A file or link on disk; None for a directory, or a type that archives cannot hold.
-
-    Raises:
-        OSError: its metadata cannot be read.
-    """
+    """A file or link on disk; None for a directory, or a type that archives cannot hold."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         return PackedFile(name, 0, 0o777, link=os.readlink(path))
@@ -98,11 +89,7 @@ class Contents:
         return sum(file.size for file in self.files.values())
 
     def digest(self, threads: int) -> str:
-        """A hash of names, modes, links and content.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """A hash of names, modes, links and content."""
         files = self.sorted()
         whole = hashlib.blake2b(digest_size=32)
         with ThreadPoolExecutor(max(1, threads), thread_name_prefix="hash") as pool:
@@ -114,11 +101,7 @@ class Contents:
         return f"blake2b:{whole.hexdigest()}"
 
     def oldest_libc(self) -> str:
-        """The oldest glibc that all binaries run with, such as ``glibc 2.28``; empty if they need none.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """The oldest glibc that all binaries run with, such as ``glibc 2.28``; empty if they need none."""
         versions = (
             binary.glibc
             for file in self.files.values()
@@ -139,9 +122,7 @@ def _digest(file: PackedFile) -> bytes:
 def walk(prefix: Path, left_out: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
     """Names and paths of all files and links below a directory, in order.
 
-    Args:
-        prefix: the directory.
-        left_out: directories below it to skip.
+    ``left_out``: directories below it to skip.
     """
     excluded = {str(prefix / name) for name in left_out}
     for directory, directories, files in os.walk(prefix):

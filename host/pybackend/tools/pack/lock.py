@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.tools.pack.errors import SpecificationError, output_error
-from pybackend.tools.pack.text_file import read_text
+from pybackend.tools.pack.specification import read_text
 
 _FORMAT_VERSION = 1
 _TEXTS = ("specification", "platform", "python")
@@ -22,8 +22,6 @@ class Lock:
 
     Attributes:
         specification: hash of the file that requested them.
-        platform: system and processor.
-        python: version of CPython.
         conda: packages from conda channels, as described by their index.
         wheels: lines of a requirements file, each with the hashes of its package.
     """
@@ -39,11 +37,7 @@ class Lock:
         return json.dumps({"format_version": _FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write it to a file atomically.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write it to a file atomically. Raises OutputError if it cannot be written."""
         draft = ""
         try:
             file, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -60,8 +54,7 @@ class Lock:
 def read_lock(path: Path, specification: str, platform: str) -> Lock | None:
     """The lock in a file, None if the file does not exist.
 
-    Raises:
-        SpecificationError: the file is not a lock, or is for another specification or machine.
+    Raises SpecificationError if the file is not a lock, or is for another specification or machine.
     """
     if not path.exists():
         return None

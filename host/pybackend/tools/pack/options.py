@@ -3,12 +3,67 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from pybackend.environment.manifest import EnvironmentManifest
-from pybackend.tools.pack.progress import Progress
+
+Advance = Callable[[float, float], None]
+"""Called with the amount done and the total."""
+
+
+class Progress:
+    """Shows nothing, and measures the duration of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Advance]:
+        """One step; yields a callback for progress reports, which any thread may call."""
+        started = time.perf_counter()
+        try:
+            yield self._ignore
+        finally:
+            self.seconds[title] = time.perf_counter() - started
+
+    def _ignore(self, _done: float, _total: float) -> None:
+        pass
+
+
+class TerminalProgress(Progress):
+    """One line per step, with a bar while the total is known."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__()
+        from rich.console import Console
+
+        self._console = Console(file=stream)
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Advance]:
+        from rich import progress as bars
+
+        columns = (
+            bars.SpinnerColumn(finished_text="✓"),
+            bars.TextColumn("{task.description:<28}", markup=False),
+            bars.BarColumn(),
+            bars.TaskProgressColumn(),
+            bars.TimeElapsedColumn(),
+        )
+        with super().step(title), bars.Progress(*columns, console=self._console) as display:
+            task = display.add_task(title, total=None)
+
+            def advance(done: float, total: float) -> None:
+                display.update(task, completed=done, total=total)
+
+            yield advance
+            display.update(task, completed=1, total=1)
+
 
 FORMATS: Mapping[str, tuple[str, ...]] = {"tar.gz": (".tar.gz", ".tgz"), "tar.zst": (".tar.zst", ".tzst")}
 """Compression formats, and their file name suffixes."""
@@ -30,13 +85,9 @@ class PackOptions:
     Attributes:
         archive_format: ``tar.gz`` or ``tar.zst``; None derives it from the archive's name.
         python: a version or path of the interpreter, for files that do not name one.
-        extras: optional dependencies of a pyproject.toml to include.
         lock: a file that pins the packages; written if it does not exist.
         msgpack: add msgpack to the packages if available: it makes messages cheaper for models.
-        dry_run: only resolve the packages.
         work_directory: where the environment is assembled, None for the cache directory.
-        threads: number of threads for compiling and compressing.
-        progress: receives progress reports.
         warn: receives warnings, one sentence each.
     """
 
@@ -57,8 +108,6 @@ class PackedSize:
     """The download size of a package.
 
     Attributes:
-        name: the package's name.
-        version: the package's version.
         size_bytes: None if the index does not state it, 0 for a package that is here already.
         source: the channel, ``pypi``, or another origin.
     """
@@ -75,12 +124,7 @@ class PackResult:
 
     Attributes:
         archive: the file, None for a dry run.
-        manifest: the archive's manifest, None for a dry run.
         packages: packages with sizes, for a dry run.
-        size_bytes: size of the archive.
-        unpacked_bytes: total size of its files.
-        file_count: number of its files.
-        seconds: duration of each step.
     """
 
     archive: Path | None

@@ -26,13 +26,9 @@ from pybackend.tools.pack.writer import write_archive
 def pack(specification: Path, archive: Path, options: PackOptions | None = None) -> PackResult:
     """Create an archive for models to run in.
 
-    Args:
-        specification: an environment.yml, a requirements.txt, a pyproject.toml, or the directory of an environment.
-        archive: the file to write; an existing one is replaced atomically at the end.
-        options: further options.
-
-    Raises:
-        PackError: packing failed; the kind of error says why, and ``status`` is the exit status of a command.
+    ``specification``: an environment.yml, a requirements.txt, a pyproject.toml, or the directory of an environment.
+    ``archive``: the file to write; an existing one is replaced atomically at the end. Raises PackError if packing
+    failed; the kind of error says why, and ``status`` is the exit status of a command.
     """
     options = options or PackOptions()
     require_extra()

@@ -1,7 +1,7 @@
 """A relocatable copy of a CPython. A virtual environment is not relocatable, because its interpreter lies elsewhere.
 
 Only the interpreter's own files are copied, so its prefix may be /usr or /usr/local. Its shared libraries are copied
-too, except the C library's, and are found by relative paths.
+too, except the C library's, and are found by relative paths. The packages of a virtual environment are copied into it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import subprocess
 from pathlib import Path
 
 from pybackend.environment.elf import read_binary
+from pybackend.tools.pack.contents import walk
 from pybackend.tools.pack.errors import SpecificationError, UnpackableError
 from pybackend.tools.pack.extra import program
 from pybackend.tools.pack.interpreter import Interpreter, probe
+from pybackend.tools.pack.specification import read_text
 
 _LEFT_OUT = re.compile(
     # Tests and their data, GUI tools, bundled pip, static libraries: half of the size, unused by models.
@@ -37,10 +39,7 @@ _MAGIC = b"\x7fELF"
 def copy_interpreter(interpreter: Interpreter, tree: Path) -> Path:
     """Copy an interpreter, and nothing else, into a directory; returns the path of its program.
 
-    Raises:
-        SpecificationError: its files are not in its prefix.
-        UnpackableError: the copy does not start.
-        OSError: it cannot be written.
+    Raises SpecificationError if its files are not in its prefix, and UnpackableError if the copy does not start.
     """
     library = Path(os.path.relpath(interpreter.standard_library, interpreter.prefix))
     if ".." in library.parts or not (interpreter.standard_library / "os.py").is_file():
@@ -158,9 +157,7 @@ def _rename_prefix(interpreter: Interpreter, library: Path) -> None:
         *library.glob("_sysconfig_vars*.json"),
     ):
         if not path.is_symlink():
-            content = path.read_bytes()
-            if old in content:
-                path.write_bytes(content.replace(old, new))
+            _replace_directory(path, old, new)
 
 
 def _check_start(interpreter: Interpreter, python: Path, tree: Path) -> None:
@@ -173,3 +170,58 @@ def _check_start(interpreter: Interpreter, python: Path, tree: Path) -> None:
         )
     if read_binary(python) is None:
         raise UnpackableError(f"{interpreter.executable} is not a binary; name the interpreter itself with --python")
+
+
+_OF_THE_TOOL = re.compile(
+    r"^(pyvenv\.cfg|\.gitignore|\.lock|CACHEDIR\.TAG)$|^bin/(python[\d.]*|activate.*|Activate\.ps1|deactivate.*|pydoc\.bat)$"
+    r"|(^|/)(_virtualenv\.(py|pth))$|\.pyc$"
+)
+
+_MOST_TEXT_BYTES = 4 * 1024 * 1024
+
+
+def base_interpreter(prefix: Path) -> Interpreter:
+    """The interpreter of a virtual environment.
+
+    Raises UnpackableError if it does not start, or the environment includes the packages of its interpreter.
+    """
+    settings = dict(re.findall(r"^\s*([\w-]+)\s*=\s*(.*?)\s*$", read_text(prefix / "pyvenv.cfg"), re.MULTILINE))
+    if settings.get("include-system-site-packages", "").lower() == "true":
+        raise UnpackableError(
+            f"{prefix} also shows the packages of {settings.get('home', 'its interpreter')} (include-system-site-packages), which would "
+            "not be packed: create it without this option, or pack a requirements.txt"
+        )
+    found = probe(str(prefix / "bin" / "python"))
+    if found is None:
+        raise UnpackableError(
+            f"the interpreter of {prefix}, {settings.get('home', 'which it does not name')}, does not start: create the environment again "
+            "on this machine, or pack a requirements.txt"
+        )
+    return found
+
+
+def copy_packages(prefix: Path, interpreter: Interpreter, tree: Path) -> None:
+    """Copy everything but the interpreter; ``tree`` is a copy of the interpreter."""
+    library = os.path.relpath(interpreter.standard_library, interpreter.prefix)
+    own = re.compile(rf"^lib(64)?/python{re.escape(interpreter.minor)}t?/")
+    old, new = os.fsencode(prefix), os.fsencode(tree)
+    for name, path in walk(prefix):
+        if _OF_THE_TOOL.search(name) or name == "lib64":
+            continue
+        target = tree / own.sub(f"{library}/", name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(target):
+            target.unlink()
+        if os.path.islink(path):
+            target.symlink_to(os.readlink(path))
+            continue
+        shutil.copy2(path, target)
+        if os.path.getsize(target) <= _MOST_TEXT_BYTES:
+            _replace_directory(target, old, new)
+
+
+def _replace_directory(path: Path, old: bytes, new: bytes) -> None:
+    """Replace the old directory by the new one in text files."""
+    content = path.read_bytes()
+    if old in content and b"\0" not in content:
+        path.write_bytes(content.replace(old, new))

@@ -67,11 +67,7 @@ def _with_working_options(data: bytes) -> bytes:
 
 
 def relocate_tree(prefix: Path) -> tuple[Contents, set[str]]:
-    """The files of a directory that is not a conda environment, and the names of those that will be rewritten.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """The files of a directory that is not a conda environment, and the names of those that will be rewritten."""
     from conda_pack.core import File
 
     return _relocate(prefix, [File(path, name, is_conda=False, file_mode=None) for name, path in walk(prefix)])
@@ -80,9 +76,7 @@ def relocate_tree(prefix: Path) -> tuple[Contents, set[str]]:
 def relocate_conda(prefix: Path, warn: Callable[[str], None]) -> tuple[Contents, set[str]]:
     """The files of a conda environment, and the names of those that will be rewritten.
 
-    Raises:
-        UnpackableError: conda-pack refuses it.
-        OSError: a file cannot be read.
+    Raises UnpackableError if conda-pack refuses it.
     """
     from conda_pack import CondaEnv, CondaPackException
 

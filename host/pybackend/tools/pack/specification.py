@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -9,8 +10,22 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pybackend.author_files.reading import read_regular
 from pybackend.tools.pack.errors import SpecificationError, UnpackableError
-from pybackend.tools.pack.text_file import read_text
+
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+def read_text(path: Path) -> str:
+    """The whole file. Raises SpecificationError if it cannot be read, or is not text."""
+    try:
+        return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise SpecificationError(f"{path} is longer than {_MOST_BYTES >> 20} MB: it lists no packages") from None
+        raise SpecificationError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SpecificationError(f"{path} is not text in UTF-8") from None
 
 
 @dataclass(frozen=True)
@@ -19,9 +34,7 @@ class CondaPackages:
 
     Attributes:
         channels: names, URLs and directories (as URLs), in order of priority.
-        specs: requested packages in conda's notation.
         requirements: lines of its pip section, in the format of a requirements file.
-        variables: environment variables for its models.
     """
 
     channels: tuple[str, ...]
@@ -35,7 +48,6 @@ class WheelPackages:
     """Contents of a requirements.txt or a pyproject.toml.
 
     Attributes:
-        file: the file.
         requirements: lines of a requirements.txt; none for a pyproject.toml.
         is_project: the file describes a package, which must be installed itself.
         requires_python: accepted versions of CPython, such as ``>=3.11``; empty for any.
@@ -67,9 +79,7 @@ Specification = CondaPackages | WheelPackages | CondaPrefix | VirtualEnvironment
 def requirement_lines(path: Path) -> tuple[str, ...]:
     """The unmodified lines of a requirements file.
 
-    Raises:
-        SpecificationError: it cannot be read, or is empty.
-        UnpackableError: it lists an editable package.
+    Raises SpecificationError if it cannot be read, or is empty, and UnpackableError if it lists an editable package.
     """
     lines = tuple(read_text(path).splitlines())
     refuse_editable_lines(path, lines)
@@ -83,11 +93,7 @@ _EDITABLE = re.compile(r"\s*(-e|--editable)(?:[\s=]|$)")
 
 
 def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
-    """Check that no package is installed as a link to its sources.
-
-    Raises:
-        UnpackableError: one is.
-    """
+    """Check that no package is installed as a link to its sources. Raises UnpackableError if one is."""
     for number, line in enumerate(lines, 1):
         if _EDITABLE.match(line):
             raise UnpackableError(
@@ -99,8 +105,7 @@ def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
 def refuse_idle_hashes(path: Path, lines: tuple[str, ...]) -> None:
     """Check that every hash belongs to a pinned version: uv ignores all others, although the author relies on them.
 
-    Raises:
-        SpecificationError: a hash belongs to no pinned version.
+    Raises SpecificationError if a hash belongs to no pinned version.
     """
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         package, hashed, _ = line.partition(" --hash")
@@ -125,9 +130,7 @@ def index_options(lines: tuple[str, ...]) -> tuple[str, ...]:
 def identity(specification: Specification, options: tuple[str, ...]) -> str:
     """The part of a lock that identifies its file. It changes when the requested packages may have changed.
 
-    Args:
-        specification: the contents of the file.
-        options: the relevant options of the command line.
+    ``options``: the relevant options of the command line.
     """
     if isinstance(specification, CondaPackages):
         content: list[object] = [*specification.channels, *sorted(specification.specs), *specification.requirements]

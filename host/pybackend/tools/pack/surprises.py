@@ -26,7 +26,6 @@ class Wanted:
     """A package that will be, or was, installed.
 
     Attributes:
-        name: the package's name.
         size_bytes: download size, 0 if unknown.
     """
 

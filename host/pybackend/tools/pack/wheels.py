@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,66 @@ from pybackend.tools.pack.errors import (
     says_not_writable,
 )
 from pybackend.tools.pack.options import PackedSize
-from pybackend.tools.pack.uv_settings import OTHER_PLACES, names_an_index, uv_cache_directory, uv_environment
+
+_LISTS: Mapping[str, str] = {
+    "UV_BUILD_CONSTRAINT": " ",
+    "UV_CONSTRAINT": " ",
+    "UV_DEFAULT_INDEX": " ",
+    "UV_EXCLUDE": " ",
+    "UV_EXTRA_INDEX_URL": " ",
+    "UV_FIND_LINKS": ",",
+    "UV_INDEX": " ",
+    "UV_INDEX_URL": " ",
+    "UV_OVERRIDE": " ",
+}
+"""Variables with files, directories and URLs, and what separates them."""
+
+_SINGLE = ("UV_CACHE_DIR", "UV_CONFIG_FILE")
+_NOT_FOR_PACKING = {"VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_WORKING_DIR", "UV_PROJECT"}
+
+_INDEX = re.compile(r"\s*(-i|--index-url|--default-index)(?:[\s=]|$)")
+
+OTHER_PLACES = (
+    "If packages come from a mirror or a directory here, name it: UV_DEFAULT_INDEX=URL or UV_FIND_LINKS=DIRECTORY. Settings of pip "
+    "are not read"
+)
+"""The way out if the default index is out of reach."""
+
+
+def uv_environment() -> dict[str, str]:
+    """This process's environment, set so that uv neither picks or downloads an interpreter, nor wraps its errors.
+
+    uv runs in the directory of the file that lists the packages; paths in its variables are relative to this process's.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "CONDA")) and name not in _NOT_FOR_PACKING
+    }
+    for name in _SINGLE:
+        if kept.get(name):
+            kept[name] = os.path.abspath(kept[name])
+    for name, separator in _LISTS.items():
+        if kept.get(name):
+            kept[name] = separator.join(map(_absolute, kept[name].split(separator)))
+    return kept | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1", "COLUMNS": "100000"}
+
+
+def uv_cache_directory() -> Path:
+    """The cache directory of uv, as determined by the environment alone."""
+    named = os.environ.get("UV_CACHE_DIR")
+    return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uv").expanduser()
+
+
+def names_an_index(lines: Sequence[str]) -> bool:
+    """Whether the environment, or a line of a requirements file, replaces the default index."""
+    return any(os.environ.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL")) or any(map(_INDEX.match, lines))
+
+
+def _absolute(place: str) -> str:
+    """A path that exists as an absolute one; URLs, and what exists nowhere, unchanged."""
+    return os.path.abspath(place) if place and os.path.exists(place) else place
+
 
 MSGPACK = "msgpack"
 
@@ -42,7 +101,6 @@ class WheelOrder:
 
     Attributes:
         directory: base of relative paths.
-        lines: lines of a requirements file.
         projects: pyproject.toml files whose dependencies are installed.
         packages: directories of projects that are installed themselves.
         extras: optional dependencies of these.
@@ -78,11 +136,7 @@ class WheelOrder:
 
 
 def project_name(directory: Path) -> str:
-    """The name of the project in a directory.
-
-    Raises:
-        SpecificationError: it has no name.
-    """
+    """The name of the project in a directory. Raises SpecificationError if it has no name."""
     with (directory / "pyproject.toml").open("rb") as file:
         name = tomllib.load(file).get("project", {}).get("name")
     if not isinstance(name, str):
@@ -93,12 +147,8 @@ def project_name(directory: Path) -> str:
 def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
     """Packages that would be installed, with their download sizes.
 
-    Args:
-        order: the request.
-        python: uv's options that select the interpreter.
-
-    Raises:
-        PackError: resolving failed; the kind of error says why.
+    ``python``: uv's options that select the interpreter. Raises PackError if resolving failed; the kind of error says
+    why.
     """
     done = _uv(
         ["pip", "compile", "--quiet", "--no-header", "--format=pylock.toml", *python, *order.flags(), *order.files()],
@@ -112,16 +162,7 @@ def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
 
 
 def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> None:
-    """Install packages for an interpreter.
-
-    Args:
-        order: the request.
-        python: the interpreter.
-        dependencies: include the packages' dependencies.
-
-    Raises:
-        PackError: installing failed; the kind of error says why.
-    """
+    """Install packages for an interpreter. Raises PackError if installing failed; the kind of error says why."""
     # Copies, not links: installed files may be modified in place, and links would modify uv's cache too.
     flags = [f"--python={python}", "--break-system-packages", "--link-mode=copy"]
     if not dependencies:
@@ -132,8 +173,7 @@ def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> No
 def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
     """Install packages, with msgpack if it is available; returns whether it was.
 
-    Raises:
-        PackError: installing failed without msgpack too.
+    Raises PackError if installing failed without msgpack too.
     """
     try:
         install(order.with_line(MSGPACK), python)
@@ -149,15 +189,12 @@ def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
 def pinned(names: set[str], options: Sequence[str], python: Path, directory: Path, *, hashes: bool) -> list[str]:
     """Lines of a requirements file that pin the installed packages.
 
+    Raises PackError if an index no longer has a package.
+
     Args:
         names: normalised names of the packages to include.
-        options: option lines about the packages' origin.
-        python: the interpreter that they are installed for.
         directory: base of relative paths.
         hashes: include the packages' hashes, which must be looked up.
-
-    Raises:
-        PackError: an index no longer has a package.
     """
     if not names:
         return []
