@@ -17,9 +17,8 @@ from pybackend_sdk.execution import prune
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
-from pybackend_sdk.testing.errors import HarnessError
-from pybackend_sdk.testing.failures import PendingFailures, contained, format_error
-from pybackend_sdk.testing.inputs import wire_bytes
+from pybackend_sdk.testing.errors import HarnessError, PendingFailures, contained, format_error
+from pybackend_sdk.testing.request import wire_bytes
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -7,8 +7,7 @@ import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Union
 
 from pybackend_sdk.request import InferenceRequest
-from pybackend_sdk.testing.errors import HarnessError, LoadError
-from pybackend_sdk.testing.failures import PendingFailures
+from pybackend_sdk.testing.errors import HarnessError, LoadError, PendingFailures
 from pybackend_sdk.testing.fakes import FakeModel, Replies
 from pybackend_sdk.testing.metrics import MetricRegistry
 from pybackend_stub.coroutines import CoroutineRunner

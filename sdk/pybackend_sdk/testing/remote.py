@@ -17,8 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.testing.environment import EnvironmentProcess
-from pybackend_sdk.testing.errors import FinalizeError, HarnessError, LoadError
-from pybackend_sdk.testing.failures import ModelException
+from pybackend_sdk.testing.errors import FinalizeError, HarnessError, LoadError, ModelException
 from pybackend_sdk.testing.host import Host, head_of
 from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.process import Execution, ModelProcess
