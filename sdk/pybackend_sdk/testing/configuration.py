@@ -24,12 +24,7 @@ _NO_SERVER = "the package 'pybackend', which reads config.pbtxt, is not installe
 
 
 class Configuration(NamedTuple):
-    """A configuration on its way to the model.
-
-    Attributes:
-        document: the parsed form of ``args["model_config"]``.
-        source: its origin, for messages.
-    """
+    """A configuration on its way to the model: the parsed form of ``args["model_config"]``, and its origin for messages."""
 
     document: Document
     source: str
@@ -45,9 +40,6 @@ def read_configuration(
         given: used instead of config.pbtxt.
         overrides: fields that replace the configured ones.
         parameters: values of ``parameters``, added to the configured ones.
-
-    Raises:
-        ConfigError: it cannot be read, or describes an ensemble.
     """
     document, source = _written(model_directory, given)
     document = {**document, **overrides}
@@ -75,14 +67,7 @@ def finish_configuration(
 ) -> Configuration:
     """Merge the result of ``auto_complete_config`` into the configuration, and fill in all defaults.
 
-    Args:
-        configuration: from :func:`read_configuration`.
-        completed: None if the model does not complete it.
-        gpu_count: number of GPUs to assume.
-        check: False to fill in defaults only, before the model completes it.
-
-    Raises:
-        ConfigError: the merged configuration contradicts itself.
+    ``completed`` is None if the model does not complete it. Without ``check``, defaults are filled in and no more.
     """
     document, source = configuration
     server = _server()
@@ -248,11 +233,7 @@ _COMPLETED = ("max_batch_size", "input", "output", "dynamic_batching", "sequence
 
 
 def read_json(text: str, source: str) -> Document:
-    """Parse a configuration in JSON.
-
-    Raises:
-        ConfigError: the text is not JSON, or not an object.
-    """
+    """Parse a configuration in JSON."""
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -279,11 +260,7 @@ def complete_document(document: Document, completed: Optional[Mapping[str, Any]]
 
 
 def finish_document(document: Document, source: str, *, check: bool = True) -> Document:
-    """Return the effective document; with ``check``, its tensors must be complete.
-
-    Raises:
-        ConfigError: a tensor lacks a name, a datatype or dims.
-    """
+    """Return the effective document; with ``check``, its tensors must be complete."""
     document = filled_document(document, source)
     name = document["name"]
     for field in ("input", "output") if check else ():

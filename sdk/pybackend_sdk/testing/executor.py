@@ -25,9 +25,7 @@ MOST_TURNS = 10_000
 class Turns:
     """The changes to a request for each of its executions.
 
-    Args:
-        starts: names of the control tensors that mark a request's beginning, with their values for "no".
-        text_ids: whether correlation ids are strings.
+    ``starts`` has the value for "no" of each control tensor that marks a request's beginning.
     """
 
     def __init__(self, starts: "Mapping[str, Any]", *, text_ids: bool) -> None:
@@ -88,10 +86,6 @@ class ModelExecutor:
     """Executes requests on one initialised model.
 
     Args:
-        host: sends them.
-        instance_name: for messages.
-        signature: the model's inputs and outputs.
-        decoupled: whether it sends any number of responses per request.
         cancels_calls: whether cancelling a request cancels the BLS calls that the model makes for it.
         turns: the turns of rescheduled requests; None if the model may not reschedule.
         wait_s: how long to wait for the model where a server would wait for ever.
@@ -129,14 +123,7 @@ class ModelExecutor:
         return ready
 
     def finalize(self, *, strict: bool) -> None:
-        """Wait for running executions and finalize the model.
-
-        Args:
-            strict: raise an error if ``finalize`` does; a server only logs that.
-
-        Raises:
-            FinalizeError: ``finalize`` raised, or ``execute`` does not return.
-        """
+        """Wait for running executions and finalize the model; an error of ``finalize`` is raised if this is strict."""
         if self._worker is not None:
             self._jobs.put(None)
             self._worker.join(self._wait_s)
@@ -180,9 +167,6 @@ class ModelExecutor:
         """Call ``execute`` in this thread; responses arrive at the exchanges.
 
         It is called once, and again with the requests that the model reschedules.
-
-        Raises:
-            HarnessError: the model is busy and stays so, or reschedules requests without end.
         """
         if self.waits_for_caller:
             raise HarnessError(f"instance '{self.instance_name}' is busy with the request that made this call")
@@ -247,16 +231,7 @@ class ModelExecutor:
     # Responses
 
     def next_arrival(self, exchange: Exchange, wait_s: float, received: int) -> Arrival:
-        """Wait for a response.
-
-        Args:
-            exchange: the request.
-            wait_s: how long to wait.
-            received: number of responses before this one, for the message.
-
-        Raises:
-            NoResponse: none arrived; the message says what the model is doing or what it forgot.
-        """
+        """Wait for a response after those received. If none comes, the error says what the model does or forgot."""
         arrival = exchange.receive(wait_s)
         self.failures.raise_first()
         if arrival is not None:

@@ -37,14 +37,7 @@ class Replies(Protocol):
 
 
 class FakeModel:
-    """A function as a model.
-
-    Args:
-        name: the name that models call it by.
-        function: see the module.
-        run_coroutine: waits for a coroutine and returns its value.
-        failures: collects exceptions that are the test's and not the fake model's.
-    """
+    """A function as a model. ``run_coroutine`` waits for a coroutine; ``failures`` collects exceptions that are the test's."""
 
     def __init__(
         self,

@@ -7,11 +7,7 @@ from types import TracebackType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, Union
 
 from pybackend_sdk.request import InferenceRequest
-from pybackend_sdk.testing.configuration import (
-    ConfigSource,
-    Configuration,
-    read_configuration,
-)
+from pybackend_sdk.testing.configuration import ConfigSource, Configuration, read_configuration
 from pybackend_sdk.testing.environment import environment_of
 from pybackend_sdk.testing.errors import HarnessError
 from pybackend_sdk.testing.exchange import Exchange

@@ -21,15 +21,7 @@ from pybackend_sdk.testing.model_table import ModelTable
 from pybackend_sdk.testing.process import Execution, ModelProcess, TensorMemory
 from pybackend_stub.host_calls import HostRefusal
 from pybackend_wire.errors import ErrorCode
-from pybackend_wire.host_messages import (
-    Answer,
-    Cancel,
-    Detach,
-    Execute,
-    Flow,
-    Probe,
-    Reply,
-)
+from pybackend_wire.host_messages import Answer, Cancel, Detach, Execute, Flow, Probe, Reply
 from pybackend_wire.messages import Failure, RequestOptions, RequestResult
 from pybackend_wire.stub_messages import (
     Call,
@@ -53,11 +45,7 @@ from pybackend_wire.stub_messages import (
 
 
 class _OpenCall:
-    """A model's call of another one.
-
-    Attributes:
-        wanted: set when the calling model waits for the next response.
-    """
+    """A model's call of another one; ``wanted`` is set when the calling model waits for the next response."""
 
     def __init__(self, message: Call) -> None:
         self.message = message
@@ -74,16 +62,7 @@ class _OpenCall:
 
 
 class CallsOfModel:
-    """The open calls of one model.
-
-    Args:
-        process: the model's.
-        memory: the model's.
-        table: the models that it may call.
-
-    Attributes:
-        context: of the code that called ``execute`` last.
-    """
+    """The open calls of one model; ``context`` is that of the code that called ``execute`` last."""
 
     def __init__(self, process: ModelProcess, memory: TensorMemory, table: ModelTable) -> None:
         self.context = contextvars.copy_context()
@@ -192,15 +171,9 @@ _UNLIMITED = 2**53
 class Host:
     """One model's counterpart.
 
-    Args:
-        table: the models that it may call.
-
     Attributes:
         process: where the model runs; set by :meth:`connect` before anything else is used.
-        streams: whether it sends any number of responses.
-        reschedules: whether the model may reschedule requests.
         has_is_ready: whether it can be asked if it is ready; a model without ``is_ready`` is.
-        calls: its calls of other models.
         errors: exceptions of a model elsewhere, by the beginning of the clients' error.
     """
 
@@ -298,11 +271,7 @@ class Host:
     # Messages from the model
 
     def on_message(self, message: FromStub, tail: bytes) -> None:
-        """Act on a message, in the thread that received it.
-
-        Raises:
-            RemoteProtocolError: it makes no sense.
-        """
+        """Act on a message, in the thread that received it."""
         handle = self._handlers.get(type(message))
         if handle is not None:
             handle(message, tail)

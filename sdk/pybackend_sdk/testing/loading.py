@@ -23,15 +23,11 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 
 class ModelPlan(NamedTuple):
-    """A model to load.
+    """A model to load. None for kind or device stands for the configured one.
 
     Attributes:
         of_backend: whether the file with its class belongs to a Python-based backend.
         configuration: read, not yet completed.
-        auto_complete: whether the model may complete it.
-        kind: of the instance, None for the configured one.
-        device_id: of the instance, None for the configured one.
-        wait_s: how long to wait where a server would wait for ever.
         environment: path of the environment that it runs in, None for the test's own process.
         debug_port: where a debugger must attach to a model in an environment, None for no debugger.
     """
@@ -52,17 +48,7 @@ class ModelPlan(NamedTuple):
 
 
 def open_model(plan: ModelPlan, table: ModelTable, log: ModelLog) -> "Tuple[ModelExecutor, Configuration]":
-    """Import, complete and initialise the model; returns what executes it, and the effective configuration.
-
-    Args:
-        plan: the model.
-        table: the models that it may call.
-        log: receives its lines.
-
-    Raises:
-        LoadError: the model's code failed.
-        ConfigError: the completed configuration is wrong.
-    """
+    """Import, complete and initialise the model; returns what executes it, and the effective configuration."""
     gpus = _gpu_count(plan.configuration)
     document = finish_configuration(plan.configuration, None, gpus, check=False).document
     name = f"{document['instance_group'][0]['name']}_0"
@@ -148,11 +134,7 @@ def _placement(plan: ModelPlan, document: Mapping[str, Any]) -> Tuple[str, int]:
 
 
 def model_directory(path: PathLike) -> str:
-    """Return the absolute path of a model's directory.
-
-    Raises:
-        ModelDirectoryError: the path is not a directory; the message says what to pass instead.
-    """
+    """Return the absolute path of a model's directory."""
     directory = os.path.abspath(os.fspath(path))
     if os.path.isfile(directory):
         raise ModelDirectoryError(
@@ -164,11 +146,7 @@ def model_directory(path: PathLike) -> str:
 
 
 def version_directory(directory: str, wanted: Optional[int]) -> Tuple[int, str]:
-    """Return a version's number and directory; the highest version by default.
-
-    Raises:
-        ModelDirectoryError: there is no such version; the message says what the directory holds instead.
-    """
+    """Return a version's number and directory; the highest version by default."""
     versions = _versions(directory)
     if wanted is not None:
         if wanted not in versions:
@@ -190,12 +168,7 @@ def version_directory(directory: str, wanted: Optional[int]) -> Tuple[int, str]:
 
 
 def model_file(directory: str, document: Mapping[str, Any], backend_directory: Optional[PathLike]) -> Tuple[str, bool]:
-    """Return the file with the model's class, and whether it belongs to a Python-based backend.
-
-    Raises:
-        LoadError: there is no such file.
-        ConfigError: the configuration names a backend that does not come with pybackend, but ``backend_directory`` is missing.
-    """
+    """Return the file with the model's class, and whether it belongs to a Python-based backend."""
     backend = document["backend"]
     if backend_directory is None:
         backend_directory = _shipped_backends(backend)

@@ -57,14 +57,7 @@ MakeModel = Callable[[Any, str], Optional[RunningModel]]
 
 
 class _Entry:
-    """One model.
-
-    Attributes:
-        fake: a function, or None.
-        harness: a model, or None.
-        owned: whether the table opens and closes the harness.
-        ready: whether it is loaded.
-    """
+    """One model: a function or a harness. The table opens and closes those that it owns."""
 
     def __init__(self, fake: Optional[FakeModel], harness: Optional[RunningModel], *, owned: bool) -> None:
         self.fake = fake

@@ -232,8 +232,7 @@ class RemoteProcess(ModelProcess):
 class _Output:
     """Reads the output of a stub's process: printed text, and records of its log in between. See :mod:`pybackend_wire.log_record`.
 
-    Attributes:
-        passes_on: whether printed text goes to the test's own output; before that it is kept.
+    Printed text is kept until ``passes_on`` is set; from then on it goes to the test's own output.
     """
 
     def __init__(self, host: Host, log: ModelLog) -> None:

@@ -44,11 +44,7 @@ class Request(NamedTuple):
 
 
 def exchange_of(request: Request, signature: Signature) -> Exchange:
-    """Turn a test's request into an exchange.
-
-    Raises:
-        InputError: the request does not fit the model.
-    """
+    """Turn a test's request into an exchange."""
     tensors, batch_size = input_tensors(signature, request.inputs)
     options = RequestOptions(
         request.request_id,
@@ -62,11 +58,7 @@ def exchange_of(request: Request, signature: Signature) -> Exchange:
 
 
 def request_of(request: InferenceRequest, model_name: str) -> Request:
-    """Turn a model's BLS request into a test's request.
-
-    Raises:
-        InputError: an input appears twice.
-    """
+    """Turn a model's BLS request into a test's request."""
     inputs = {tensor.name(): tensor for tensor in request.inputs()}
     if len(inputs) != len(request.inputs()):
         raise InputError(f"an input is given twice for model '{model_name}'")
@@ -95,19 +87,7 @@ _NAMES = {"O": "BYTES", "S": "BYTES", "U": "BYTES"}
 
 
 def input_tensors(signature: Signature, values: Mapping[str, Any]) -> Tuple[List[Tensor], int]:
-    """Make the tensors of a request as a model receives them, each in separate memory.
-
-    Args:
-        signature: the model's.
-        values: by name: arrays; other values that ``numpy.asarray`` takes, in the configured datatype; or tensors of
-            ``pb_utils``. None leaves an optional input out.
-
-    Returns:
-        The tensors, and the size of the batch (1 without one).
-
-    Raises:
-        InputError: a value does not fit the model; names the first one.
-    """
+    """Make the tensors of a request as a model receives them, in separate memory; returns also the size of the batch, or 1."""
     given = {name: value for name, value in values.items() if value is not None}
     _check_names(signature, given)
     tensors, batch_size = [], None
@@ -124,11 +104,7 @@ def input_tensors(signature: Signature, values: Mapping[str, Any]) -> Tuple[List
 
 
 def requested_outputs(signature: Signature, names: "Optional[Sequence[str]]") -> Tuple[str, ...]:
-    """Return the outputs to send: all configured ones if none are named.
-
-    Raises:
-        InputError: the model has no such output.
-    """
+    """Return the outputs to send: all configured ones if none are named."""
     if isinstance(names, str):
         names = [names]
     for name in names or ():

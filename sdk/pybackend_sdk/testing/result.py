@@ -87,14 +87,7 @@ class OutputWarning(UserWarning):
 
 
 class Stream:
-    """The responses to one request, one by one as they arrive; iterate, or :meth:`collect` them.
-
-    Args:
-        executor: the model.
-        exchange: the request.
-        wait_s: how long to wait for each response.
-        strict: treat outputs that do not match the configuration as errors, not warnings.
-    """
+    """The responses to one request, one by one as they arrive; iterate, or :meth:`collect` them."""
 
     def __init__(self, executor: ModelExecutor, exchange: Exchange, wait_s: float, *, strict: bool) -> None:
         self._executor = executor
@@ -173,17 +166,9 @@ class HarnessReplies:
 def checked_result(
     executor: ModelExecutor, exchange: Exchange, arrival: Arrival, *, strict: bool, complete: bool = True
 ) -> Result:
-    """Make a result, and check its outputs against the configuration.
+    """Make a result, and check its outputs against the configuration: a mismatch is an error if ``strict``, else a warning.
 
-    Args:
-        executor: the model.
-        exchange: the request.
-        arrival: a response to it.
-        strict: treat a mismatch as an error, not a warning.
-        complete: whether every requested output must be present.
-
-    Raises:
-        OutputError: an output does not match the configuration.
+    Every requested output must be present if the result is ``complete``.
     """
     assert arrival.response is not None
     if arrival.response.has_error():
@@ -218,15 +203,7 @@ def output_problems(
     requested: "Sequence[str]",
     batch_size: int,
 ) -> List[str]:
-    """Describe the faults of a response, one sentence each.
-
-    Args:
-        signature: the model's.
-        outputs: the requested ones, in the shapes that clients receive.
-        unknown: names of outputs that the configuration does not have.
-        requested: names of the requested outputs.
-        batch_size: the request's; every output of a batching model must have this many items.
-    """
+    """Describe the faults of a response, one sentence each. The configuration does not have ``unknown`` outputs."""
     subject = f"model '{signature.model_name}' returned"
     problems = []
     names = [tensor.name() for tensor in outputs]
