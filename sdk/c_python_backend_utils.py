@@ -12,12 +12,11 @@ from pybackend_sdk.memory import (
 )
 from pybackend_sdk.metrics import Metric, MetricFamily, MetricKind
 from pybackend_sdk.model_control import is_model_ready, load_model, unload_model
-from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.request import InferenceRequest, InferenceTrace
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.response_iterator import ResponseIterator
 from pybackend_sdk.response_sender import InferenceResponseSender
 from pybackend_sdk.tensor import Tensor
-from pybackend_sdk.trace import InferenceTrace
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

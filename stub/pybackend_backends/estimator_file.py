@@ -29,11 +29,7 @@ _TREES = frozenset(
 
 
 def read_estimator(path: str, parameters: Mapping[str, Any], *, backend: str) -> Any:
-    """The estimator in a file of skops, joblib or pickle, by the file's ending.
-
-    Raises:
-        TritonModelException: the file cannot be read, holds types that were not allowed, or is a pickle that was not.
-    """
+    """The estimator in a file of skops, joblib or pickle, by the file's ending."""
     require("sklearn", backend=backend, extra="sklearn")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

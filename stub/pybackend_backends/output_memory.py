@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from pybackend_sdk.backend import Signature
-from pybackend_sdk.datatypes import TRITON_STRING_TO_NUMPY
+from pybackend_sdk.datatypes import TRITON_STRING_TO_NUMPY, triton_string_to_numpy
 from pybackend_sdk.tensor import Tensor
 
 LARGE_BYTES = 256 * 1024
@@ -16,8 +16,7 @@ LARGE_BYTES = 256 * 1024
 class SizedOutputs:
     """The outputs of a model whose sizes follow from the batch alone.
 
-    Args:
-        most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
+    If ``most_rows``, which is ``max_batch_size``, is not 0, the first dimension of every tensor is the batch's.
     """
 
     def __init__(self, signature: Signature, most_rows: int) -> None:
@@ -52,13 +51,7 @@ class SizedOutputs:
 
 
 class _Sized:
-    """An output whose size follows from the batch alone.
-
-    Attributes:
-        shape: without the batch dimension.
-        dtype: of its elements.
-        row_bytes: its size for a batch of one.
-    """
+    """An output whose size follows from the batch alone: its shape without the batch dimension, and the bytes of one row."""
 
     __slots__ = ("dtype", "row_bytes", "shape")
 
@@ -74,3 +67,14 @@ class _Sized:
             return None
         known = shape[1:] if batches else shape
         return None if -1 in known else cls(known, np.dtype(TRITON_STRING_TO_NUMPY[data_type]))
+
+
+def empty_outputs(signature: Signature) -> "Dict[str, np.ndarray]":
+    """The outputs for no rows: by name, arrays whose first dimension is 0, as is each dimension of any size."""
+    return {
+        tensor.name: np.empty(
+            [max(0, size) for size in tensor.shape or (0,)],
+            np.object_ if tensor.data_type == "TYPE_STRING" else triton_string_to_numpy(tensor.data_type),
+        )
+        for tensor in signature.outputs
+    }

@@ -27,7 +27,7 @@ from pybackend_wire.host_messages import Initialize
 from pybackend_wire.messages import RequestResult
 
 if TYPE_CHECKING:
-    from pybackend_sdk.response_stream import ResponseStream
+    from pybackend_sdk.response_sender import ResponseStream
     from pybackend_stub.coroutines import CoroutineRunner
 
 Refused = Dict[int, RequestResult]

@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, Optional
 
 from pybackend_sdk.logger import Logger
-from pybackend_sdk.model_class import check_execute
-from pybackend_sdk.model_loader import complete_config, import_model
+from pybackend_sdk.model_loader import check_execute, complete_config, import_model
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
 from pybackend_stub.client_memory import ClientMemory
 from pybackend_stub.error_log import ErrorLog

@@ -6,8 +6,7 @@ from typing import Any, Dict, Optional, Tuple
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
-from pybackend_sdk.response_sender import InferenceResponseSender
-from pybackend_sdk.response_stream import ResponseStream
+from pybackend_sdk.response_sender import InferenceResponseSender, ResponseStream
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.receiver import Receiver, Waiter
 from pybackend_stub.results import ResultWriter

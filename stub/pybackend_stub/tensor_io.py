@@ -7,9 +7,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from pybackend_sdk.error import TritonModelException
-from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.request import InferenceRequest, InferenceTrace
 from pybackend_sdk.tensor import Tensor
-from pybackend_sdk.trace import InferenceTrace
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.client_memory import ClientMemory, RegionError
 from pybackend_stub.memory import OutputBlock, StubMemory

@@ -9,24 +9,11 @@ A Python-based backend is an ordinary ``model.py``. These functions are for its 
 Every error is a ``TritonModelException`` of one sentence that names the model, the file and the way out.
 """
 
-from pybackend_sdk.backend.allocation import keep_freed_memory
-from pybackend_sdk.backend.batching import execute_batch
-from pybackend_sdk.backend.completion import complete_config
-from pybackend_sdk.backend.form import Form
-from pybackend_sdk.backend.framework import require
-from pybackend_sdk.backend.model_file import model_path
-from pybackend_sdk.backend.parameters import (
-    Ignored,
-    boolean,
-    choice,
-    number,
-    read_parameters,
-    text,
-    whole_number,
-)
-from pybackend_sdk.backend.process_memory import memory_advice
-from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config
-from pybackend_sdk.backend.streaming import offer
+from pybackend_sdk.backend.batching import Form, execute_batch, offer
+from pybackend_sdk.backend.model_file import model_path, require
+from pybackend_sdk.backend.parameters import Ignored, boolean, choice, number, read_parameters, text, whole_number
+from pybackend_sdk.backend.process_memory import keep_freed_memory, memory_advice
+from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config, complete_config
 from pybackend_sdk.backend.threads import cores, instance_count, threads_per_instance
 
 __all__ = [

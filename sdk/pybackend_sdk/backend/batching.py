@@ -4,15 +4,60 @@ A single request is not copied. What is done for every request of a batch is
 left to functions in C where there is one: behind a batcher, these lines cost as much as the answer of a small model.
 """
 
+from abc import ABC, abstractmethod
+from itertools import accumulate
 from operator import attrgetter, itemgetter
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from pybackend_sdk.backend.form import ARRAYS, Form
+import numpy as np
+
 from pybackend_sdk.backend.process_memory import memory_advice
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.response_sender import InferenceResponseSender
 from pybackend_sdk.tensor import Tensor
+
+
+class Form(ABC):
+    """How the values are held that a backend's ``run`` takes and returns. Each has rows."""
+
+    @abstractmethod
+    def read(self, tensor: Tensor, /) -> Any:
+        """Make a value of an input."""
+
+    @abstractmethod
+    def join(self, tensors: Sequence[Tensor], /) -> Any:
+        """Make one value of inputs that follow each other along the first dimension. They are alike otherwise."""
+
+    @abstractmethod
+    def write(self, name: str, value: Any, /) -> Tensor:
+        """Make an output of a value."""
+
+    def split(self, name: str, value: Any, rows: Sequence[int], /) -> List[Tensor]:
+        """Make outputs of so many rows each of a value, one after the other.
+
+        Args:
+            name: of each output.
+            value: sliced by its rows.
+            rows: of each output; together as many as the value has.
+        """
+        ends = list(accumulate(rows))
+        return [self.write(name, value[end - count : end]) for end, count in zip(ends, rows)]
+
+
+class _Arrays(Form):
+    read = staticmethod(Tensor.as_numpy)
+    join = staticmethod(Tensor._joined)
+    split = staticmethod(Tensor._split)
+
+    def write(self, name: str, value: "Union[np.ndarray, Tensor]", /) -> Tensor:
+        return value if isinstance(value, Tensor) else Tensor._of(name, value)
+
+
+ARRAYS = _Arrays()
+"""NumPy arrays; outputs can also be tensors."""
+
 
 Run = Callable[[Dict[str, Any], Sequence[str]], Mapping[str, Any]]
 """Computes outputs from inputs, both by name. It also gets the names of the outputs that are wanted, and returns at
@@ -157,3 +202,20 @@ def _message(error: Exception) -> str:
     advice = memory_advice(error)
     message = f"{type(error).__name__}: {error}"
     return f"{message.rstrip()}. {advice}" if advice else message
+
+
+def offer(sender: InferenceResponseSender, response: InferenceResponse) -> bool:
+    """Send a response that is not the last one, unless its receiver is slow. ``sender.send`` would wait then.
+
+    Args:
+        sender: of a request to a decoupled model.
+        response: to send.
+
+    Returns:
+        Whether it was sent. If not, offer it again later, alone or joined with what comes after it.
+
+    Raises:
+        TritonModelException: the final response was sent before, or the server is gone.
+    """
+    stream = sender._stream
+    return stream is None or stream.offer(response)

@@ -1,10 +1,33 @@
-"""Recognises that a framework found no memory, and says what gives a model's process more.
+"""The memory of a model's process: how much freed memory it keeps, and what to do if a framework finds none.
 
-Frameworks report it in their own words, as errors of many types.
+glibc gives large freed blocks back to the kernel, and the next run fetches them again, page by page: the faults cost a network
+with a few megabytes of intermediate results up to half of its time.
 """
 
+import ctypes
 import resource
 
+_MIB = 1024 * 1024
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of mallopt in malloc.h."""
+
+_LARGEST_KEPT_BYTES = 32 * _MIB
+"""Larger blocks come from the kernel each time: glibc takes no larger threshold."""
+
+MOST_KEPT_BYTES = 64 * _MIB
+"""Freed memory beyond this goes back to the kernel."""
+
+
+def keep_freed_memory() -> None:
+    """Keep up to 64 MiB of freed memory in this process for the next run. Nothing happens with other C libraries."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
+
+
+# Frameworks report that there is no memory in their own words, as errors of many types.
 _WORDS = (
     "bad_alloc",
     "bad allocation",
@@ -14,7 +37,6 @@ _WORDS = (
     "cannot allocate memory",
 )
 _OF_GPUS = ("cuda", "hip error", "gpu")
-_MB = 1 << 20
 
 
 def memory_advice(error: BaseException) -> str:
@@ -34,6 +56,6 @@ def memory_advice(error: BaseException) -> str:
             "The machine has no memory left for the model's process: send fewer rows at a time, or serve fewer models"
         )
     return (
-        f"The model's process has used up its limit of {limit // _MB} MB: send fewer rows at a time, or raise "
+        f"The model's process has used up its limit of {limit // _MIB} MB: send fewer rows at a time, or raise "
         "SANDBOX_MEMORY_MB in the model's parameters"
     )

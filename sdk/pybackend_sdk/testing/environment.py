@@ -39,13 +39,7 @@ _END_S = 5.0
 
 
 def environment_of(document: Mapping[str, Any], model_directory: str, given: Optional[str]) -> Optional[str]:
-    """Return the absolute path of a model's environment, None for the test's own process.
-
-    Args:
-        document: the configuration.
-        model_directory: replaces the placeholder in the configuration.
-        given: used instead of the configured one; ``here`` for the test's own process.
-    """
+    """Return the absolute path of a model's environment, the given or configured one; None for the test's own process."""
     path = given or document["parameters"].get(PARAMETER, {}).get("string_value", "")
     if not path or given == HERE:
         return None
@@ -54,21 +48,15 @@ def environment_of(document: Mapping[str, Any], model_directory: str, given: Opt
 
 
 class EnvironmentProcess:
-    """A stub process in an environment.
+    """A stub process in an environment, which is an archive or a directory.
 
     Args:
-        path: the environment: an archive or a directory.
-        model_name: for messages.
-        model_directory: the model's directory.
-        parameters: of its configuration; those of the sandbox count.
+        parameters: of the model's configuration; those of the sandbox count.
         read: places of the model's code.
 
     Attributes:
         socket: connected to the process.
         output: the end of a pipe to read what it prints, without waiting.
-
-    Raises:
-        HarnessError: no program here can start a process in that environment.
     """
 
     def __init__(

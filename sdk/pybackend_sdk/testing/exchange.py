@@ -27,15 +27,7 @@ class Arrival(NamedTuple):
 
 
 class Exchange:
-    """A request and its responses.
-
-    Args:
-        signature: the model's.
-        inputs: tensors for the model.
-        requested: names of the outputs to send.
-        batch_size: the request's.
-        options: the request's.
-    """
+    """A request and its responses."""
 
     def __init__(
         self,

@@ -6,18 +6,70 @@ On a request's path this module sits between the harness's checks and the host's
 import contextvars
 import queue
 import threading
-from typing import Callable, List, Optional, Sequence, Tuple
+from itertools import count
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonError
-from pybackend_sdk.testing.errors import FinalizeError, HarnessError, NoResponse
+from pybackend_sdk.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+from pybackend_sdk.testing.errors import FinalizeError, HarnessError, NoResponse, PendingFailures, format_error
 from pybackend_sdk.testing.exchange import Arrival, Exchange
-from pybackend_sdk.testing.failures import PendingFailures, format_error
 from pybackend_sdk.testing.host import Host
-from pybackend_sdk.testing.outputs import output_problems
 from pybackend_sdk.testing.signature import Signature
-from pybackend_sdk.testing.turns import MOST_TURNS, Turns
 from pybackend_stub.host_calls import HostRefusal
 from pybackend_wire.errors import ErrorCode
+
+MOST_TURNS = 10_000
+"""Most executions of one request: a model that reschedules for ever must fail its test."""
+
+
+class Turns:
+    """The changes to a request for each of its executions.
+
+    ``starts`` has the value for "no" of each control tensor that marks a request's beginning.
+    """
+
+    def __init__(self, starts: "Mapping[str, Any]", *, text_ids: bool) -> None:
+        self._starts = dict(starts)
+        self._text_ids = text_ids
+        self._ids: Iterator[int] = count(1)
+
+    def begin(self, exchange: Exchange) -> None:
+        """Prepare the first execution: each request begins a sequence."""
+        options = exchange.options
+        number = next(self._ids)
+        exchange.options = options._replace(
+            correlation_id=options.correlation_id or (str(number) if self._text_ids else number),
+            flags=options.flags | TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+        )
+
+    def go_on(self, exchange: Exchange) -> None:
+        """Prepare the next execution; the inputs are as the model has left them."""
+        exchange.options = exchange.options._replace(flags=0)
+        for tensor in exchange.inputs:
+            if tensor.name() in self._starts:
+                tensor.as_numpy()[...] = self._starts[tensor.name()]
+
+
+def turns_of(document: "Mapping[str, Any]") -> "Optional[Turns]":
+    """Return the turns of a model's requests; None if its configuration does not allow rescheduling."""
+    batching = document.get("sequence_batching", {})
+    if not batching.get("iterative_sequence", False):
+        return None
+    controls: List[Tuple[str, Dict[str, Any]]] = [
+        (entry["name"], control) for entry in batching.get("control_input", ()) for control in entry.get("control", ())
+    ]
+    starts = {name: _false(control) for name, control in controls if control.get("kind") == "CONTROL_SEQUENCE_START"}
+    text_ids = any(
+        control.get("kind") == "CONTROL_SEQUENCE_CORRID" and control.get("data_type") == "TYPE_STRING"
+        for _, control in controls
+    )
+    return Turns(starts, text_ids=text_ids)
+
+
+def _false(control: "Mapping[str, Any]") -> Any:
+    pairs = (control.get(f"{kind}_false_true") for kind in ("int32", "fp32", "bool"))
+    return next((pair[0] for pair in pairs if pair), 0)
+
 
 _executing: "contextvars.ContextVar[Tuple[ModelExecutor, ...]]" = contextvars.ContextVar(
     "pybackend_sdk_testing_executing", default=()
@@ -34,10 +86,6 @@ class ModelExecutor:
     """Executes requests on one initialised model.
 
     Args:
-        host: sends them.
-        instance_name: for messages.
-        signature: the model's inputs and outputs.
-        decoupled: whether it sends any number of responses per request.
         cancels_calls: whether cancelling a request cancels the BLS calls that the model makes for it.
         turns: the turns of rescheduled requests; None if the model may not reschedule.
         wait_s: how long to wait for the model where a server would wait for ever.
@@ -75,14 +123,7 @@ class ModelExecutor:
         return ready
 
     def finalize(self, *, strict: bool) -> None:
-        """Wait for running executions and finalize the model.
-
-        Args:
-            strict: raise an error if ``finalize`` does; a server only logs that.
-
-        Raises:
-            FinalizeError: ``finalize`` raised, or ``execute`` does not return.
-        """
+        """Wait for running executions and finalize the model; an error of ``finalize`` is raised if this is strict."""
         if self._worker is not None:
             self._jobs.put(None)
             self._worker.join(self._wait_s)
@@ -126,9 +167,6 @@ class ModelExecutor:
         """Call ``execute`` in this thread; responses arrive at the exchanges.
 
         It is called once, and again with the requests that the model reschedules.
-
-        Raises:
-            HarnessError: the model is busy and stays so, or reschedules requests without end.
         """
         if self.waits_for_caller:
             raise HarnessError(f"instance '{self.instance_name}' is busy with the request that made this call")
@@ -192,28 +230,8 @@ class ModelExecutor:
 
     # Responses
 
-    def output_problems(self, exchange: Exchange, arrival: Arrival, *, complete: bool) -> List[str]:
-        """Describe how a response differs from the configuration."""
-        assert arrival.response is not None
-        return output_problems(
-            self.signature,
-            arrival.response.output_tensors(),
-            arrival.unknown,
-            exchange.requested if complete else (),
-            exchange.batch_size,
-        )
-
     def next_arrival(self, exchange: Exchange, wait_s: float, received: int) -> Arrival:
-        """Wait for a response.
-
-        Args:
-            exchange: the request.
-            wait_s: how long to wait.
-            received: number of responses before this one, for the message.
-
-        Raises:
-            NoResponse: none arrived; the message says what the model is doing or what it forgot.
-        """
+        """Wait for a response after those received. If none comes, the error says what the model does or forgot."""
         arrival = exchange.receive(wait_s)
         self.failures.raise_first()
         if arrival is not None:

@@ -17,9 +17,8 @@ from pybackend_sdk.execution import prune
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
-from pybackend_sdk.testing.errors import HarnessError
-from pybackend_sdk.testing.failures import PendingFailures, contained, format_error
-from pybackend_sdk.testing.inputs import wire_bytes
+from pybackend_sdk.testing.errors import HarnessError, PendingFailures, contained, format_error
+from pybackend_sdk.testing.request import wire_bytes
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -38,14 +37,7 @@ class Replies(Protocol):
 
 
 class FakeModel:
-    """A function as a model.
-
-    Args:
-        name: the name that models call it by.
-        function: see the module.
-        run_coroutine: waits for a coroutine and returns its value.
-        failures: collects exceptions that are the test's and not the fake model's.
-    """
+    """A function as a model. ``run_coroutine`` waits for a coroutine; ``failures`` collects exceptions that are the test's."""
 
     def __init__(
         self,

@@ -7,24 +7,24 @@ from types import TracebackType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, Union
 
 from pybackend_sdk.request import InferenceRequest
-from pybackend_sdk.testing.configuration import (
-    ConfigSource,
-    Configuration,
-    read_configuration,
-)
+from pybackend_sdk.testing.configuration import ConfigSource, Configuration, read_configuration
 from pybackend_sdk.testing.environment import environment_of
 from pybackend_sdk.testing.errors import HarnessError
 from pybackend_sdk.testing.exchange import Exchange
 from pybackend_sdk.testing.executor import ModelExecutor
-from pybackend_sdk.testing.loading import ModelPlan, open_model
+from pybackend_sdk.testing.loading import (
+    ModelPlan,
+    PathLike,
+    model_directory,
+    model_file,
+    open_model,
+    version_directory,
+)
 from pybackend_sdk.testing.logs import LogLine, ModelLog
 from pybackend_sdk.testing.metrics import MetricRegistry
-from pybackend_sdk.testing.model_files import model_directory, model_file, version_directory
 from pybackend_sdk.testing.model_table import ModelTable, Target
 from pybackend_sdk.testing.request import Request, exchange_of, request_of
 from pybackend_sdk.testing.result import HarnessReplies, Result, Stream, checked_result
-
-PathLike = Union[str, "os.PathLike[str]"]
 
 WAIT_S = 30.0
 

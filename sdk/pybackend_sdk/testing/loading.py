@@ -1,35 +1,33 @@
-"""Loads a model from its directory to a ready instance: the same steps as in a server, in the same order."""
+"""Finds a model's files, and loads it to a ready instance: the same steps as in a server, in the same order."""
 
+import importlib.util
 import json
 import os
 from functools import partial
-from typing import Any, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
-from pybackend_sdk.testing.attribution import HarnessRuntime
 from pybackend_sdk.testing.configuration import Configuration, finish_configuration
 from pybackend_sdk.testing.environment import EnvironmentProcess
-from pybackend_sdk.testing.executor import ModelExecutor
+from pybackend_sdk.testing.errors import ConfigError, LoadError, ModelDirectoryError
+from pybackend_sdk.testing.executor import ModelExecutor, turns_of
 from pybackend_sdk.testing.host import Host
-from pybackend_sdk.testing.local import LocalProcess
+from pybackend_sdk.testing.local import HarnessRuntime, LocalProcess
 from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.model_modules import ModelModules
 from pybackend_sdk.testing.model_table import ModelTable
 from pybackend_sdk.testing.process import ModelProcess
 from pybackend_sdk.testing.signature import signature_of
-from pybackend_sdk.testing.turns import turns_of
 from pybackend_wire.host_messages import Initialize, ModelToLoad
+
+PathLike = Union[str, "os.PathLike[str]"]
 
 
 class ModelPlan(NamedTuple):
-    """A model to load.
+    """A model to load. None for kind or device stands for the configured one.
 
     Attributes:
         of_backend: whether the file with its class belongs to a Python-based backend.
         configuration: read, not yet completed.
-        auto_complete: whether the model may complete it.
-        kind: of the instance, None for the configured one.
-        device_id: of the instance, None for the configured one.
-        wait_s: how long to wait where a server would wait for ever.
         environment: path of the environment that it runs in, None for the test's own process.
         debug_port: where a debugger must attach to a model in an environment, None for no debugger.
     """
@@ -50,17 +48,7 @@ class ModelPlan(NamedTuple):
 
 
 def open_model(plan: ModelPlan, table: ModelTable, log: ModelLog) -> "Tuple[ModelExecutor, Configuration]":
-    """Import, complete and initialise the model; returns what executes it, and the effective configuration.
-
-    Args:
-        plan: the model.
-        table: the models that it may call.
-        log: receives its lines.
-
-    Raises:
-        LoadError: the model's code failed.
-        ConfigError: the completed configuration is wrong.
-    """
+    """Import, complete and initialise the model; returns what executes it, and the effective configuration."""
     gpus = _gpu_count(plan.configuration)
     document = finish_configuration(plan.configuration, None, gpus, check=False).document
     name = f"{document['instance_group'][0]['name']}_0"
@@ -140,3 +128,75 @@ def _placement(plan: ModelPlan, document: Mapping[str, Any]) -> Tuple[str, int]:
     kind = plan.kind or group["kind"][len("KIND_") :]
     configured = group["gpus"][0] if kind == "GPU" and group["gpus"] else 0
     return kind, configured if plan.device_id is None else plan.device_id
+
+
+# --- Files of a model ---------------------------------------------------------------------------------------------------
+
+
+def model_directory(path: PathLike) -> str:
+    """Return the absolute path of a model's directory."""
+    directory = os.path.abspath(os.fspath(path))
+    if os.path.isfile(directory):
+        raise ModelDirectoryError(
+            f"{directory} is a file: pass the model's directory, two levels above, which holds version directories"
+        )
+    if not os.path.isdir(directory):
+        raise ModelDirectoryError(f"there is no directory {directory}")
+    return directory
+
+
+def version_directory(directory: str, wanted: Optional[int]) -> Tuple[int, str]:
+    """Return a version's number and directory; the highest version by default."""
+    versions = _versions(directory)
+    if wanted is not None:
+        if wanted not in versions:
+            raise ModelDirectoryError(f"model {directory} has no version {wanted}; it has {sorted(versions) or 'none'}")
+        return wanted, versions[wanted]
+    if versions:
+        return max(versions), versions[max(versions)]
+    if os.path.isfile(os.path.join(directory, "model.py")):
+        raise ModelDirectoryError(
+            f"{directory} is a version directory, as it holds a model.py: pass the directory above it, "
+            f"{os.path.dirname(directory)}"
+        )
+    models = [name for name in sorted(os.listdir(directory)) if _versions(os.path.join(directory, name))]
+    if models:
+        raise ModelDirectoryError(f"{directory} is a repository of models: pass one of them, {', '.join(models)}")
+    raise ModelDirectoryError(
+        f"{directory} has no version directory: the model's file is expected in {directory}/1/model.py"
+    )
+
+
+def model_file(directory: str, document: Mapping[str, Any], backend_directory: Optional[PathLike]) -> Tuple[str, bool]:
+    """Return the file with the model's class, and whether it belongs to a Python-based backend."""
+    backend = document["backend"]
+    if backend_directory is None:
+        backend_directory = _shipped_backends(backend)
+    if backend == "python":
+        path = os.path.join(directory, document["default_model_filename"])
+    elif backend_directory is None:
+        raise ConfigError(
+            f"model '{document['name']}' has backend '{backend}': backend_directory= must name the directory that holds "
+            f"'{backend}' with its model.py. A model with its own model.py has backend: \"python\"."
+        )
+    else:
+        path = os.path.join(os.path.abspath(os.fspath(backend_directory)), backend, document["runtime"] or "model.py")
+    if not os.path.isfile(path):
+        raise LoadError(f"Failed to preinitialize Python stub: Python model file not found in '{path}'")
+    return os.path.normpath(path), backend != "python"
+
+
+def _shipped_backends(backend: str) -> Optional[str]:
+    """Return the directory of the backends that come with pybackend, None if the backend is not there."""
+    spec = importlib.util.find_spec("pybackend_backends")
+    for directory in (spec.submodule_search_locations or []) if spec is not None else []:
+        if os.path.isfile(os.path.join(directory, backend, "model.py")):
+            return directory
+    return None
+
+
+def _versions(directory: str) -> Dict[int, str]:
+    if not os.path.isdir(directory):
+        return {}
+    names = [name for name in os.listdir(directory) if name.isascii() and name.isdigit() and str(int(name)) == name]
+    return {int(name): os.path.join(directory, name) for name in names if os.path.isdir(os.path.join(directory, name))}

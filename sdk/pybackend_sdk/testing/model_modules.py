@@ -30,13 +30,7 @@ _by_globals: "Dict[int, ModelModules]" = {}
 
 
 class ModelModules:
-    """The modules that one model has imported from its own directories.
-
-    Args:
-        model_file: absolute path.
-        of_backend: whether the file belongs to a Python-based backend, see
-            :func:`~pybackend_sdk.model_loader.import_model`.
-    """
+    """The modules that one model has imported from its own directories."""
 
     def __init__(self, model_file: str, of_backend: bool) -> None:
         self._model_file = model_file
@@ -54,11 +48,7 @@ class ModelModules:
         self._path_added: List[str] = []
 
     def load(self) -> type:
-        """Import the model file and return its class.
-
-        Raises:
-            BaseException: see :func:`~pybackend_sdk.model_loader.import_model`.
-        """
+        """Import the model file and return its class, see :func:`~pybackend_sdk.model_loader.import_model`."""
         importlib.invalidate_caches()
         with _lock:
             self._modules_before = set(sys.modules)

@@ -7,8 +7,7 @@ import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Union
 
 from pybackend_sdk.request import InferenceRequest
-from pybackend_sdk.testing.errors import HarnessError, LoadError
-from pybackend_sdk.testing.failures import PendingFailures
+from pybackend_sdk.testing.errors import HarnessError, LoadError, PendingFailures
 from pybackend_sdk.testing.fakes import FakeModel, Replies
 from pybackend_sdk.testing.metrics import MetricRegistry
 from pybackend_stub.coroutines import CoroutineRunner
@@ -58,14 +57,7 @@ MakeModel = Callable[[Any, str], Optional[RunningModel]]
 
 
 class _Entry:
-    """One model.
-
-    Attributes:
-        fake: a function, or None.
-        harness: a model, or None.
-        owned: whether the table opens and closes the harness.
-        ready: whether it is loaded.
-    """
+    """One model: a function or a harness. The table opens and closes those that it owns."""
 
     def __init__(self, fake: Optional[FakeModel], harness: Optional[RunningModel], *, owned: bool) -> None:
         self.fake = fake

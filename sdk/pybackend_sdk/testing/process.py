@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from pybackend_sdk.tensor import Tensor
 from pybackend_sdk.testing.exchange import Exchange
-from pybackend_sdk.testing.inputs import wire_bytes
+from pybackend_sdk.testing.request import wire_bytes
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Execute, FreeOutput, FromHost, Initialize, ModelToLoad, NoOutput
 from pybackend_wire.messages import TAIL, SegmentRole
@@ -65,14 +65,7 @@ class ModelProcess:
 
 
 class Execution:
-    """One call of ``execute``.
-
-    Attributes:
-        exchanges: its requests.
-        requests: as they are sent.
-        again: requests to execute once more.
-        done: set when the result has come, or the process has ended.
-    """
+    """One call of ``execute``; ``done`` is set when the result has come, or the process has ended."""
 
     def __init__(self, exchanges: "Sequence[Exchange]") -> None:
         self.exchanges = exchanges
@@ -105,11 +98,7 @@ class TensorMemory:
         return segment, places, views
 
     def tensors(self, places: "Sequence[Any]", tail: bytes) -> "List[Tensor]":
-        """Copy tensors that the model has written, and give it its memory back.
-
-        Raises:
-            RemoteProtocolError: there is no such memory.
-        """
+        """Copy tensors that the model has written, and give it its memory back."""
         tensors, blocks = [], []
         for name, datatype, shape, segment, offset, nbytes in places:
             source = tail if segment == TAIL else self._outputs.get(segment, b"")

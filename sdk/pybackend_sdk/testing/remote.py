@@ -17,8 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.testing.environment import EnvironmentProcess
-from pybackend_sdk.testing.errors import FinalizeError, HarnessError, LoadError
-from pybackend_sdk.testing.failures import ModelException
+from pybackend_sdk.testing.errors import FinalizeError, HarnessError, LoadError, ModelException
 from pybackend_sdk.testing.host import Host, head_of
 from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.process import Execution, ModelProcess
@@ -233,8 +232,7 @@ class RemoteProcess(ModelProcess):
 class _Output:
     """Reads the output of a stub's process: printed text, and records of its log in between. See :mod:`pybackend_wire.log_record`.
 
-    Attributes:
-        passes_on: whether printed text goes to the test's own output; before that it is kept.
+    Printed text is kept until ``passes_on`` is set; from then on it goes to the test's own output.
     """
 
     def __init__(self, host: Host, log: ModelLog) -> None:

@@ -1,12 +1,20 @@
-"""A test's request to a model."""
+"""A test's request to a model: its inputs are checked against the configuration and laid out as by a server.
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
+On a request's path this module takes the place of a server's front end. Messages begin like the server's.
+"""
+
+import warnings
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
 
 from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.tensor import Tensor
 from pybackend_sdk.testing.errors import InputError
 from pybackend_sdk.testing.exchange import Exchange
-from pybackend_sdk.testing.inputs import input_tensors, requested_outputs
-from pybackend_sdk.testing.signature import Signature
+from pybackend_sdk.testing.signature import Signature, TensorSpec, listed, nearest, shape_text
+from pybackend_wire.bytes_tensor import encode_elements
+from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 from pybackend_wire.messages import RequestOptions
 
 
@@ -36,11 +44,7 @@ class Request(NamedTuple):
 
 
 def exchange_of(request: Request, signature: Signature) -> Exchange:
-    """Turn a test's request into an exchange.
-
-    Raises:
-        InputError: the request does not fit the model.
-    """
+    """Turn a test's request into an exchange."""
     tensors, batch_size = input_tensors(signature, request.inputs)
     options = RequestOptions(
         request.request_id,
@@ -54,11 +58,7 @@ def exchange_of(request: Request, signature: Signature) -> Exchange:
 
 
 def request_of(request: InferenceRequest, model_name: str) -> Request:
-    """Turn a model's BLS request into a test's request.
-
-    Raises:
-        InputError: an input appears twice.
-    """
+    """Turn a model's BLS request into a test's request."""
     inputs = {tensor.name(): tensor for tensor in request.inputs()}
     if len(inputs) != len(request.inputs()):
         raise InputError(f"an input is given twice for model '{model_name}'")
@@ -81,3 +81,204 @@ def _parameters(parameters: Optional[Mapping[str, Any]]) -> Optional[Dict[str, A
                 f"parameter {name!r} of a request is {type(value).__name__}: clients can send bool, int, float and str"
             )
     return dict(parameters) if parameters else None
+
+
+_NAMES = {"O": "BYTES", "S": "BYTES", "U": "BYTES"}
+
+
+def input_tensors(signature: Signature, values: Mapping[str, Any]) -> Tuple[List[Tensor], int]:
+    """Make the tensors of a request as a model receives them, in separate memory; returns also the size of the batch, or 1."""
+    given = {name: value for name, value in values.items() if value is not None}
+    _check_names(signature, given)
+    tensors, batch_size = [], None
+    for name, value in given.items():
+        spec = signature.inputs.get(name)
+        tensor = _tensor(signature, spec, name, value)
+        if spec is not None and signature.max_batch_size:
+            batch_size = _check_batch(signature, name, tensor.shape(), batch_size)
+        if spec is not None:
+            _check_shape(signature, spec, tensor.shape())
+            tensor._shape = list(spec.shape_for_model(tensor.shape()))
+        tensors.append(tensor)
+    return tensors, 1 if batch_size is None else batch_size
+
+
+def requested_outputs(signature: Signature, names: "Optional[Sequence[str]]") -> Tuple[str, ...]:
+    """Return the outputs to send: all configured ones if none are named."""
+    if isinstance(names, str):
+        names = [names]
+    for name in names or ():
+        if name not in signature.outputs:
+            raise InputError(
+                f"unexpected inference output '{name}' for model '{signature.model_name}'.{nearest(name, signature.outputs)} "
+                f"Its outputs are {listed(signature.outputs.values())}."
+            )
+    return tuple(dict.fromkeys(names or signature.outputs))
+
+
+def _check_names(signature: Signature, given: Mapping[str, Any]) -> None:
+    inputs, name_of_model = signature.inputs, signature.model_name
+    for name in given:
+        if name not in inputs and name not in signature.controls:
+            missing = [other for other in inputs if other not in given]
+            raise InputError(
+                f"unexpected inference input '{name}' for model '{name_of_model}'.{nearest(name, missing or inputs)} "
+                f"Its inputs are {listed(inputs.values())}."
+            )
+    missing = [name for name, spec in inputs.items() if not spec.optional and name not in given]
+    if missing:
+        required = sum(not spec.optional for spec in inputs.values())
+        count = (
+            f"{len(inputs)} inputs"
+            if required == len(inputs)
+            else f"number of inputs between {required} and {len(inputs)}"
+        )
+        raise InputError(
+            f"expected {count} but got {len(given)} inputs for model '{name_of_model}'. Got input(s) {_quoted(given)}, but "
+            f"missing required input(s) {_quoted(missing)}. Please provide all required input(s). Its inputs are "
+            f"{listed(inputs.values())}."
+        )
+
+
+def _quoted(names: Any) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
+
+
+# --- Values ---------------------------------------------------------------------------------------------------------
+
+
+def _tensor(signature: Signature, spec: Optional[TensorSpec], name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        datatype, shape, data = value._datatype, value.shape(), wire_bytes(value)
+    else:
+        array = value if isinstance(value, np.ndarray) else _array_of(signature, spec, name, value)
+        datatype, shape = _datatype_of(signature, spec, name, array), list(array.shape)
+        data = _serialised(array, datatype)
+    if spec is not None and datatype != spec.datatype:
+        raise InputError(
+            f"inference input '{name}' data-type is '{datatype}', but model '{signature.model_name}' expects "
+            f"'{spec.datatype}'{_cast_advice(spec, value)}"
+        )
+    return Tensor._from_wire(name, datatype, shape, data)
+
+
+def wire_bytes(tensor: Tensor) -> bytearray:
+    """Return a copy of a tensor's bytes."""
+    payload = tensor._payload()
+    return bytearray(payload.tobytes() if isinstance(payload, np.ndarray) else memoryview(payload).cast("B"))
+
+
+def _array_of(signature: Signature, spec: Optional[TensorSpec], name: str, value: Any) -> Any:
+    """Make an array of a Python value, in the configured datatype if nothing is lost."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # older NumPy turns lists of several lengths into arrays of lists
+            array = np.asarray(value)
+    except (ValueError, Warning) as error:
+        raise InputError(f"input '{name}' for model '{signature.model_name}' is not an array: {error}") from None
+    if spec is None or (array.dtype.kind == "O" and spec.datatype != "BYTES"):
+        return array
+    wanted = DATATYPES[spec.datatype].numpy
+    if spec.datatype == "BYTES":
+        return np.asarray(value, dtype=object)
+    if wanted is None or array.dtype == wanted:
+        return array
+    if not array.size or (wanted.kind == "f" and array.dtype.kind in "iuf"):
+        return array.astype(wanted)
+    if wanted.kind in "iu" and array.dtype.kind in "iu" and np.array_equal(array.astype(wanted), array):
+        return array.astype(wanted)
+    raise InputError(
+        f"input '{name}' for model '{signature.model_name}': {_short(value)} does not fit {spec.datatype} without loss"
+    )
+
+
+def _datatype_of(signature: Signature, spec: Optional[TensorSpec], name: str, array: "np.ndarray") -> str:
+    row = BY_NUMPY.get(array.dtype.newbyteorder("="))
+    if row is not None:
+        if spec is not None and spec.datatype == "BF16" and row.name == "UINT16":
+            return "BF16"
+        return row.name
+    if array.dtype.kind in _NAMES:
+        return "BYTES"
+    raise InputError(
+        f"input '{name}' for model '{signature.model_name}' has dtype {array.dtype}, which has no datatype"
+        f"{_cast_advice(spec, array)}"
+    )
+
+
+def _serialised(array: "np.ndarray", datatype: str) -> bytearray:
+    if datatype == "BYTES":
+        return bytearray(encode_elements(array.ravel().tolist()))
+    return bytearray(array.astype(array.dtype.newbyteorder("="), copy=False).tobytes())
+
+
+def _cast_advice(spec: Optional[TensorSpec], value: Any) -> str:
+    if spec is None:
+        return ""
+    if spec.datatype == "BF16":
+        return ": pass the bits as an array of numpy.uint16, or a Tensor made by from_dlpack"
+    if spec.datatype == "BYTES":
+        return ": pass an array of strings, e.g. numpy.array([...], dtype=object)"
+    if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
+        return f": pass an array of dtype numpy.{DATATYPES[spec.datatype].numpy}"
+    return f": pass array.astype(numpy.{DATATYPES[spec.datatype].numpy})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+# --- Shapes ---------------------------------------------------------------------------------------------------------
+
+
+def _check_batch(signature: Signature, name: str, shape: "Sequence[int]", batch_size: Optional[int]) -> int:
+    model, most = signature.model_name, signature.max_batch_size
+    if not shape:
+        raise InputError(
+            f"input '{name}' has no shape but model requires batch dimension for '{model}': {_batch_advice(most)}"
+        )
+    if batch_size is not None and shape[0] != batch_size:
+        raise InputError(
+            f"input '{name}' batch size does not match other inputs for '{model}': its first dimension is {shape[0]}, that "
+            f"of the inputs before it {batch_size}"
+        )
+    if shape[0] > most and len(shape) == len(signature.inputs[name].dims):
+        raise InputError(
+            f"inference request batch-size must be <= {most} for '{model}': the first dimension of input '{name}' is "
+            f"{shape[0]}"
+        )
+    return shape[0]
+
+
+def _check_shape(signature: Signature, spec: TensorSpec, shape: "Sequence[int]") -> None:
+    reason = shape_problem(spec, shape, signature.max_batch_size)
+    if reason is not None:
+        raise InputError(
+            f"unexpected shape for input '{spec.name}' for model '{signature.model_name}'. Expected "
+            f"{shape_text(spec.dims)}, got {shape_text(shape)}. {reason}"
+        )
+
+
+def shape_problem(spec: TensorSpec, shape: "Sequence[int]", max_batch_size: int) -> Optional[str]:
+    """Explain in a sentence how a shape differs from the configured one; None if it does not."""
+    if len(shape) != len(spec.dims):
+        reason = f"It has {_dimensions(len(shape))}, not {len(spec.dims)}"
+        if max_batch_size and len(shape) == len(spec.dims) - 1:
+            reason += f": {_batch_advice(max_batch_size)}"
+        return reason + "."
+    for index, (wanted, size) in enumerate(zip(spec.dims, shape)):
+        if wanted not in (-1, size):
+            return f"Dimension {index} is {size}, not {wanted}."
+    return None
+
+
+def _dimensions(count: int) -> str:
+    return "1 dimension" if count == 1 else f"{count} dimensions"
+
+
+def _batch_advice(max_batch_size: int) -> str:
+    return (
+        f"max_batch_size is {max_batch_size}, so every tensor has a batch dimension in front of its dims: "
+        "array[numpy.newaxis] is a batch of one"
+    )

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from pybackend_sdk.tensor import Tensor
 from pybackend_sdk.testing.errors import HarnessError, InferenceFailed, OutputError
 from pybackend_sdk.testing.exchange import Arrival, Exchange
 from pybackend_sdk.testing.executor import ModelExecutor
-from pybackend_sdk.testing.signature import nearest
+from pybackend_sdk.testing.request import shape_problem
+from pybackend_sdk.testing.signature import Signature, TensorSpec, listed, nearest
+from pybackend_wire.dtypes import DATATYPES
 
 
 class Result:
@@ -85,14 +87,7 @@ class OutputWarning(UserWarning):
 
 
 class Stream:
-    """The responses to one request, one by one as they arrive; iterate, or :meth:`collect` them.
-
-    Args:
-        executor: the model.
-        exchange: the request.
-        wait_s: how long to wait for each response.
-        strict: treat outputs that do not match the configuration as errors, not warnings.
-    """
+    """The responses to one request, one by one as they arrive; iterate, or :meth:`collect` them."""
 
     def __init__(self, executor: ModelExecutor, exchange: Exchange, wait_s: float, *, strict: bool) -> None:
         self._executor = executor
@@ -171,22 +166,20 @@ class HarnessReplies:
 def checked_result(
     executor: ModelExecutor, exchange: Exchange, arrival: Arrival, *, strict: bool, complete: bool = True
 ) -> Result:
-    """Make a result, and check its outputs against the configuration.
+    """Make a result, and check its outputs against the configuration: a mismatch is an error if ``strict``, else a warning.
 
-    Args:
-        executor: the model.
-        exchange: the request.
-        arrival: a response to it.
-        strict: treat a mismatch as an error, not a warning.
-        complete: whether every requested output must be present.
-
-    Raises:
-        OutputError: an output does not match the configuration.
+    Every requested output must be present if the result is ``complete``.
     """
     assert arrival.response is not None
     if arrival.response.has_error():
         return Result(arrival.response, arrival.exception)
-    problems = executor.output_problems(exchange, arrival, complete=complete)
+    problems = output_problems(
+        executor.signature,
+        arrival.response.output_tensors(),
+        arrival.unknown,
+        exchange.requested if complete else (),
+        exchange.batch_size,
+    )
     if problems and strict:
         raise OutputError(
             "\n".join(problems) + "\n(A server sends such a response unless VALIDATE_OUTPUTS is set; so does "
@@ -201,3 +194,59 @@ def _array(tensor: Tensor) -> "np.ndarray":
     if tensor._datatype == "BF16":
         tensor = Tensor._from_wire(tensor.name(), "UINT16", tensor.shape(), tensor._payload())
     return tensor.as_numpy()
+
+
+def output_problems(
+    signature: Signature,
+    outputs: "Sequence[Tensor]",
+    unknown: "Sequence[str]",
+    requested: "Sequence[str]",
+    batch_size: int,
+) -> List[str]:
+    """Describe the faults of a response, one sentence each. The configuration does not have ``unknown`` outputs."""
+    subject = f"model '{signature.model_name}' returned"
+    problems = []
+    names = [tensor.name() for tensor in outputs]
+    for name in unknown:
+        missing = [other for other in signature.outputs if other not in names]
+        problems.append(
+            f"{subject} output '{name}', which its configuration does not have, so clients never receive it."
+            f"{nearest(name, missing or signature.outputs)} Its outputs are {listed(signature.outputs.values())}."
+        )
+    problems += [
+        f"{subject} no output '{name}', although the request wants it; it returned {sorted([*names, *unknown])}."
+        for name in requested
+        if name not in names
+    ]
+    for tensor in outputs:
+        problems += _tensor_problems(signature, signature.outputs[tensor.name()], tensor, batch_size, subject)
+    return problems
+
+
+def _tensor_problems(
+    signature: Signature, spec: TensorSpec, tensor: Tensor, batch_size: int, subject: str
+) -> List[str]:
+    problems = []
+    if tensor._datatype != spec.datatype:
+        problems.append(
+            f"{subject} output '{spec.name}' as {tensor._datatype}, but its configuration says {spec.datatype}"
+            f"{_cast_advice(spec)}."
+        )
+    expected = spec
+    if signature.max_batch_size:
+        expected = spec._replace(dims=(batch_size, *spec.dims[1:]))
+    shape = tensor.shape()
+    scalar = (tuple(shape) or (1,)) == (expected.dims or (1,))
+    reason = None if scalar else shape_problem(expected, shape, signature.max_batch_size)
+    if reason is not None:
+        problems.append(
+            f"{subject} output '{spec.name}' with shape {shape}, but its configuration says {list(expected.dims)}. {reason}"
+        )
+    return problems
+
+
+def _cast_advice(spec: TensorSpec) -> str:
+    numpy_type = DATATYPES[spec.datatype].numpy
+    if spec.datatype == "BYTES":
+        return ": make it from an array of strings"
+    return "" if numpy_type is None else f": make it from array.astype(numpy.{numpy_type})"

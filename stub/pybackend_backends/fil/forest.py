@@ -47,8 +47,7 @@ class Forest(ABC):
     def contributions(self, rows: "np.ndarray") -> "np.ndarray":
         """Shapley values: what each feature contributes to the sum of the trees, and the sum's bias at the end.
 
-        Returns:
-            ``[rows, features + 1]``, or ``[rows, classes, features + 1]`` if the width is not 1.
+        The shape is ``[rows, features + 1]``, or ``[rows, classes, features + 1]`` if the width is not 1.
         """
         raise NotImplementedError
 

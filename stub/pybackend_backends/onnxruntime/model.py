@@ -18,11 +18,7 @@ Output = Union["np.ndarray", Tensor]
 
 
 class Computation:
-    """Computes a model's outputs: strings become text, and large outputs are computed where they are sent from.
-
-    Args:
-        most_rows: ``max_batch_size``. If it is not 0, the first dimension of every tensor is the batch's.
-    """
+    """Computes a model's outputs: strings become text, and large outputs are computed where they are sent from."""
 
     def __init__(self, session: Any, run_options: Any, signature: Signature, most_rows: int) -> None:
         self._session = session

@@ -91,11 +91,7 @@ class Instance(NamedTuple):
 
 
 def model_file(config: Mapping[str, Any]) -> str:
-    """The ONNX file of a model: ``model.onnx``, or the file of that name in a directory of that name.
-
-    Raises:
-        TritonModelException: there is none.
-    """
+    """The ONNX file of a model: ``model.onnx``, or the file of that name in a directory of that name."""
     path = model_path(config, [FILE])
     if not os.path.isdir(path):
         return path
@@ -109,11 +105,7 @@ def model_file(config: Mapping[str, Any]) -> str:
 
 
 def open_session(config: Mapping[str, Any], path: str, instance: Instance) -> Tuple[Any, Any]:
-    """Load the model's file for computing; returns the session, and the options of its runs, None for the usual ones.
-
-    Raises:
-        TritonModelException: a parameter, an execution provider or the file is wrong.
-    """
+    """Load the model's file for computing; returns the session, and the options of its runs, None for the usual ones."""
     ort = _runtime()
     values = read_parameters(config, PARAMETERS, SESSION_PREFIXES)
     options = ort.SessionOptions()
@@ -143,11 +135,7 @@ def _run_options(ort: Any, values: Mapping[str, Any]) -> Any:
 
 
 def read_signature(config: Mapping[str, Any], path: str) -> Signature:
-    """The inputs and outputs of a model's file. It is loaded without optimizations, which take most of the time.
-
-    Raises:
-        TritonModelException: the file is wrong, or has an input that cannot be served.
-    """
+    """The inputs and outputs of a model's file. It is loaded without optimizations, which take most of the time."""
     ort = _runtime()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -162,9 +150,6 @@ def signature_of(config: Mapping[str, Any], session: Any, path: str) -> Signatur
 
     Outputs that are no tensors are left out with a warning. Initial values that requests may replace count as optional
     inputs if the configuration names them.
-
-    Raises:
-        TritonModelException: an input cannot be served, or no output can.
     """
     file = os.path.basename(path)
     named = {tensor["name"] for tensor in config.get("input", ())}

@@ -4,8 +4,7 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from pybackend_backends.openvino.runtime import reason, runtime, version
-from pybackend_backends.openvino.settings import Settings
+from pybackend_backends.openvino.settings import Settings, reason, runtime, version
 from pybackend_sdk.backend import Signature, TensorInfo, model_path
 from pybackend_sdk.backend.signature import VARIABLE, configured_shape
 from pybackend_sdk.error import TritonModelException
@@ -62,23 +61,14 @@ class ServedModel(NamedTuple):
 
 
 def find_file(config: Mapping[str, Any]) -> str:
-    """The path of a model's file; ONNX files may lie in a directory of the same name, with their external data.
-
-    Raises:
-        TritonModelException: there is none.
-    """
+    """The path of a model's file; ONNX files may lie in a directory of the same name, with their external data."""
     path = model_path(config, FILES)
     inner = os.path.join(path, os.path.basename(path))
     return inner if os.path.isfile(inner) else path
 
 
 def read_model(config: Mapping[str, Any], core: Any, path: str, settings: Settings) -> ServedModel:
-    """Read a model's file.
-
-    Raises:
-        TritonModelException: the file is wrong, has an input that cannot be served, or does not take the shapes that the
-            configuration asks for.
-    """
+    """Read a model's file."""
     model = _read(config, core, path)
     file, batches = os.path.basename(path), config.get("max_batch_size", 0) > 0
     shapes = {}

@@ -2,9 +2,40 @@
 
 from typing import Any, Dict, Mapping, NamedTuple
 
-from pybackend_backends.openvino.runtime import reason, runtime, version
-from pybackend_sdk.backend import Ignored, boolean, choice, read_parameters, text, threads_per_instance, whole_number
+from pybackend_sdk.backend import (
+    Ignored,
+    boolean,
+    choice,
+    memory_advice,
+    read_parameters,
+    require,
+    text,
+    threads_per_instance,
+    whole_number,
+)
 from pybackend_sdk.error import TritonModelException
+
+BACKEND = EXTRA = "openvino"
+
+
+def runtime() -> Any:
+    """The module ``openvino``."""
+    return require("openvino", backend=BACKEND, extra=EXTRA)
+
+
+def version(ov: Any) -> str:
+    """Its version without the number of the build, e.g. ``2026.4.1``."""
+    return str(ov.__version__).partition("-")[0]
+
+
+def reason(error: Exception) -> str:
+    """The library's message without its source files, and the way out if the process has no memory left."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(("Exception from ", "Check '", "While validating "))]
+    text = " ".join(" ".join(told or lines).split())
+    advice = memory_advice(error)
+    return f"{text}. {advice}" if advice else text
+
 
 _ONE_STREAM = Ignored(
     "an instance is one stream, which computes one batch at a time: instance_group { count: N } makes N streams"
@@ -51,11 +82,7 @@ class Settings(NamedTuple):
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:
-    """Read the parameters of a model.
-
-    Raises:
-        TritonModelException: a parameter does not exist, or its value is of another type.
-    """
+    """Read the parameters of a model."""
     values = read_parameters(config, PARAMETERS)
     properties: Dict[str, Any] = {
         name: values[name] for name in ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT") if name in values
@@ -76,11 +103,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def new_core(config: Mapping[str, Any], settings: Settings) -> Any:
-    """A core of OpenVINO, with the operations of the model's extension.
-
-    Raises:
-        TritonModelException: OpenVINO is not installed, or the extension cannot be loaded.
-    """
+    """A core of OpenVINO, with the operations of the model's extension."""
     core = runtime().Core()
     if settings.extension:
         try:
@@ -94,14 +117,7 @@ def new_core(config: Mapping[str, Any], settings: Settings) -> Any:
 
 
 def compile_model(config: Mapping[str, Any], core: Any, model: Any, settings: Settings, device: str) -> Any:
-    """Prepare a model for computing.
-
-    Args:
-        device: of the instance's kind, e.g. ``CPU``, which ``TARGET_DEVICE`` replaces.
-
-    Raises:
-        TritonModelException: there is no such device, or the library cannot compile the model for it.
-    """
+    """Prepare a model for computing on ``TARGET_DEVICE``, else on that of the instance's kind, e.g. ``CPU``."""
     ov, device = runtime(), settings.device or device
     _check_device(config, ov, core, device)
     properties = {"NUM_STREAMS": 1, **settings.properties} if device == "CPU" else {}

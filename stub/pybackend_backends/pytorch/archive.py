@@ -23,9 +23,6 @@ def kind_of(path: str) -> str:
     Returns:
         TORCHSCRIPT (``torch.jit.save``), EXPORTED (``torch.export.save``), COMPILED
         (``torch._inductor.aoti_compile_and_package``) or WEIGHTS (``torch.save``).
-
-    Raises:
-        TritonModelException: the file is damaged, torch did not write it, or it has an object that only an unrestricted pickle reads.
     """
     names = _records(path)
     if any(_OPAQUE.match(name) for name in names):
@@ -65,11 +62,7 @@ def _records(path: str) -> "List[str]":
 
 
 def read_weights(path: str) -> "Dict[str, Any]":
-    """Read a state dict. Its tensors are mapped from the file: processes that read the same file share memory.
-
-    Raises:
-        TritonModelException: the file is damaged, has code in its pickle, or is no state dict.
-    """
+    """Read a state dict. Its tensors are mapped from the file: processes that read the same file share memory."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # noqa: BLE001  torch raises many types for a bad file

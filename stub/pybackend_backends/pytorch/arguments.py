@@ -14,12 +14,10 @@ _RESULT = re.compile(r"RESULT(?:\[(.*)\])?\Z", re.DOTALL)
 
 
 class Argument(NamedTuple):
-    """An argument of ``forward``.
+    """An argument of ``forward``; config.pbtxt may use one of its aliases.
 
     Attributes:
-        name: as in the source code.
         required: whether the call fails without it.
-        aliases: other names that config.pbtxt may use for it.
         strings: whether it is a list of strings.
     """
 
@@ -30,17 +28,7 @@ class Argument(NamedTuple):
 
 
 def match_inputs(model_name: str, arguments: Sequence[Argument], inputs: Sequence[str]) -> Dict[str, str]:
-    """Find the argument of each input.
-
-    Args:
-        arguments: all that ``forward`` has, in order, without ``self``.
-
-    Returns:
-        The argument's name for the name of each input.
-
-    Raises:
-        TritonModelException: there is no such argument, or a required argument has no input.
-    """
+    """The argument's name for the name of each input. ``arguments`` are all that ``forward`` has, in order, without ``self``."""
     places = _by_name(arguments, inputs)
     if places is None:
         places = _by_index(inputs)
@@ -77,11 +65,7 @@ def _by_index(names: Sequence[str]) -> Optional[List[int]]:
 
 
 class Results:
-    """Finds each output in what ``forward`` returned: by key in a dictionary, by index or order in a tuple.
-
-    Args:
-        outputs: the names in config.pbtxt, in order.
-    """
+    """Finds each output of config.pbtxt in what ``forward`` returned: by key in a dictionary, by index or order in a tuple."""
 
     def __init__(self, outputs: Sequence[str]) -> None:
         self.names = list(outputs)
@@ -92,11 +76,7 @@ class Results:
             self._places = [int(key) if key.isdigit() else 0 for key in self._keys]
 
     def pick(self, result: Any) -> List[Any]:
-        """Return the value of each output, in the order of config.pbtxt.
-
-        Raises:
-            TritonModelException: the result lacks one of the outputs.
-        """
+        """Return the value of each output, in the order of config.pbtxt."""
         if isinstance(result, dict):
             try:
                 return [result[key] for key in self._keys]

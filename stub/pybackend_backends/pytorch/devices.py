@@ -6,14 +6,7 @@ from pybackend_sdk.error import TritonModelException
 
 
 def device_of(kind: str, device_id: str) -> str:
-    """The device of an instance, as torch names it; empty for KIND_MODEL, where the model's file decides.
-
-    Args:
-        kind: ``CPU``, ``GPU`` or ``MODEL``.
-
-    Raises:
-        TritonModelException: the instance needs a GPU that torch does not see.
-    """
+    """The device of an instance of a kind, as torch names it; empty for ``MODEL``, where the model's file decides."""
     if kind != "GPU":
         return "" if kind == "MODEL" else "cpu"
     number = int(device_id)

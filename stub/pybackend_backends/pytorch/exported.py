@@ -55,11 +55,7 @@ class _Call:
 
 
 def load_exported(path: str, device: str, compile_options: Optional[Dict[str, Any]] = None) -> ExportedProgram:
-    """Load what ``torch.export.save`` wrote.
-
-    Raises:
-        TritonModelException: the file is damaged, of another version of torch, or takes values other than tensors.
-    """
+    """Load what ``torch.export.save`` wrote."""
     exported = _read(path)
     constants = [name for name in exported.graph_signature.user_inputs if not isinstance(name, str)]
     if constants:
@@ -87,11 +83,7 @@ def _read(path: str) -> Any:
 
 
 def load_compiled(path: str) -> Program:
-    """Load native code that AOTInductor compiled.
-
-    Raises:
-        TritonModelException: the code does not fit this machine or this torch.
-    """
+    """Load native code that AOTInductor compiled."""
     try:
         loaded = torch._inductor.aoti_load_package(path)
         in_spec = pytree.treespec_loads(loaded.loader.get_call_spec()[0])

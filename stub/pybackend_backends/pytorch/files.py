@@ -16,13 +16,7 @@ CLASS = "class"
 
 
 class ModelFiles(NamedTuple):
-    """The files of one model.
-
-    Attributes:
-        kind: of :mod:`archive`, or CLASS for Python code, with or without weights.
-        path: of the archive, or of the code.
-        weights: of the state dict for the code, empty for none.
-    """
+    """The files of one model: an archive of a kind of :mod:`archive`, or CLASS: Python code, with or without a state dict."""
 
     kind: str
     path: str
@@ -33,9 +27,6 @@ def find_files(config: Mapping[str, Any]) -> ModelFiles:
     """Find a model's files: the configured one, else ``model.pt``, ``model.pt2`` or ``model.py``.
 
     A state dict belongs to the code that has the same name and ends in ``.py``.
-
-    Raises:
-        TritonModelException: there is none, it is damaged, or a state dict has no code.
     """
     archives = [_EXPORT, _SCRIPT] if config.get("platform") == "torch_aoti" else [_SCRIPT, _EXPORT]
     path = model_path(config, [*archives, _CODE])
@@ -57,14 +48,7 @@ def find_files(config: Mapping[str, Any]) -> ModelFiles:
 
 
 def load(config: Mapping[str, Any], files: ModelFiles, device: str, settings: Settings) -> Program:
-    """Load a model.
-
-    Args:
-        device: such as ``cpu``; empty to follow the file.
-
-    Raises:
-        TritonModelException: a file is damaged or does not fit, or the model cannot be compiled as configured.
-    """
+    """Load a model for a device such as ``cpu``; empty to follow the file."""
     if files.kind in {archive.TORCHSCRIPT, archive.COMPILED} and settings.compile_options is not None:
         raise TritonModelException(
             f"model '{config['name']}': torch.compile takes Python modules and archives of torch.export, and {files.path} "

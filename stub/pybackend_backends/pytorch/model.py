@@ -13,10 +13,9 @@ torch = require("torch", backend="pytorch", extra="torch")
 # After torch is known to be there.
 from pybackend_backends.pytorch.completion import bind_inputs, complete, signature_for  # noqa: E402
 from pybackend_backends.pytorch.devices import device_of  # noqa: E402
-from pybackend_backends.pytorch.execution import Execution  # noqa: E402
 from pybackend_backends.pytorch.exported import ExportedProgram  # noqa: E402
 from pybackend_backends.pytorch.files import ModelFiles, find_files, load  # noqa: E402
-from pybackend_backends.pytorch.programs import Program  # noqa: E402
+from pybackend_backends.pytorch.programs import Execution, Program  # noqa: E402
 from pybackend_backends.pytorch.settings import apply_to_process, read_settings  # noqa: E402
 from pybackend_backends.pytorch.tensors import TorchTensors  # noqa: E402
 

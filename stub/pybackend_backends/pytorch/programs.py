@@ -5,24 +5,23 @@ import inspect
 import os
 import sys
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
 import torch
 
 from pybackend_backends.pytorch import archive
-from pybackend_backends.pytorch.arguments import Argument
+from pybackend_backends.pytorch.arguments import Argument, Results
+from pybackend_backends.pytorch.tensors import datatype_of
 from pybackend_sdk.error import TritonModelException
 
 CLASS_MODULE = "pytorch_model_class"
 
 
 class Program:
-    """A loaded model.
+    """A loaded model: a function of named values.
 
-    Args:
-        arguments: that ``call`` takes, in the order of ``forward``.
-        takes_dictionary: whether ``forward`` has one argument, a dictionary of tensors with any keys.
+    ``arguments`` are in the order of ``forward``. If it takes a dictionary, ``forward`` has one argument, a dictionary of tensors with any keys.
     """
 
     def __init__(
@@ -34,14 +33,9 @@ class Program:
 
 
 def load_torchscript(path: str, device: str, share_weights: bool = True) -> Program:
-    """Load what ``torch.jit.save`` wrote.
+    """Load what ``torch.jit.save`` wrote, for a device such as ``cpu``, or for the devices that the file names if that is empty.
 
-    Args:
-        device: such as ``cpu`` or ``cuda:0``; empty for the devices that the file names.
-        share_weights: whether to map large weights from the file. On the CPU only.
-
-    Raises:
-        TritonModelException: the file is damaged, needs a newer torch, or has an argument of a type that no request can carry.
+    Large weights are shared, mapped from the file, on the CPU only.
     """
     try:
         with warnings.catch_warnings():
@@ -85,9 +79,6 @@ def load_class(
         device: such as ``cpu``; empty to leave the module where its class puts it.
         class_name: which class, if the file defines several.
         compile_options: keyword arguments of ``torch.compile``; None to run without it.
-
-    Raises:
-        TritonModelException: there is no such class, it cannot be made without arguments, or the weights do not fit.
     """
     state = archive.read_weights(weights) if weights else None
     module_class = _chosen(source, _classes_in(source), class_name, state)
@@ -198,16 +189,11 @@ _LEAST_BYTES = 65536
 
 
 def map_weights(module: Any, path: str) -> int:
-    """Replace the memory of large parameters and buffers by private mappings of the file, so that instances share one copy.
+    """Replace the memory of large parameters and buffers by private mappings of the file; returns how many bytes are mapped now.
 
     ``torch.jit.load`` copies all weights into memory of the process. But torch stores each tensor uncompressed in the archive,
-    so a mapping of the file serves as well. A weight is replaced only by bytes that equal its own.
-
-    Args:
-        module: just loaded from the file, on the CPU. Writing to a mapped weight is possible and stays private.
-
-    Returns:
-        How many bytes are mapped now.
+    so a mapping of the file serves as well, and instances share one copy. A weight is replaced only by bytes that equal its own.
+    Writing to a mapped weight is possible and stays private.
     """
     weights: List[Any] = [*module.parameters(), *module.buffers()]
     large = [weight for weight in weights if _size_bytes(weight) >= _LEAST_BYTES and weight.is_contiguous()]
@@ -236,3 +222,56 @@ def _records_by_size(path: str) -> Dict[int, List[int]]:
         if name.startswith(("data/", "constants/")):
             found.setdefault(reader.get_record_size(name), []).append(reader.get_record_offset(name))
     return found
+
+
+_TENSOR = torch.Tensor
+
+
+class Execution:
+    """A program with the names and the rules of one model.
+
+    Args:
+        arguments: the argument's name for the name of each input.
+        outputs: data types, such as ``TYPE_FP32``, by the names of outputs in config.pbtxt, in order.
+        device: where inputs go; ``""`` or ``cpu`` to leave them where they are.
+        guard: entered around each run, such as ``torch.inference_mode``.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        arguments: Mapping[str, str],
+        outputs: Mapping[str, str],
+        device: str,
+        guard: Callable[[], ContextManager[Any]],
+    ) -> None:
+        self._call = program.call
+        self._arguments = arguments
+        self._data_types = list(outputs.values())
+        self._results = Results(list(outputs))
+        self._device = "" if device == "cpu" else device
+        self._guard = guard
+
+    def run(self, inputs: Dict[str, Any], names: Sequence[str]) -> Dict[str, Any]:
+        """Compute all outputs from inputs, both by their names in config.pbtxt."""
+        arguments = self._arguments
+        values = {arguments[name]: value for name, value in inputs.items()}
+        if self._device:
+            values = {name: _moved(value, self._device) for name, value in values.items()}
+        try:
+            with self._guard():
+                result = self._call(values)
+        except Exception as error:  # noqa: BLE001  the model's code raises anything
+            raise TritonModelException(f"PyTorch execute failure: {error}") from None
+        outputs = dict(zip(self._results.names, self._results.pick(result)))
+        for (name, value), data_type in zip(outputs.items(), self._data_types):
+            provided = "TYPE_" + (datatype_of(value.dtype) if isinstance(value, _TENSOR) else "STRING")
+            if provided != data_type:
+                raise TritonModelException(
+                    f"configuration expects datatype {data_type} for output '{name}', model provides {provided}"
+                )
+        return outputs
+
+
+def _moved(value: Any, device: str) -> Any:
+    return value.to(device) if isinstance(value, _TENSOR) else value

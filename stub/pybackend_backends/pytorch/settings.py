@@ -56,11 +56,7 @@ class Settings(NamedTuple):
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:
-    """Read the parameters of a model.
-
-    Raises:
-        TritonModelException: a parameter does not exist, or its value is of another type.
-    """
+    """Read the parameters of a model."""
     values = read_parameters(config, PARAMETERS)
     return Settings(
         torch.inference_mode if values.get("INFERENCE_MODE", True) else torch.no_grad,
@@ -72,11 +68,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def apply_to_process(config: Mapping[str, Any]) -> None:
-    """Set memory, threads, the executor of TorchScript and cuDNN for this process, which serves one instance.
-
-    Raises:
-        TritonModelException: a parameter does not exist, or its value is of another type.
-    """
+    """Set memory, threads, the executor of TorchScript and cuDNN for this process, which serves one instance."""
     keep_freed_memory()
     values = read_parameters(config, PARAMETERS)
     threads = values.get("INTRA_OP_THREAD_COUNT") or values.get("NUM_THREADS") or threads_per_instance(config)

@@ -38,11 +38,7 @@ def datatype_of(dtype: Any) -> str:
 
 
 def to_torch(tensor: Tensor) -> Value:
-    """A request's tensor as torch has it: the same memory, or a list of texts for BYTES of any shape.
-
-    Raises:
-        TritonModelException: an element of BYTES is not UTF-8.
-    """
+    """A request's tensor as torch has it: the same memory, or a list of texts for BYTES of any shape."""
     name = str(tensor.triton_dtype().name)
     if name == "BYTES":
         try:
@@ -57,11 +53,7 @@ def to_torch(tensor: Tensor) -> Value:
 
 
 def from_torch(name: str, value: Any) -> Tensor:
-    """An output over the memory of a torch tensor; a list of texts becomes BYTES.
-
-    Raises:
-        TritonModelException: the value is neither, or its dtype cannot be sent.
-    """
+    """An output over the memory of a torch tensor; a list of texts becomes BYTES."""
     if isinstance(value, torch.Tensor):
         return _from_tensor(name, value)
     if isinstance(value, (int, float)):  # TorchScript returns plain numbers as such
@@ -92,11 +84,7 @@ def _from_tensor(name: str, tensor: Any) -> Tensor:
 
 
 class TorchTensors(Form):
-    """Torch tensors, and lists of texts for BYTES.
-
-    Args:
-        batches: whether the texts of an output form a column.
-    """
+    """Torch tensors, and lists of texts for BYTES; the texts of an output form a column if the model batches."""
 
     read = staticmethod(to_torch)
 

@@ -5,7 +5,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 import sklearn.base
 
-from pybackend_backends.sklearn.structure import data_type_of
+from pybackend_backends.sklearn.table import data_type_of
 from pybackend_sdk.backend import TensorInfo
 from pybackend_sdk.datatypes import triton_string_to_numpy
 from pybackend_sdk.error import TritonModelException
@@ -27,12 +27,7 @@ METHOD_NAMES = tuple(_OUTPUT_OF_METHOD)
 
 
 class Method(NamedTuple):
-    """A method of an estimator and the output that it fills.
-
-    Attributes:
-        output: the output's name.
-        call: from what the estimator takes to an array; its first dimension is the rows'.
-    """
+    """A method of an estimator and the output that it fills; the result's first dimension is the rows'."""
 
     output: str
     call: Callable[[Any], "np.ndarray"]
@@ -41,12 +36,7 @@ class Method(NamedTuple):
 def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Sequence[str]]) -> List[Method]:
     """The methods that fill a model's outputs.
 
-    Args:
-        configured: names of the outputs in the configuration, none if it leaves them out.
-        names: methods that the model's parameters ask for, None if they do not.
-
-    Raises:
-        TritonModelException: the estimator lacks a method, or the outputs are not those of its methods.
+    The configuration may leave the outputs out, and the parameters, where ``names`` is None, the methods.
     """
     available = {name: _output_of(estimator, name) for name in METHOD_NAMES if hasattr(estimator, name)}
     kind = type(estimator).__name__
@@ -76,15 +66,7 @@ def chosen_methods(estimator: Any, configured: Sequence[str], names: Optional[Se
 
 
 def tried(method: Method, example: Any, configured: Mapping[str, Any]) -> TensorInfo:
-    """The output of a method, found out by calling it for one row.
-
-    Args:
-        example: one row of what the estimator takes.
-        configured: the output's entry in the configuration, which may name its numeric type.
-
-    Raises:
-        TritonModelException: the method fails.
-    """
+    """The output of a method, found out by calling it for one row. Its entry in the configuration may name its numeric type."""
     try:
         result = method.call(example)
     except Exception as error:  # estimators raise anything

@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
-from pybackend_backends.empty_tables import empty_outputs
 from pybackend_backends.estimator_file import ESTIMATOR_FILES, ESTIMATOR_PARAMETERS, read_estimator
+from pybackend_backends.output_memory import empty_outputs
 from pybackend_sdk.backend import (
     Signature,
     check_config,

@@ -37,14 +37,7 @@ _DATA_TYPES = {
 
 
 class ServedSignature(NamedTuple):
-    """One signature of a SavedModel.
-
-    Attributes:
-        tags: of the graph that has it.
-        signature: its inputs and outputs.
-        inputs: the graph's name of each input, by name.
-        outputs: likewise.
-    """
+    """One signature of a SavedModel: the tags of its graph, and the graph's name of each input and output, by name."""
 
     tags: List[str]
     signature: Signature
@@ -53,11 +46,7 @@ class ServedSignature(NamedTuple):
 
 
 def tensorflow() -> Any:
-    """The module ``tensorflow``, whose own log has errors only.
-
-    Raises:
-        TritonModelException: it is not installed.
-    """
+    """The module ``tensorflow``, whose own log has errors only."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     module = require("tensorflow", backend=BACKEND, extra=EXTRA)
     module.get_logger().setLevel("ERROR")
@@ -65,11 +54,7 @@ def tensorflow() -> Any:
 
 
 def find_directory(config: Mapping[str, Any]) -> str:
-    """The path of a model's SavedModel.
-
-    Raises:
-        TritonModelException: there is none, or the model is a frozen graph or a file of LiteRT.
-    """
+    """The path of a model's SavedModel."""
     name, file = config["name"], config.get("default_model_filename", "")
     if config.get("platform") == _GRAPH_PLATFORM or file.endswith((".graphdef", ".pb")):
         raise TritonModelException(
@@ -91,14 +76,7 @@ def find_directory(config: Mapping[str, Any]) -> str:
 
 
 def read_signature(config: Mapping[str, Any], path: str, *, tag: str, key: str) -> ServedSignature:
-    """Read one signature of a SavedModel.
-
-    Args:
-        key: of the signature, ``""`` for the usual one.
-
-    Raises:
-        TritonModelException: the SavedModel cannot be read, or has no such graph or signature, or an input cannot be sent.
-    """
+    """Read one signature of a SavedModel, the usual one if the key is empty."""
     graphs = _graphs(config, path)
     if not graphs:
         raise TritonModelException(

@@ -1,7 +1,11 @@
 """Loads a Hugging Face directory: never from the network, never a pickle, and no code of the directory unless allowed."""
 
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional
+
+from pybackend_sdk.backend import boolean, choice, read_parameters, text, threads_per_instance, whole_number
+from pybackend_sdk.error import TritonModelException
+from pybackend_sdk.runtime import get_model_dir
 
 # Before the libraries are imported: they decide then.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -12,8 +16,6 @@ os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 
 import torch
 import transformers
-
-from pybackend_sdk.error import TritonModelException
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -30,15 +32,7 @@ TASKS = {
 
 
 class Checkpoint:
-    """A directory with a model, and how to read it.
-
-    Args:
-        task: one of TASKS, empty to choose by the architecture in ``config.json``.
-        trust_remote_code: whether Python files in the directory may run.
-
-    Raises:
-        TritonModelException: there is no description, or the architecture tells no task.
-    """
+    """A directory with a model, and how to read it. Without a task, the architecture in ``config.json`` chooses one of TASKS."""
 
     def __init__(self, directory: str, task: str = "", trust_remote_code: bool = False) -> None:
         self.directory = directory
@@ -47,11 +41,7 @@ class Checkpoint:
         self.task = task or self._task_of_architecture()
 
     def model(self, dtype: str, device: str) -> Any:
-        """The model, ready for inference.
-
-        Args:
-            dtype: one of DTYPES; ``auto`` for the one of the file.
-        """
+        """The model, ready for inference, in one of DTYPES."""
         loader = getattr(transformers, TASKS[self.task][1])
         model = self._read(loader, f"a model for {self.task}", dtype=DTYPES[dtype])
         model.eval()
@@ -97,13 +87,8 @@ class Checkpoint:
 def find_directory(version_directory: str, model: str = "", cache: str = "") -> str:
     """The directory of a checkpoint.
 
-    Args:
-        version_directory: searched if there is no ``model``; the checkpoint lies in it or in its directory ``model``.
-        model: a directory, relative to the version directory or absolute, or the id of a model in a local cache.
-        cache: of the Hugging Face libraries; empty for their own default.
-
-    Raises:
-        TritonModelException: there is none.
+    Without a model, it lies in the version directory or in its directory ``model``. A model is a directory, relative to the version
+    directory or absolute, or the id of a model in a local cache; without one, that is the default of the Hugging Face libraries.
     """
     if not model:
         for candidate in (version_directory, os.path.join(version_directory, "model")):
@@ -148,3 +133,76 @@ def length_limit(tokenizer: Any, config: Any, configured: Optional[int]) -> int:
     known = [limit for limit in (tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)) if limit]
     natural = min([limit for limit in known if limit < 10**9], default=512)
     return natural if configured is None else min(configured, natural)
+
+
+POOLINGS = ("mean", "cls", "last", "max")
+
+PARAMETERS = {
+    "TASK": choice(*TASKS),
+    "MODEL": text(),
+    "CACHE_DIRECTORY": text(),
+    "TRUST_REMOTE_CODE": boolean(),
+    "DTYPE": choice(*DTYPES),
+    "MAX_LENGTH": whole_number(at_least=1),
+    "POOLING": choice(*POOLINGS),
+    "NORMALIZE": boolean(),
+    "AGGREGATION": choice("none", "simple", "first", "average", "max"),
+    "HYPOTHESIS_TEMPLATE": text(),
+    "MAX_TOKENS": whole_number(at_least=1),
+    "MAX_TEXTS": whole_number(at_least=1),
+    "INTRA_OP_THREAD_COUNT": whole_number(at_least=1),
+}
+
+_DEFAULT_MAX_TOKENS = 16
+"""As in vLLM, whose parameters clients send."""
+
+
+class Settings(NamedTuple):
+    """The parameters of a model that its task reads.
+
+    Attributes:
+        dtype: of the weights, one of DTYPES.
+        max_length: the most tokens of a text, or of prompt and answer; None for the model's own limit.
+        pooling: one of POOLINGS.
+        normalize: whether embeddings have length 1.
+        aggregation: how tokens become entities.
+        hypothesis: the sentence of zero-shot classification, with ``{}`` for the label.
+        max_tokens: of an answer, if the request does not say.
+        max_texts: the most texts that an instance continues at a time.
+    """
+
+    dtype: str = "auto"
+    max_length: Optional[int] = None
+    pooling: str = "mean"
+    normalize: bool = False
+    aggregation: str = "simple"
+    hypothesis: str = "This example is {}."
+    max_tokens: int = _DEFAULT_MAX_TOKENS
+    max_texts: int = 16
+
+
+def read_settings(config: Mapping[str, Any]) -> Settings:
+    """Read the parameters of a model."""
+    values = read_parameters(config, PARAMETERS)
+    names = {"hypothesis_template": "hypothesis"}
+    lower = {names.get(name.lower(), name.lower()): value for name, value in values.items()}
+    settings = Settings(**{name: value for name, value in lower.items() if name in Settings._fields})
+    if "{}" not in settings.hypothesis:
+        raise TritonModelException(
+            f"model '{config['name']}': parameters HYPOTHESIS_TEMPLATE must have {{}} where the label goes, it is "
+            f"'{settings.hypothesis}'"
+        )
+    return settings
+
+
+def open_checkpoint(config: Mapping[str, Any]) -> Checkpoint:
+    """Find the model of a configuration, and its task."""
+    values = read_parameters(config, PARAMETERS)
+    directory = find_directory(get_model_dir(), values.get("MODEL", ""), values.get("CACHE_DIRECTORY", ""))
+    return Checkpoint(directory, values.get("TASK", ""), values.get("TRUST_REMOTE_CODE", False))
+
+
+def use_threads(config: Mapping[str, Any]) -> None:
+    """Set the number of threads of this process, which serves one instance."""
+    values = read_parameters(config, PARAMETERS)
+    torch.set_num_threads(values.get("INTRA_OP_THREAD_COUNT") or threads_per_instance(config))

@@ -7,30 +7,36 @@ import queue
 import threading
 from typing import Any, List, NamedTuple, Optional
 
+import numpy as np
 import torch
 import transformers
 
-from pybackend_backends.text_requests import RequestError
-from pybackend_backends.transformers.batch import Row, TextBatch, can_batch
-from pybackend_backends.transformers.checkpoints import Checkpoint
-from pybackend_backends.transformers.choice import Rules, has_stop, rules_of
+from pybackend_backends.text_requests import (
+    FINAL,
+    RequestError,
+    excludes_prompt,
+    refuse,
+    settings_of,
+    strings,
+    text_of,
+    truth_of,
+)
+from pybackend_backends.transformers.batch import Row, Rules, TextBatch, can_batch, has_stop, rules_of
+from pybackend_backends.transformers.checkpoints import Checkpoint, Settings
 from pybackend_backends.transformers.receivers import Piece, PromptlessPieces, Receiver
-from pybackend_backends.transformers.sampling import Sampling
-from pybackend_backends.transformers.settings import Settings
+from pybackend_backends.transformers.sampling import Sampling, is_setting, read_sampling
+from pybackend_sdk.backend import offer
+from pybackend_sdk.error import TritonError
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
+from pybackend_sdk.tensor import Tensor
 
 GENERATING = ("text-generation", "text2text-generation")
 """The tasks that are served by a stream of text."""
 
 
 class Text(NamedTuple):
-    """A text to continue.
-
-    Attributes:
-        tokens: of the prompt.
-        sampling: how to continue it.
-        rules: None if only the library's own ``generate`` knows them.
-        receiver: of the answer.
-    """
+    """A text to continue; ``rules`` is None if only the library's own ``generate`` knows them."""
 
     tokens: List[int]
     sampling: Sampling
@@ -70,10 +76,7 @@ class Generator:
         return tokens
 
     def submit(self, tokens: List[int], sampling: Sampling, receiver: Receiver) -> None:
-        """Begin a text. Waits while the instance has as many as it may.
-
-        Args:
-            receiver: gets the answer, in another thread.
+        """Begin a text, whose receiver gets the answer in another thread. Waits while the instance has as many as it may.
 
         Raises:
             RequestError: the prompt and the answer do not fit into the model, or a stream uses several beams.
@@ -201,3 +204,59 @@ class _Ended(transformers.StoppingCriteria):  # type: ignore[misc]  # mypy does 
         stops, cancelled = self._text.sampling.stop, self._text.receiver.is_cancelled()
         ended = [cancelled or has_stop(self._tokenizer, ids[self._before :].tolist(), stops) for ids in input_ids]
         return torch.tensor(ended, device=input_ids.device)
+
+
+def begin_text(request: InferenceRequest, generator: Generator, default_max_tokens: int) -> None:
+    """Begin a request, which is answered through its response sender. An error is sent, not raised."""
+    try:
+        prompt = text_of(request, "text_input")
+        streams = truth_of(request, "stream")
+        prefix = "" if excludes_prompt(request, streams) else prompt
+        sampling = read_sampling(settings_of(request, is_setting), default_max_tokens)
+        tokens = generator.tokens_of(prompt)
+        generator.submit(tokens, sampling, Answer(request, streams, prefix, len(tokens)))
+    except RequestError as error:
+        refuse(request.get_response_sender(), str(error))
+    except Exception as error:  # noqa: BLE001  tokenizers raise anything
+        refuse(request.get_response_sender(), f"{type(error).__name__}: {error}", TritonError.INTERNAL)
+
+
+class Answer(Receiver):
+    """Sends the text of a request: each piece is a response if it streams, and a whole answer begins with the prefix."""
+
+    def __init__(self, request: InferenceRequest, streams: bool, prefix: str, prompt_tokens: int) -> None:
+        self.streams = streams
+        self._sender = request.get_response_sender()
+        self._prefix = prefix
+        self._prompt_tokens = prompt_tokens
+        self._finish_reason = truth_of(request, "return_finish_reason")
+        self._input_tokens = truth_of(request, "return_num_input_tokens")
+        self._output_tokens = truth_of(request, "return_num_output_tokens")
+
+    def offer(self, piece: Piece) -> bool:
+        return offer(self._sender, self._response(piece))
+
+    def end(self, piece: Piece) -> None:
+        if self.is_cancelled():
+            self.cancel()
+        else:
+            self._sender.send(self._response(piece._replace(text=self._prefix + piece.text)), FINAL)
+
+    def cancel(self) -> None:
+        refuse(self._sender, "The request was cancelled while its text was generated.", TritonError.CANCELLED)
+
+    def fail(self, error: Exception) -> None:
+        refuse(self._sender, f"{type(error).__name__}: {error}", TritonError.INTERNAL)
+
+    def is_cancelled(self) -> bool:
+        return self._sender.is_cancelled()
+
+    def _response(self, piece: Piece) -> InferenceResponse:
+        outputs: List[Tensor] = [Tensor("text_output", strings([piece.text]))]
+        if self._finish_reason:
+            outputs.append(Tensor("finish_reason", strings([piece.finish_reason])))
+        if self._input_tokens:
+            outputs.append(Tensor("num_input_tokens", np.array([self._prompt_tokens], np.uint32)))
+        if self._output_tokens:
+            outputs.append(Tensor("num_output_tokens", np.array([piece.tokens], np.uint32)))
+        return InferenceResponse(outputs)

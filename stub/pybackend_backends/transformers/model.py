@@ -17,12 +17,9 @@ require("transformers", backend=_BACKEND, extra=_BACKEND)
 
 # After the frameworks are known to be there.
 from pybackend_backends.pytorch.devices import device_of  # noqa: E402
-from pybackend_backends.transformers.answers import begin_text  # noqa: E402
-from pybackend_backends.transformers.checkpoints import Checkpoint  # noqa: E402
-from pybackend_backends.transformers.generation import GENERATING, Generator  # noqa: E402
-from pybackend_backends.transformers.interfaces import interface_of, signature_of  # noqa: E402
-from pybackend_backends.transformers.settings import open_checkpoint, read_settings, use_threads  # noqa: E402
-from pybackend_backends.transformers.tasks import WORKERS  # noqa: E402
+from pybackend_backends.transformers.checkpoints import Checkpoint, open_checkpoint, read_settings, use_threads  # noqa: E402
+from pybackend_backends.transformers.generation import GENERATING, Generator, begin_text  # noqa: E402
+from pybackend_backends.transformers.tasks import WORKERS, interface_of, signature_of  # noqa: E402
 
 
 class TritonPythonModel:

@@ -6,13 +6,7 @@ import transformers
 
 
 class Piece(NamedTuple):
-    """A part of an answer.
-
-    Attributes:
-        text: the new part of the answer.
-        tokens: how many tokens are new.
-        finish_reason: ``stop`` or ``length`` in the last piece, else empty.
-    """
+    """A new part of an answer, with its number of tokens; the last one has the reason of the end, ``stop`` or ``length``."""
 
     text: str
     tokens: int
@@ -20,11 +14,7 @@ class Piece(NamedTuple):
 
 
 class Receiver:
-    """Receives the pieces of one answer; the base of those that send them.
-
-    Attributes:
-        streams: whether pieces are wanted before the last one.
-    """
+    """Receives the pieces of one answer; the base of those that send them. Only those that stream want pieces before the last."""
 
     streams = False
 

@@ -82,11 +82,7 @@ def is_setting(name: str) -> bool:
 
 
 def read_sampling(given: Mapping[str, Any], default_max_tokens: int) -> Sampling:
-    """Check settings and translate them.
-
-    Args:
-        given: values by name; text stands for the number or truth that it spells.
-        default_max_tokens: if none is given.
+    """Check settings and translate them; text stands for the number or truth that it spells.
 
     Raises:
         RequestError: a name is unknown, or a value has the wrong type or is out of bounds.

@@ -32,11 +32,7 @@ MOST_REQUESTS = 1024
 
 
 class Engine:
-    """Runs generations.
-
-    Args:
-        start: makes the engine; called in the loop's thread.
-    """
+    """Runs generations on the engine that ``start`` makes in the loop's thread."""
 
     def __init__(self, start: Callable[[], Any], model: str) -> None:
         self._model = model

@@ -29,13 +29,9 @@ _SEQUENCES = [1.0, 2.0, 5.0, 10.0, 20.0]
 
 
 class _Histogram(NamedTuple):
-    """A histogram of the metrics page.
+    """A histogram of the metrics page; its bounds are None for tokens, where they depend on the model.
 
-    Attributes:
-        help: its description.
-        bounds: of its buckets; None for tokens, whose bounds depend on the model.
-        of_step: the list of values that a step reports.
-        of_request: the value that each finished request reports; one of the two is empty.
+    Its values are either a list of the step's, or a number of each finished request's.
     """
 
     help: str
@@ -67,11 +63,7 @@ HISTOGRAMS = {
 
 
 class EngineMetrics:
-    """All series of a model.
-
-    Args:
-        most_tokens: that the model can read and write for a request.
-    """
+    """All series of a model, which reads and writes at most so many tokens for a request."""
 
     def __init__(self, labels: Dict[str, str], most_tokens: int) -> None:
         # A family lives as long as its series are used.
@@ -92,12 +84,7 @@ class EngineMetrics:
         return family.Metric(self._labels, bounds)
 
     def record(self, scheduler: Any, step: Any) -> None:
-        """Take over the numbers of a step.
-
-        Args:
-            scheduler: vLLM's ``SchedulerStats``, or None.
-            step: vLLM's ``IterationStats``, or None.
-        """
+        """Take over the numbers of a step: vLLM's ``SchedulerStats`` and ``IterationStats``, each of which may be None."""
         if scheduler is not None:
             self._set("vllm:num_requests_running", scheduler.num_running_reqs)
             self._set("vllm:num_requests_waiting", scheduler.num_waiting_reqs)

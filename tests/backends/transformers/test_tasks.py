@@ -13,8 +13,7 @@ from pybackend_sdk.error import TritonModelException
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from pybackend_backends.transformers.checkpoints import Checkpoint, find_directory  # noqa: E402
-from pybackend_backends.transformers.settings import Settings, read_settings  # noqa: E402
+from pybackend_backends.transformers.checkpoints import Checkpoint, Settings, find_directory, read_settings  # noqa: E402
 from pybackend_backends.transformers.tasks import WORKERS, pool  # noqa: E402
 from tests.backends.pytorch.networks import Attack  # noqa: E402
 from tests.backends.transformers import tiny_models  # noqa: E402

@@ -25,7 +25,7 @@ from pybackend_sdk.testing import (
     OutputError,
     Request,
 )
-from pybackend_sdk.testing.failures import ModelException
+from pybackend_sdk.testing.errors import ModelException
 from tests.support.debug_adapter import DebugClient, line_of
 from tests.support.environments import foreign_minors, packed, tree
 from tests.support.gates import wait_until

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pybackend_sdk.response import InferenceResponse
-from pybackend_sdk.response_sender import InferenceResponseSender
-from pybackend_sdk.response_stream import ResponseStream
+from pybackend_sdk.response_sender import InferenceResponseSender, ResponseStream
 from pybackend_sdk.runtime import Runtime, bind_runtime
 
 

@@ -11,8 +11,7 @@ from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.execution import check_decoupled, check_returned, prune
 from pybackend_sdk.request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
 from pybackend_sdk.response import InferenceResponse
-from pybackend_sdk.response_sender import InferenceResponseSender
-from pybackend_sdk.response_stream import ResponseStream
+from pybackend_sdk.response_sender import InferenceResponseSender, ResponseStream
 from pybackend_sdk.tensor import Tensor
 
 

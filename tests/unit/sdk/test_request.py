@@ -14,11 +14,11 @@ from pybackend_sdk.request import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
+    InferenceTrace,
     get_input_tensor_by_name,
 )
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
-from pybackend_sdk.trace import InferenceTrace
 
 
 def _tensor(name="X"):

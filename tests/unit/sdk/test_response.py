@@ -14,8 +14,7 @@ from pybackend_sdk.response import (
     get_output_tensor_by_name,
 )
 from pybackend_sdk.response_iterator import ResponseIterator
-from pybackend_sdk.response_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender
-from pybackend_sdk.response_stream import ResponseStream
+from pybackend_sdk.response_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender, ResponseStream
 from pybackend_sdk.tensor import Tensor
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.response import InferenceResponse
-from pybackend_sdk.response_sender import InferenceResponseSender
-from pybackend_sdk.response_stream import DROPPED, ResponseStream
+from pybackend_sdk.response_sender import DROPPED, InferenceResponseSender, ResponseStream
 
 CLOSED = r"^Unable to send response\. Response sender has been closed\."
 TWICE = r"^Unable to send response\. Non-decoupled model cannot send more than one response\."

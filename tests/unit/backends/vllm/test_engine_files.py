@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pybackend_backends.vllm.engine_files import make_engine_arguments, read_adapters, read_engine_arguments
+from pybackend_backends.vllm.model import make_engine_arguments, read_adapters, read_engine_arguments
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import Runtime, bind_runtime
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pybackend_sdk.backend import Form, execute_batch
-from pybackend_sdk.backend.form import ARRAYS
+from pybackend_sdk.backend.batching import ARRAYS
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.tensor import Tensor

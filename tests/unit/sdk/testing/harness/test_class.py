@@ -90,7 +90,7 @@ def test_whatever_gives_the_object_an_execute_will_do(write, code):
 def test_looking_for_misspelt_methods_costs_a_model_without_any_no_memory():
     code = f"""
 import sys
-from pybackend_sdk.model_class import warn_of_misspelt_methods
+from pybackend_sdk.model_loader import warn_of_misspelt_methods
 class TritonPythonModel:
     def initialize(self, args): pass
 {EXECUTE}
