@@ -117,3 +117,8 @@ class SettingError(ServerError):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"Error: {message}")
+
+
+def invalid(message: str) -> InferenceError:
+    """An error with the code INVALID_ARG."""
+    return InferenceError(message, ErrorCode.INVALID_ARG)

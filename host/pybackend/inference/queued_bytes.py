@@ -12,9 +12,6 @@ class QueuedBytes:
     """The total bytes of all models' client requests. Calls between models are neither counted nor refused.
 
     It is the last stage of every model's response path.
-
-    Args:
-        limit_bytes: the limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, invalid
 from pybackend_wire.dtypes import ITEMSIZE
 
 Buffer = bytes | bytearray | memoryview
@@ -109,27 +109,20 @@ INT64_MAX = 2**63 - 1
 def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
     """The number of elements that an input's shape claims.
 
-    Args:
-        name: the input's name, for messages.
-        datatype: a wire name.
-        shape: dimensions, none of them negative.
-
     Raises:
         InferenceError: INVALID_ARG, the element count, the byte size or a dimension does not fit in 63 bits.
     """
     count = 0 if 0 in shape else _bounded_product(shape)
     if count > INT64_MAX or any(dim > INT64_MAX for dim in shape):
-        raise InferenceError(
+        raise invalid(
             f"invalid shape for input '{name}': shape {shape_text(shape)} causes total element count to exceed "
-            f"maximum size of {INT64_MAX}",
-            ErrorCode.INVALID_ARG,
+            f"maximum size of {INT64_MAX}"
         )
     itemsize = ITEMSIZE[datatype]
     if count * itemsize > INT64_MAX:
-        raise InferenceError(
+        raise invalid(
             f"byte size overflow for input '{name}': element count ({count}) * data type size ({itemsize}) exceeds "
-            f"maximum allowed size ({INT64_MAX})",
-            ErrorCode.INVALID_ARG,
+            f"maximum allowed size ({INT64_MAX})"
         )
     return count
 

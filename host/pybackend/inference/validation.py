@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping
 from enum import IntEnum
 from math import prod
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor, element_count, shape_text
@@ -43,11 +43,7 @@ def request_prefix(request_id: str) -> str:
 
 
 def validate(request: InferenceRequest, signature: ModelSignature) -> None:
-    """Run all checks on a request whose inputs have their bytes; sets ``batch_size``.
-
-    Raises:
-        InferenceError: INVALID_ARG, describes the first mismatch with the signature.
-    """
+    """Run all checks on a request whose inputs have their bytes; sets ``batch_size``."""
     validate_header(request, signature)
     validate_bytes_tensors(request, signature)
 
@@ -70,7 +66,7 @@ def validate_header(
     """
     for name in request.requested_outputs:
         if name not in signature.outputs:
-            raise _invalid(
+            raise invalid(
                 f"unexpected inference output '{name}' for model '{signature.model_name}'. "
                 f"{_known('outputs', signature.outputs)}"
             )
@@ -84,7 +80,7 @@ def validate_header(
     for tensor in request.inputs:
         expected = signature.inputs.get(tensor.name)
         if expected is None:
-            raise _invalid(
+            raise invalid(
                 f"unexpected inference input '{tensor.name}' for model '{signature.model_name}'. "
                 f"{_known('inputs', signature.inputs)}"
             )
@@ -219,11 +215,7 @@ def validate_bytes_tensors(request: InferenceRequest, signature: ModelSignature)
 
 
 def validate_bytes_in_steps(request: InferenceRequest, signature: ModelSignature) -> Generator[None, None, None]:
-    """Like :func:`validate_bytes_tensors`, in steps of a few milliseconds.
-
-    Raises:
-        InferenceError: as for :func:`validate_bytes_tensors`.
-    """
+    """Like :func:`validate_bytes_tensors`, in steps of a few milliseconds."""
     for tensor in reversed(request.inputs):
         if tensor.datatype == "BYTES" and tensor.data is not None and source_of(tensor) is None:
             yield from _check_elements(request, tensor, tensor.data, signature.model_name)
@@ -239,8 +231,4 @@ def _check_elements(
 
 
 def _refusal(request: InferenceRequest, message: str) -> InferenceError:
-    return _invalid(request_prefix(request.id) + message)
-
-
-def _invalid(message: str) -> InferenceError:
-    return InferenceError(message, ErrorCode.INVALID_ARG)
+    return invalid(request_prefix(request.id) + message)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, isnan
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, invalid
 from pybackend.observability.metrics import Family, head_bytes, labels_text, series_bytes
 from pybackend.observability.series import CounterSeries, GaugeSeries, HistogramSeries, Series, new_series
 from pybackend_wire.errors import RemoteProtocolError
@@ -125,12 +125,12 @@ class CustomMetrics:
         """
         family = self._held(stub, family_handle)
         if family is None:
-            raise InferenceError("the metric family is deleted.", ErrorCode.INVALID_ARG)
+            raise invalid("the metric family is deleted.")
         if not isinstance(family, _Family) or (buckets is None) is (family.kind == MetricKind.HISTOGRAM):
             raise RemoteProtocolError("a metric was requested that its family cannot have")
         problem = series_problem(family.kind, labels, buckets)
         if problem is not None:
-            raise InferenceError(problem, ErrorCode.INVALID_ARG)
+            raise invalid(problem)
         key = frozenset(labels.items())
         known = self._stubs[stub]
         found = family.series.get(key)
@@ -180,7 +180,7 @@ class CustomMetrics:
         """
         series = self._held(stub, handle)
         if series is None:
-            raise InferenceError("the metric is deleted.", ErrorCode.INVALID_ARG)
+            raise invalid("the metric is deleted.")
         if not isinstance(series, _Series) or isinstance(series.state, HistogramSeries):
             raise RemoteProtocolError("the value was requested of a metric that has none")
         return series.state.value
@@ -244,13 +244,12 @@ class CustomMetrics:
     def _register(self, model_name: str, name: str, description: str, kind: MetricKind) -> _Family:
         problem = family_problem(name, description)
         if problem is not None:
-            raise InferenceError(problem, ErrorCode.INVALID_ARG)
+            raise invalid(problem)
         if name.startswith(RESERVED_PREFIXES):
             (prefix,) = (prefix for prefix in RESERVED_PREFIXES if name.startswith(prefix))
-            raise InferenceError(
+            raise invalid(
                 f"metric families whose names begin with '{prefix}' are the server's own: choose another name for "
-                f"'{name}'.",
-                ErrorCode.INVALID_ARG,
+                f"'{name}'."
             )
         names = [name]
         if kind == MetricKind.HISTOGRAM:

@@ -30,11 +30,7 @@ class GpuFigures:
 
 
 class GpuMeter:
-    """Reads the GPUs.
-
-    Args:
-        library: the module ``pynvml``, initialised.
-    """
+    """Reads the GPUs."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

@@ -133,11 +133,7 @@ class LogFile:
 
 
 def _open(path: Path) -> int:
-    """A descriptor. Opening never waits for the reader of a named pipe; writing may, in the thread.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
+    """A descriptor. Opening never waits for the reader of a named pipe; writing may, in the thread."""
     descriptor = os.open(path, _FLAGS, _MODE)
     os.set_blocking(descriptor, True)
     return descriptor

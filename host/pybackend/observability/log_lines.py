@@ -84,7 +84,7 @@ class LineFormatter(logging.Formatter):
             message, *further = message.rstrip("\n").split("\n")
         text = one_line(json.dumps(message, ensure_ascii=False) if self._quotes else message)
         first = f"{stamp} {pid} {place}] {text}"
-        return "\n".join([first, *(f"{_INDENT}{one_line(line)}".rstrip() for line in further)])
+        return _with_further(first, further)
 
 
 class JsonFormatter(LineFormatter):
@@ -156,7 +156,11 @@ class ShortFormatter(LineFormatter):
         where = "" if not slash else f"{instance}: " if file.startswith("output:") else f"{instance} {file}: "
         first, *further = message.rstrip("\n").split("\n")
         head = f"{stamp} {_WORDS.get(level, '')}{where}{one_line(first)}"
-        return "\n".join([head, *(f"{_INDENT}{one_line(line)}".rstrip() for line in further)])
+        return _with_further(head, further)
+
+
+def _with_further(first: str, further: list[str]) -> str:
+    return "\n".join([first, *(f"{_INDENT}{one_line(line)}".rstrip() for line in further)])
 
 
 def formatter_for(settings: LogSettings, *, breaks_lines: bool) -> LineFormatter:

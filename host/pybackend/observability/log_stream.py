@@ -21,9 +21,6 @@ class LogStream:
 
     While the reader keeps up, the caller writes each line at once. Otherwise lines are queued; a thread writes them
     when there is room again, and then reports the number of dropped lines.
-
-    Args:
-        notice: makes the line that reports the number of dropped lines.
     """
 
     def __init__(self, descriptor: int, notice: Callable[[int], bytes]) -> None:

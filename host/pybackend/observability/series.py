@@ -14,46 +14,41 @@ Sample = tuple[str, dict[str, str], float]
 """Suffix of the family's name, labels beyond the series' own, value."""
 
 
-class CounterSeries:
-    """A value that only grows."""
+class _ValueSeries:
+    """A series with one value."""
 
-    def __init__(self) -> None:
-        self._counter = _prometheus().Counter(_NAME, "", registry=None)
-
-    def increment(self, value: float) -> None:
-        """Add a non-negative value."""
-        self._counter.inc(value)
-
-    @property
-    def value(self) -> float:
-        """The sum of all increments."""
-        return _values(self._counter)["_total"]
-
-    def samples(self) -> list[Sample]:
-        return [("", {}, self.value)]
-
-
-class GaugeSeries:
-    """A value that goes up and down."""
-
-    def __init__(self) -> None:
-        self._gauge = _prometheus().Gauge(_NAME, "", registry=None)
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
 
     def increment(self, value: float) -> None:
-        """Add a value."""
-        self._gauge.inc(value)
-
-    def set(self, value: float) -> None:
-        """Replace the value."""
-        self._gauge.set(value)
+        """Add a value; for a counter, one that is not negative."""
+        self._metric.inc(value)
 
     @property
     def value(self) -> float:
         """The current value."""
-        return _values(self._gauge)[""]
+        return next(float(sample.value) for sample in _samples(self._metric) if not sample.name.endswith("_created"))
 
     def samples(self) -> list[Sample]:
         return [("", {}, self.value)]
+
+
+class CounterSeries(_ValueSeries):
+    """A value that only grows."""
+
+    def __init__(self) -> None:
+        super().__init__(_prometheus().Counter(_NAME, "", registry=None))
+
+
+class GaugeSeries(_ValueSeries):
+    """A value that goes up and down."""
+
+    def __init__(self) -> None:
+        super().__init__(_prometheus().Gauge(_NAME, "", registry=None))
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self._metric.set(value)
 
 
 class HistogramSeries:
@@ -101,11 +96,6 @@ _NAME = "series"
 
 def _samples(metric: Any) -> list[Any]:
     return [sample for collected in metric.collect() for sample in collected.samples]
-
-
-def _values(metric: Any) -> dict[str, float]:
-    """Values by name suffix."""
-    return {sample.name.removeprefix(_NAME): sample.value for sample in _samples(metric)}
 
 
 @cache

@@ -17,11 +17,7 @@ def log_unexpected(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 
 
 async def repeat(period_s: float, *actions: Callable[[], None]) -> None:
-    """Run actions periodically until cancelled, even if they raise.
-
-    Args:
-        period_s: pause before each round.
-    """
+    """Run actions periodically until cancelled, even if they raise."""
     while True:
         await asyncio.sleep(period_s)
         for action in actions:

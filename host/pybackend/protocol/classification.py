@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import invalid
 from pybackend.inference.tensor import OutputTensor
+from pybackend.protocol.steps import at_once
 from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import DATATYPES
 
@@ -46,33 +47,22 @@ def classes_of(tensor: OutputTensor, asked: ClassRequest) -> OutputTensor:
     Raises:
         InferenceError: INVALID_ARG; the output cannot be sorted or has too many elements.
     """
-    steps = classes_in_steps(tensor, asked)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+    return at_once(classes_in_steps(tensor, asked))
 
 
 def classes_in_steps(tensor: OutputTensor, asked: ClassRequest) -> Generator[bytes, None, OutputTensor]:
-    """Returns the result of :func:`classes_of`; yields ``b""`` where other work may run.
-
-    Raises:
-        InferenceError: as for :func:`classes_of`.
-    """
+    """Returns the result of :func:`classes_of`; yields ``b""`` where other work may run."""
     if tensor.datatype in _UNSUPPORTED:
-        raise InferenceError(
+        raise invalid(
             f"class result not available for output due to unsupported type '{tensor.datatype}'. It is output "
-            f"'{tensor.name}'",
-            ErrorCode.INVALID_ARG,
+            f"'{tensor.name}'"
         )
     shape = tuple(tensor.shape)
     items, per_item = (shape[0], prod(shape[1:])) if asked.batches and shape else (1, prod(shape))
     if per_item > MOST_ELEMENTS:
-        raise InferenceError(
+        raise invalid(
             f"classification output tensor too large: output '{tensor.name}' has {per_item} elements per batch item, at "
-            f"most {MOST_ELEMENTS} can be put in order",
-            ErrorCode.INVALID_ARG,
+            f"most {MOST_ELEMENTS} can be put in order"
         )
     count = min(asked.count, per_item)
     rows = np.frombuffer(tensor.data, DATATYPES[tensor.datatype].numpy).reshape(items, per_item)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, invalid
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
@@ -33,10 +33,9 @@ from pybackend.protocol.json.outline import (
     outline_in_steps,
     unescaped_end,
 )
-from pybackend.protocol.json.request_parameters import custom_parameter
+from pybackend.protocol.json.parameters import custom_parameter
 from pybackend.protocol.json.slices import SlicedData
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.refusals import invalid
 from pybackend.protocol.steps import Steps
 from pybackend.spelling import closest
 
@@ -146,8 +145,7 @@ def _weigh(skeleton: bytes) -> Steps[int]:
 def _flat_members(outline: Outline, count: int) -> Iterator[tuple[str, Raw, bool]]:
     """The members of the object, and those of its member ``parameters``: name, text, and whether ``parameters`` has it.
 
-    Args:
-        count: number of members that the text has; more than the parser finds if some are repeated.
+    ``count`` is the number of members in the text: more than the parser finds if some are repeated.
     """
     members = _object(outline)
     if count > len(members):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked
@@ -117,22 +117,18 @@ def body_size_error(
     left = available_bytes
     for tensor, size in binary_inputs:
         if size > left:
-            return InferenceError(
+            return invalid(
                 f"unexpected size for input '{tensor.name}', expecting {size - left} additional bytes for model "
-                f"'{model_name}'",
-                ErrorCode.INVALID_ARG,
+                f"'{model_name}'"
             )
         left -= size
-    return InferenceError(f"unexpected additional input data for model '{model_name}'", ErrorCode.INVALID_ARG)
+    return invalid(f"unexpected additional input data for model '{model_name}'")
 
 
 def attach_blobs(plan: InferPlan, blob: bytes | memoryview, offset: int = 0) -> None:
     """Give the binary inputs their bytes from a complete body.
 
-    Inputs above 4 KB become views of ``blob``, smaller ones private copies.
-
-    Args:
-        offset: start of the first binary tensor in ``blob``.
+    Inputs above 4 KB become views of ``blob``, smaller ones private copies; the first one begins at ``offset``.
     """
     view = None
     for tensor, size in plan.binary_inputs:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, request_like
-from pybackend.protocol.json.id_pattern import ANY_ID, ID_AT_START, SECOND_ID
-from pybackend.protocol.json.templates import JsonTemplates
+from pybackend.protocol.json.templates import ANY_ID, ID_AT_START, SECOND_ID, JsonTemplates
 from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
@@ -87,9 +86,6 @@ class PlanCache:
 
     def filled(self, header: bytes, raw: Sequence[Buffer]) -> InferPlan | None:
         """A private copy of the plan for this header, with the bytes of its tensors.
-
-        Args:
-            raw: the bytes of the binary tensors, perhaps followed by others.
 
         Returns:
             None if the header is not cached, or the tensors have other sizes than those for which the plan was made.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.validation import request_prefix
 from pybackend.protocol.limits import MOST_DIMS
 from pybackend_wire.dtypes import DATATYPES
@@ -12,11 +12,6 @@ _OTHER_NAMES = {
     "FLOAT32": "FP32", "FLOAT64": "FP64", "BFLOAT16": "BF16", "INT": "INT64", "BOOLEAN": "BOOL",
 }  # fmt: skip
 """Names that configurations, numpy and others have for a datatype, in upper case."""
-
-
-def invalid(message: str) -> InferenceError:
-    """An error with the code INVALID_ARG."""
-    return InferenceError(message, ErrorCode.INVALID_ARG)
 
 
 def too_many_dims_error(name: str, count: int) -> InferenceError:

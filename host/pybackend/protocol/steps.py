@@ -12,7 +12,7 @@ Steps = Generator[None, None, _T]
 """Yields between its steps, and returns the result."""
 
 
-def at_once(steps: Steps[_T]) -> _T:
+def at_once(steps: Generator[object, None, _T]) -> _T:
     """Do all steps now, and return the result."""
     while True:
         try:

@@ -30,12 +30,5 @@ def descriptor_pool() -> Any:
 
 @cache
 def message_class(name: str) -> Any:
-    """The class of a message.
-
-    Args:
-        name: its full name, such as ``inference.ModelConfig``.
-
-    Raises:
-        KeyError: no definition has such a message.
-    """
+    """The class of a message."""
     return GetMessageClass(descriptor_pool().FindMessageTypeByName(name))

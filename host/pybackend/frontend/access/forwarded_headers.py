@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import invalid
 from pybackend.frontend.access.restrictions import Headers
 from pybackend.inference.request import InferenceRequest, ParameterValue
-from pybackend.protocol.json.request_parameters import BINARY_DATA_OUTPUT, RESERVED_NAMES, RESERVED_PREFIX
+from pybackend.protocol.request_parameters import BINARY_DATA_OUTPUT, RESERVED_NAMES, RESERVED_PREFIX
 
 MOST_HEADERS = 256
 """Requests with more headers are refused: the name of each is compared with the pattern."""
@@ -45,9 +45,8 @@ class ForwardedHeaders:
             InferenceError: INVALID_ARG; a header has a reserved name, or there are too many.
         """
         if len(headers) > MOST_HEADERS:
-            raise InferenceError(
-                f"the request has {len(headers)} headers, and a server that forwards headers takes {MOST_HEADERS} at most",
-                ErrorCode.INVALID_ARG,
+            raise invalid(
+                f"the request has {len(headers)} headers, and a server that forwards headers takes {MOST_HEADERS} at most"
             )
         names: dict[str, str] = {}
         found: dict[str, str] = {}
@@ -57,9 +56,7 @@ class ForwardedHeaders:
             written = name.decode("latin-1")
             lower = written.lower()
             if lower in _RESERVED or lower.startswith(RESERVED_PREFIX):
-                raise InferenceError(
-                    f"Header '{written}' is reserved for Triton usage and cannot be forwarded.", ErrorCode.INVALID_ARG
-                )
+                raise invalid(f"Header '{written}' is reserved for Triton usage and cannot be forwarded.")
             first = names.setdefault(lower, written)
             text = _text(value)
             found[first] = f"{found[first]}, {text}" if first in found else text

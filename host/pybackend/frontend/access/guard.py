@@ -24,14 +24,7 @@ class Denial(NamedTuple):
 
 
 class Guard:
-    """The guard of one port.
-
-    Args:
-        keys: keys that calls need; None if they need none.
-        restrictions: headers that calls need.
-        group_of: the group of a path.
-        open_groups: groups that need no key.
-    """
+    """The guard of one port."""
 
     def __init__(
         self,
@@ -56,12 +49,7 @@ class Guard:
         return self._restrictions.names | (frozenset() if self._keys is None else self._keys.READS)
 
     def denial(self, path: str, headers: Headers) -> Denial | None:
-        """The answer to a call that may not be made; None if it may.
-
-        Args:
-            path: decoded, without the query.
-            headers: of the call.
-        """
+        """The answer to a call that may not be made; None if it may. The path is decoded, without the query."""
         group = self._group_of(path)
         if self._keys is not None and group not in self._open_groups:
             message = self._keys.refusal(headers)

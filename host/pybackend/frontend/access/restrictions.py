@@ -12,12 +12,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def only_value(headers: Headers, name: bytes) -> bytes | None:
-    """The value of a header, without blanks around it; None if the request lacks it, or repeats it.
-
-    Args:
-        headers: of the request.
-        name: in lower case.
-    """
+    """The value of a header, whose name is given in lower case; None if the request lacks it, or repeats it."""
     size = len(name)
     found = [value for each, value in headers if len(each) == size and each.lower() == name]
     if len(found) != 1:

@@ -41,11 +41,7 @@ def _digest(value: bytes) -> bytes:
 
 
 class Secrets:
-    """Secrets that are remembered as digests, so that a dump of memory does not contain them.
-
-    Args:
-        values: the secrets.
-    """
+    """Secrets that are remembered as digests, so that a dump of memory does not contain them."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self._digests = tuple(_digest(value) for value in values)

@@ -15,7 +15,6 @@ from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.method_handler import Method
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.observability.logging import LOG
-from pybackend.protocol.documents.log import log_changes, log_values
 from pybackend.protocol.documents.metadata import tensor_documents
 from pybackend.protocol.documents.repository import (
     CONFIG,
@@ -24,7 +23,7 @@ from pybackend.protocol.documents.repository import (
     UNLOAD_DEPENDENTS,
     unknown_parameter,
 )
-from pybackend.protocol.documents.trace import trace_changes, trace_values
+from pybackend.protocol.documents.settings import log_changes, log_values, trace_changes, trace_values
 from pybackend.protocol.grpc.message import check_load_fields
 from pybackend.schema.messages import message_class
 

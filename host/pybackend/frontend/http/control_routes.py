@@ -17,7 +17,6 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.routes import add_route, client_address, model_name, name_in_path, object_schema
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.observability.logging import LOG
-from pybackend.protocol.documents.log import log_changes_in, log_document
 from pybackend.protocol.documents.region import parse_registration
 from pybackend.protocol.documents.repository import (
     index_document,
@@ -25,7 +24,7 @@ from pybackend.protocol.documents.repository import (
     parse_load_request,
     parse_unload_request,
 )
-from pybackend.protocol.documents.trace import trace_changes_in, trace_document
+from pybackend.protocol.documents.settings import log_changes_in, log_document, trace_changes_in, trace_document
 from pybackend.protocol.documents.traffic import traffic_change_in, traffic_document
 
 _JSON = "application/json"

@@ -29,15 +29,7 @@ PART_S = 0.001
 
 
 class MetricsApp:
-    """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models.
-
-    Args:
-        engine: has the models, and counts of answers and refusals.
-        custom_metrics: those of models.
-        cache: the response cache, None for none.
-        settings: select the families.
-        gpu_count: number of GPUs in this machine.
-    """
+    """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pybackend.engine.figures import VersionFigures
-from pybackend.frontend.metrics.model_labels import ModelLabels
+from pybackend.frontend.metrics.model_lines import ModelLabels
 from pybackend.model.cache.response_cache import CacheFigures, ResponseCache
 from pybackend.model.statistics import ModelStatistics
 from pybackend.observability.metrics import Family

@@ -7,77 +7,72 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from pybackend.engine.figures import VersionFigures
-from pybackend.frontend.metrics.model_labels import ModelLabels
-from pybackend.model.latencies import FIRST_RESPONSE_FAMILY, LatencySummaries, QuantileWindow
+from pybackend.frontend.metrics.model_lines import ModelLabels
+from pybackend.model.latencies import FIRST_RESPONSE_FAMILY
 from pybackend.observability.metrics import Family, Sample
 from pybackend.settings import MetricsSettings
 
 _NS_PER_US = 1000
 
-_SUMMARIES: Sequence[tuple[str, str, Callable[[LatencySummaries], QuantileWindow], str, str]] = (
+_SUMMARIES = (
     (
         "nv_inference_request_summary_us",
-        "Summary of inference request duration in microseconds (includes cached requests)",
-        lambda recent: recent.request,
+        "request",
         "success_count",
         "success_ns",
+        "Summary of inference request duration in microseconds (includes cached requests)",
     ),
     (
         "nv_inference_queue_summary_us",
-        "Summary of inference queuing duration in microseconds (includes cached requests)",
-        lambda recent: recent.queue,
+        "queue",
         "success_count",
         "queue_ns",
+        "Summary of inference queuing duration in microseconds (includes cached requests)",
     ),
     (
         "nv_inference_compute_input_summary_us",
-        "Summary of compute input duration in microseconds (does not include cached requests)",
-        lambda recent: recent.compute_input,
+        "compute_input",
         "executed_count",
         "compute_input_ns",
+        "Summary of compute input duration in microseconds (does not include cached requests)",
     ),
     (
         "nv_inference_compute_infer_summary_us",
-        "Summary of compute inference duration in microseconds (does not include cached requests)",
-        lambda recent: recent.compute_infer,
+        "compute_infer",
         "executed_count",
         "compute_infer_ns",
+        "Summary of compute inference duration in microseconds (does not include cached requests)",
     ),
     (
         "nv_inference_compute_output_summary_us",
-        "Summary of inference compute output duration in microseconds (does not include cached requests)",
-        lambda recent: recent.compute_output,
+        "compute_output",
         "executed_count",
         "compute_output_ns",
+        "Summary of inference compute output duration in microseconds (does not include cached requests)",
     ),
     (
         "nv_cache_hit_summary_per_model",
-        "Summary of cache hit duration per model, in microseconds",
-        lambda recent: recent.cache_hit,
+        "cache_hit",
         "cache_hit_count",
         "cache_hit_ns",
+        "Summary of cache hit duration per model, in microseconds",
     ),
     (
         "nv_cache_miss_summary_per_model",
-        "Summary of cache miss duration per model, in microseconds",
-        lambda recent: recent.cache_miss,
+        "cache_miss",
         "cache_miss_count",
         "cache_miss_ns",
+        "Summary of cache miss duration per model, in microseconds",
     ),
 )
-"""Summaries: name, help text, recent values, attributes of the statistics for the number and the sum of all values."""
+"""Summaries: name, attribute of the recent values, attributes of the statistics for the number and the sum of all values, help text."""
 
 _CACHE_SUMMARIES = "nv_cache_"
 _WITHOUT_CACHE = "nv_inference_request_summary_us"
 
 
 class LatencyFamilies:
-    """Writes the distributions of latencies, for servers that show them.
-
-    Args:
-        settings: select the families.
-        labels_of: gives the labels of a version.
-    """
+    """Writes the distributions of latencies, for servers that show them."""
 
     def __init__(self, settings: MetricsSettings, labels_of: Callable[[VersionFigures], ModelLabels]) -> None:
         self._settings = settings
@@ -98,21 +93,21 @@ class LatencyFamilies:
 
     def _summaries(self, versions: Sequence[tuple[ModelLabels, VersionFigures]]) -> Iterator[Family]:
         any_cached = any(version.config.response_cache_enabled for _, version in versions)
-        for name, text, window_of, count, total in _SUMMARIES:
+        for name, window, count, total, text in _SUMMARIES:
             if name.startswith(_CACHE_SUMMARIES):
                 if any_cached:
                     cached = [each for each in versions if each[1].config.response_cache_enabled]
-                    yield Family(name, "summary", text, self._summary(cached, window_of, count, total))
+                    yield Family(name, "summary", text, self._summary(cached, window, count, total))
                 continue
             shown = versions
             if name == _WITHOUT_CACHE:
                 shown = [each for each in versions if not each[1].config.response_cache_enabled]
-            yield Family(name, "summary", text, self._summary(shown, window_of, count, total))
+            yield Family(name, "summary", text, self._summary(shown, window, count, total))
 
     def _summary(
         self,
         versions: Iterable[tuple[ModelLabels, VersionFigures]],
-        window_of: Callable[[LatencySummaries], QuantileWindow],
+        window: str,
         count: str,
         total: str,
     ) -> Iterator[Sample]:
@@ -121,7 +116,7 @@ class LatencyFamilies:
             statistics = version.statistics
             if statistics.summaries is None:
                 continue
-            quantiles_ns = window_of(statistics.summaries).quantiles_ns(shares, time.monotonic_ns())
+            quantiles_ns = getattr(statistics.summaries, window).quantiles_ns(shares, time.monotonic_ns())
             for share, value_ns in zip(shares, quantiles_ns, strict=True):
                 yield "", labels.with_label("quantile", f"{share:g}"), value_ns / _NS_PER_US
             yield "_sum", labels.plain, getattr(statistics, total) / _NS_PER_US

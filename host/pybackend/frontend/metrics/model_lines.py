@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter, itemgetter
 from weakref import WeakKeyDictionary
 
 from pybackend.engine.figures import VersionFigures
-from pybackend.frontend.metrics.model_labels import ModelLabels
-from pybackend.observability.metrics import head_text, number_text
+from pybackend.observability.metrics import head_text, labels_text, number_text
 
 _NS_PER_US = 1000
 
@@ -25,6 +25,33 @@ Figure = float | tuple[tuple[str, float], ...]
 none."""
 
 
+class ModelLabels:
+    """The labels of one version. Each text is made once, when the page first needs it."""
+
+    def __init__(self, version: VersionFigures) -> None:
+        self._name, self._version, self._tags = version.name, version.version, version.config.metric_tags
+        self._namespace = version.namespace
+        self._texts: dict[tuple[str, str], str] = {}
+
+    @cached_property
+    def _labels(self) -> dict[str, str]:
+        tags = {f"_{key}": value for key, value in self._tags.items()}
+        namespace = {"namespace": self._namespace} if self._namespace else {}
+        return {"model": self._name, "version": self._version, **namespace, **tags}
+
+    @cached_property
+    def plain(self) -> str:
+        """The labels that all series of the version have."""
+        return labels_text(self._labels)
+
+    def with_label(self, name: str, value: str) -> str:
+        """These labels and one more, of which there must be few values: all texts are kept."""
+        text = self._texts.get((name, value))
+        if text is None:
+            text = self._texts[name, value] = labels_text({**self._labels, name: value})
+        return text
+
+
 @dataclass(frozen=True)
 class _ModelFamily:
     """A family of versions.
@@ -32,8 +59,8 @@ class _ModelFamily:
     Attributes:
         name: its name.
         kind: ``counter`` or ``gauge``.
+        source: the attribute of a version that has its figure, or a function that reads it.
         help: a one-line description.
-        figure_of: reads a version's figure.
         label: name of the label that tells a version's series apart; ``""`` if it has only one.
         is_latency: the settings may leave it out.
         is_rare: the page has the family only if there are series.
@@ -41,8 +68,8 @@ class _ModelFamily:
 
     name: str
     kind: str
+    source: str | Callable[[VersionFigures], Figure]
     help: str
-    figure_of: Callable[[VersionFigures], Figure]
     label: str = ""
     is_latency: bool = False
     is_rare: bool = False
@@ -83,158 +110,145 @@ _FAMILIES: Sequence[_ModelFamily] = (
     _ModelFamily(
         "nv_inference_request_success",
         "counter",
+        "statistics.success_count",
         "Number of successful inference requests, all batch sizes",
-        attrgetter("statistics.success_count"),
     ),
     _ModelFamily(
         "nv_inference_count",
         "counter",
+        "statistics.inference_count",
         "Number of inferences performed (does not include cached requests)",
-        attrgetter("statistics.inference_count"),
     ),
     _ModelFamily(
         "nv_inference_exec_count",
         "counter",
+        "statistics.execution_count",
         "Number of model executions performed (does not include cached requests)",
-        attrgetter("statistics.execution_count"),
     ),
     _ModelFamily(
         "nv_inference_request_failure",
         "counter",
-        "Number of failed inference requests, all batch sizes",
         lambda version: tuple(version.statistics.failures.items()),
+        "Number of failed inference requests, all batch sizes",
         label="reason",
     ),
     _ModelFamily(
         "nv_inference_request_duration_us",
         "counter",
-        "Cumulative inference request duration in microseconds (includes cached requests)",
         _us("success_ns"),
+        "Cumulative inference request duration in microseconds (includes cached requests)",
         is_latency=True,
     ),
     _ModelFamily(
         "nv_inference_queue_duration_us",
         "counter",
-        "Cumulative inference queuing duration in microseconds (includes cached requests)",
         _us("queue_ns"),
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
         is_latency=True,
     ),
     _ModelFamily(
         "nv_inference_compute_input_duration_us",
         "counter",
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
         _us("compute_input_ns"),
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
         is_latency=True,
     ),
     _ModelFamily(
         "nv_inference_compute_infer_duration_us",
         "counter",
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
         _us("compute_infer_ns"),
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
         is_latency=True,
     ),
     _ModelFamily(
         "nv_inference_compute_output_duration_us",
         "counter",
-        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         _us("compute_output_ns"),
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         is_latency=True,
     ),
     _ModelFamily(
         "nv_inference_pending_request_count",
         "gauge",
+        "pending_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
-        attrgetter("pending_count"),
     ),
     _ModelFamily(
         "nv_model_load_duration_secs",
         "gauge",
-        "Model load time in seconds",
         lambda version: version.statistics.load_duration_ns / 1e9,
+        "Model load time in seconds",
     ),
     _ModelFamily(
         "pybackend_model_output_dropped_lines_total",
         "counter",
+        "dropped_lines",
         "Number of lines that models printed or logged and that the server's log did not take",
-        attrgetter("dropped_lines"),
     ),
     _ModelFamily(
         "pybackend_stub_restarts_total",
         "counter",
+        "restart_count",
         "Number of processes of the model that were replaced after they had died",
-        attrgetter("restart_count"),
     ),
+    _ModelFamily("pybackend_instances", "gauge", "instance_count", "Number of instances of the model"),
     _ModelFamily(
-        "pybackend_instances",
-        "gauge",
-        "Number of instances of the model",
-        attrgetter("instance_count"),
+        "pybackend_instances_ready", "gauge", "ready_count", "Number of instances of the model whose processes serve"
     ),
-    _ModelFamily(
-        "pybackend_instances_ready",
-        "gauge",
-        "Number of instances of the model whose processes serve",
-        attrgetter("ready_count"),
-    ),
-    _ModelFamily(
-        "pybackend_executions_running",
-        "gauge",
-        "Number of calls of execute that run now",
-        attrgetter("running_count"),
-    ),
+    _ModelFamily("pybackend_executions_running", "gauge", "running_count", "Number of calls of execute that run now"),
     _ModelFamily(
         "pybackend_oldest_execution_seconds",
         "gauge",
+        "oldest_execution_s",
         "How long the oldest of these calls has run, in seconds, or 0",
-        attrgetter("oldest_execution_s"),
     ),
     _ModelFamily(
         "pybackend_input_memory_bytes",
         "gauge",
+        "input_memory_bytes",
         "Shared memory that the model's inputs use or keep warm, in bytes",
-        attrgetter("input_memory_bytes"),
     ),
     _ModelFamily(
         "pybackend_output_memory_bytes",
         "gauge",
+        "output_memory_bytes",
         "Shared memory that the model's processes have for outputs, in bytes",
-        attrgetter("output_memory_bytes"),
     ),
     _ModelFamily(
         "pybackend_copied_bytes_total",
         "counter",
+        "copied_bytes",
         "Size of all tensors that were copied into the model's input memory, in bytes",
-        attrgetter("copied_bytes"),
     ),
     _ModelFamily(
         "pybackend_batches_total",
         "counter",
+        "batches",
         "Number of batches that the dynamic batcher has sent, by the reason why they did not grow",
-        attrgetter("batches"),
         label="reason",
         is_rare=True,
     ),
     _ModelFamily(
         "pybackend_shadow_copies_total",
         "counter",
-        "Number of requests that were copied to the version, or would have been and were dropped",
         _shadow_copies,
+        "Number of requests that were copied to the version, or would have been and were dropped",
         label="result",
         is_rare=True,
     ),
     _ModelFamily(
         "pybackend_shadow_answers_total",
         "counter",
-        "Number of the version's answers that were compared with those of the clients",
         _shadow_answers,
+        "Number of the version's answers that were compared with those of the clients",
         label="result",
         is_rare=True,
     ),
     _ModelFamily(
         "pybackend_recent_execution_seconds",
         "summary",
-        "Quantiles of the times in execute of the last 512 executions that succeeded",
         lambda version: version.statistics.recent.quantiles_s(version.statistics.success_count),
+        "Quantiles of the times in execute of the last 512 executions that succeeded",
         label="quantile",
         is_latency=True,
         is_rare=True,
@@ -242,15 +256,17 @@ _FAMILIES: Sequence[_ModelFamily] = (
     _ModelFamily(
         "pybackend_sandbox_missing_layers",
         "gauge",
-        "Number of layers of the model's sandbox that are not in force",
         _missing_layers,
+        "Number of layers of the model's sandbox that are not in force",
         label="level",
         is_rare=True,
     ),
 )
 """Names and help texts of the first eleven are the reference's."""
 
-_READERS = tuple(family.figure_of for family in _FAMILIES)
+_READERS: Sequence[Callable[[VersionFigures], Figure]] = tuple(
+    attrgetter(family.source) if isinstance(family.source, str) else family.source for family in _FAMILIES
+)
 _NOTHING = ((),) * len(_FAMILIES)
 
 
@@ -279,11 +295,7 @@ class _Written:
 
 
 class ModelLines:
-    """Writes the counters and gauges of versions.
-
-    Args:
-        with_latencies: show counters of latencies.
-    """
+    """Writes the counters and gauges of versions."""
 
     def __init__(self, *, with_latencies: bool) -> None:
         self._with_latencies = with_latencies

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import invalid
 
 UNSIGNED_32 = 2**32 - 1
 SIGNED_32 = 2**31 - 1
@@ -92,9 +92,7 @@ class TraceSettings:
         made = replace(self, **changes)
         if made.invalid_reason:
             advice = "" if made.rate == 0 else ": restart the server with --trace-config=triton,file=FILE"
-            raise InferenceError(
-                f"Attempting to set invalid trace setting :{made.invalid_reason}{advice}", ErrorCode.INVALID_ARG
-            )
+            raise invalid(f"Attempting to set invalid trace setting :{made.invalid_reason}{advice}")
         return made
 
 

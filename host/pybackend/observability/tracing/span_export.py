@@ -12,7 +12,7 @@ from pybackend.observability.tracing.context import TraceContext
 from pybackend.observability.tracing.recorder import TraceLossError, wall_offset_ns
 from pybackend.observability.tracing.request_trace import Event, RequestTrace
 from pybackend.observability.tracing.settings import ExportSettings
-from pybackend.observability.tracing.tensor_text import elements_text
+from pybackend.observability.tracing.tensor_text import described
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -50,11 +50,7 @@ class SpanExport:
         self._success = SpanExportResult.SUCCESS
 
     def write(self, traces: list[RequestTrace]) -> None:
-        """Send the spans of traces.
-
-        Raises:
-            TraceLossError: the collector did not take them.
-        """
+        """Send the spans of traces."""
         spans = [span for trace in traces for span in _Spans(trace, self._resource).all()]
         size = self._settings.max_export_batch_size
         for at in range(0, len(spans), size):
@@ -163,16 +159,7 @@ class _Spans:
         from opentelemetry.sdk.trace import Event as SpanEvent
 
         return [
-            SpanEvent(
-                tensor.activity,
-                {
-                    "name": tensor.name,
-                    "data": elements_text(tensor),
-                    "shape": ",".join(map(str, tensor.shape)),
-                    "dtype": tensor.datatype,
-                },
-                timestamp=tensor.ns + self._offset_ns,
-            )
+            SpanEvent(tensor.activity, described(tensor), timestamp=tensor.ns + self._offset_ns)
             for tensor in self._trace.tensors
         ]
 

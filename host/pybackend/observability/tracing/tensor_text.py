@@ -13,6 +13,12 @@ from pybackend_wire.dtypes import DATATYPES
 _LENGTH = struct.Struct("<I")
 
 
+def described(tensor: RecordedTensor) -> dict[str, str]:
+    """A tensor as records of both forms show it."""
+    shape = ",".join(map(str, tensor.shape))
+    return {"name": tensor.name, "data": elements_text(tensor), "shape": shape, "dtype": tensor.datatype}
+
+
 def elements_text(tensor: RecordedTensor) -> str:
     """The elements that were recorded, separated by commas."""
     if tensor.datatype == "BYTES":

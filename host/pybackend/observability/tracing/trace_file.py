@@ -11,7 +11,7 @@ from typing import Any
 from pybackend.errors import SettingError
 from pybackend.observability.tracing.recorder import TraceLossError
 from pybackend.observability.tracing.request_trace import RequestTrace
-from pybackend.observability.tracing.tensor_text import elements_text
+from pybackend.observability.tracing.tensor_text import described
 
 MOST_HELD_BYTES = 16 * 1024 * 1024
 """Fragments that wait for a file to be full. Beyond it, the file is written with fewer traces."""
@@ -19,9 +19,6 @@ MOST_HELD_BYTES = 16 * 1024 * 1024
 
 class TraceFile:
     """Writes ``path``, or ``path.0``, ``path.1``, ... with a number of traces each. Each file is complete at any time.
-
-    Args:
-        path: the file; an existing one is overwritten.
 
     Raises:
         ServerError: it cannot be written.
@@ -47,11 +44,7 @@ class TraceFile:
             ) from None
 
     def write(self, traces: list[RequestTrace]) -> None:
-        """Write traces.
-
-        Raises:
-            TraceLossError: they are lost.
-        """
+        """Write traces."""
         try:
             for trace in traces:
                 text = b",".join(json.dumps(each, separators=(",", ":")).encode() for each in fragments(trace))
@@ -126,13 +119,8 @@ def fragments(trace: RequestTrace) -> list[dict[str, Any]]:
     events = sorted(trace.events, key=attrgetter("ns"))
     found += [{"id": trace.number, "timestamps": [{"name": each.name, "ns": each.ns}]} for each in events]
     for tensor in trace.tensors:
-        described = {
-            "name": tensor.name,
-            "data": elements_text(tensor),
-            "shape": ",".join(map(str, tensor.shape)),
-            "dtype": tensor.datatype,
-        }
+        shown: dict[str, Any] = {**described(tensor)}
         if tensor.nbytes > len(tensor.data):
-            described["bytes_left_out"] = tensor.nbytes - len(tensor.data)  # type: ignore[assignment]
-        found.append({"id": trace.number, "activity": tensor.activity, "tensor": described})
+            shown["bytes_left_out"] = tensor.nbytes - len(tensor.data)
+        found.append({"id": trace.number, "activity": tensor.activity, "tensor": shown})
     return found

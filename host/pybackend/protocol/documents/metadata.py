@@ -49,20 +49,12 @@ def tensor_documents(tensors: Iterable[TensorSignature], batching: bool) -> list
 
 
 def sandbox_document(confinement: Mapping[str, Any] | None) -> bytes:
-    """The JSON document for a model's ``sandbox`` route, which is not the protocol's.
-
-    Args:
-        confinement: facts about its processes' sandbox, None if they are not confined.
-    """
+    """The JSON document for a model's ``sandbox`` route, which is not the protocol's."""
     return _encode(confinement or {"level": OFF, "not_in_force": {}})
 
 
 def environment_document(environment: Mapping[str, Any] | None) -> bytes:
-    """The JSON document for a model's ``environment`` route, which is not the protocol's.
-
-    Args:
-        environment: facts about its own Python environment, None if it uses the server's.
-    """
+    """The JSON document for a model's ``environment`` route, which is not the protocol's."""
     return _encode(environment or {"path": None, "python": platform.python_version(), "numpy": np.__version__})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import invalid
 from pybackend.protocol.json.document import as_object, as_string, as_unsigned, parse_document
 
 
@@ -30,10 +30,9 @@ def parse_registration(body: bytes) -> Registration:
     document = as_object(parse_document(body, None), "key")
     for member in ("key", "byte_size"):
         if member not in document:
-            raise InferenceError(
+            raise invalid(
                 f"Shared memory register request has no '{member}' field. Write "
-                '{"key": "/input", "offset": 0, "byte_size": 64}',
-                ErrorCode.INVALID_ARG,
+                '{"key": "/input", "offset": 0, "byte_size": 64}'
             )
     return Registration(
         as_string(document["key"], "key"),

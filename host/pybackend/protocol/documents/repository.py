@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, invalid
 from pybackend.protocol.json.document import as_bool, as_object, as_string, parse_document
 
 CONFIG, UNLOAD_DEPENDENTS = "config", "unload_dependents"
@@ -83,7 +83,7 @@ def parse_index_request(body: bytes) -> bool:
     """
     ready = _document(body).get("ready", False)
     if type(ready) is not bool:
-        raise InferenceError("Invalid value for 'ready': expected a boolean, true or false", ErrorCode.INVALID_ARG)
+        raise invalid("Invalid value for 'ready': expected a boolean, true or false")
     return ready
 
 
@@ -149,9 +149,7 @@ def _check_rest(nbytes: int, quotes: int) -> None:
 
 
 def _too_much_error() -> InferenceError:
-    return InferenceError(
-        f"the request has more than {_MOST_BESIDE_FILES} bytes beside the contents of its files", ErrorCode.INVALID_ARG
-    )
+    return invalid(f"the request has more than {_MOST_BESIDE_FILES} bytes beside the contents of its files")
 
 
 def unknown_parameter(name: str) -> str:
@@ -181,7 +179,7 @@ def _decoded(name: str, text: bytes | memoryview) -> bytes:
                 raise ValueError("it goes on after its end")
             pieces.append(base64.b64decode(part, validate=True))
     except (binascii.Error, ValueError) as error:
-        raise InferenceError(f"the content of '{name}' is not base64: {error}", ErrorCode.INVALID_ARG) from None
+        raise invalid(f"the content of '{name}' is not base64: {error}") from None
     return b"".join(pieces)
 
 

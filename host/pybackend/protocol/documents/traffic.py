@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.modelconfig.traffic import (
     SHADOW_FORM,
     WEIGHTS_FORM,
@@ -83,7 +83,6 @@ def _shadow(given: _Shadow | None) -> Shadow | None:
 
 
 def _invalid(reason: str) -> InferenceError:
-    return InferenceError(
-        f'the body must be JSON such as {{"weights": {{"1": 90, "2": 10}}, "shadow": {{"version": 3, "percent": 5}}}}: {reason}',
-        ErrorCode.INVALID_ARG,
+    return invalid(
+        f'the body must be JSON such as {{"weights": {{"1": 90, "2": 10}}, "shadow": {{"version": 3, "percent": 5}}}}: {reason}'
     )

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from pybackend.errors import invalid
 from pybackend.inference.tensor import InputTensor, obtain
 from pybackend.inference.validation import byte_size_error
 from pybackend.protocol.grpc.message import (
@@ -26,7 +27,6 @@ from pybackend.protocol.grpc.message import (
 from pybackend.protocol.grpc.request import no_data_error
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.refusals import invalid
 from pybackend.protocol.steps import Steps, at_once
 from pybackend_wire.dtypes import ITEMSIZE
 
@@ -105,11 +105,7 @@ class ArrivingMessage:
         return len(self._collected)
 
     def stored(self, count: int) -> None:
-        """Record that the next bytes were written to :attr:`room`.
-
-        Raises:
-            InferenceError: there is no memory for them.
-        """
+        """Record that the next bytes were written to :attr:`room`."""
         room = self._room
         assert room is not None
         assert self._tensor is not None
@@ -120,11 +116,7 @@ class ArrivingMessage:
         self._room = room[count:] if count < len(room) else None
 
     def finish(self) -> Steps[InferPlan]:
-        """The request, once all bytes have arrived: tensors given as lists of values are converted in steps.
-
-        Raises:
-            InferenceError: the request is invalid.
-        """
+        """The request, once all bytes have arrived: tensors given as lists of values are converted in steps."""
         if self._plan is None:
             return (yield from self._plan_of(split_message(bytes(self._collected), self._limits), False))
         if self._room is not None or self._surplus_bytes or self._collected:

@@ -11,7 +11,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.errors import InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.protocol.grpc.message import (
     BYTES_FIELD,
     MOST_FIELDS,
@@ -21,7 +21,6 @@ from pybackend.protocol.grpc.message import (
     written_varint,
 )
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.refusals import invalid
 from pybackend.protocol.steps import Steps
 from pybackend_wire.dtypes import DATATYPES
 

@@ -14,11 +14,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from pybackend.errors import InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.infer_plan import SMALL_BYTES
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.refusals import invalid
 from pybackend.schema.messages import message_class
 
 MODEL_NAME, MODEL_VERSION, ID, _PARAMETERS, _INPUTS, _OUTPUTS, RAW = (
@@ -70,9 +69,6 @@ class UnusualError(Exception):
 
 def split_message(data: bytes, limits: BodyLimits) -> InferMessage:
     """Cut a serialized ``ModelInferRequest``. Its inputs and outputs are not checked yet.
-
-    Args:
-        limits: bounds of all that is not a raw tensor.
 
     Raises:
         InferenceError: INTERNAL; the bytes are no such message. INVALID_ARG; it has too many parts, or too large ones.

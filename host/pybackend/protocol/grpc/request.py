@@ -7,32 +7,37 @@ read in the order of the reference's checks.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
-from pybackend.errors import InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
-from pybackend.inference.request import InferenceRequest
+from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.grpc.contents import cut_contents, encode_contents
 from pybackend.protocol.grpc.message import InferMessage, parse_part
-from pybackend.protocol.grpc.parameters import INT64, STRING, apply_grpc_parameters, parameter_error
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
 from pybackend.protocol.limits import MOST_DIMS, BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
 from pybackend.protocol.refusals import (
     classes_in_region_error,
     datatype_error,
-    invalid,
     region_size_error,
     repeated_error,
     too_many_dims_error,
 )
+from pybackend.protocol.request_parameters import RESERVED_PREFIX, Readers, apply_parameters
 from pybackend.protocol.steps import Steps, at_once
 from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+
+BOOL, INT64, STRING, DOUBLE, UINT64 = "bool_param", "int64_param", "string_param", "double_param", "uint64_param"
+_CUSTOM = frozenset({BOOL, INT64, STRING, DOUBLE})
 
 _REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 
@@ -46,9 +51,6 @@ def decode_message(
     regions: RegionFinder = NO_REGIONS,
 ) -> InferPlan:
     """The request in a message.
-
-    Args:
-        plans: plans of the model version; None if nothing is remembered.
 
     Returns:
         A plan whose inputs have their bytes. It has passed ``validate_header``. All outputs are binary.
@@ -91,15 +93,9 @@ def plan_arriving(
 ) -> InferPlan:
     """The request in a message whose raw tensors have not arrived.
 
-    Args:
-        message: as for :func:`decode_message`, but without raw tensors; at least one will follow.
-
     Returns:
         A plan as from :func:`decode_message`. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors
         may have any.
-
-    Raises:
-        InferenceError: as for :func:`decode_message`.
     """
     plan = None if plans is None else plans.get(message.head)
     if plan is None:
@@ -117,7 +113,7 @@ def _apply_parameters(plan: InferPlan, message: InferMessage) -> None:
     plan.request.id = message.id
     if message.parameters:
         parameters = parse_part(message.parameters).parameters
-        plan.wants_empty_final = apply_grpc_parameters(plan.request, parameters)
+        plan.wants_empty_final = apply_parameters(plan.request, parameters, EMPTY_FINAL, _READERS, _custom_parameter)
 
 
 def _plan_unknown(
@@ -129,12 +125,7 @@ def _plan_unknown(
     raw_sizes: list[int] | None,
     regions: RegionFinder,
 ) -> Steps[InferPlan]:
-    """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors.
-
-    Args:
-        plans: receives the plan; None if nothing is remembered.
-        raw_sizes: of the raw tensors; None if they have not arrived.
-    """
+    """The plan of a message whose head is new, or whose tensors have wrong sizes; without raw tensors."""
     skeleton, cut = cut_contents(message.head)
     head = parse_part(skeleton)
     plan = InferPlan(InferenceRequest(signature.model_name, model_version), [], 0, ALL_BINARY)
@@ -226,7 +217,7 @@ def _memory_parameter(parameters: Any, name: str, kind: str, tensor_name: str) -
         return None
     value = parameters[name]
     if value.WhichOneof("parameter_choice") != kind:
-        raise parameter_error(name, f" parameter for tensor '{tensor_name}', expected {kind}.")
+        raise _type_error(name, f" parameter for tensor '{tensor_name}', expected {kind}.")
     return getattr(value, kind)
 
 
@@ -261,11 +252,59 @@ def _class_count(parameters: Any) -> int:
         return 0
     value = parameters["classification"]
     if value.WhichOneof("parameter_choice") != INT64:
-        raise _class_type_error()
+        raise _type_error("classification", " parameter, expected int64_param")
     if value.int64_param <= 0:
         raise invalid("invalid value for 'classification' parameter, expected >= 0")
     return int(value.int64_param)
 
 
-def _class_type_error() -> InferenceError:
-    return parameter_error("classification", " parameter, expected int64_param")
+# Parameters of requests
+
+
+def _custom_parameter(name: str, value: Any) -> ParameterValue:
+    if name.startswith(RESERVED_PREFIX):
+        raise invalid(
+            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting "
+            f"with 'triton_' are allowed: {EMPTY_FINAL}"
+        )
+    kind = value.WhichOneof("parameter_choice")
+    if kind not in _CUSTOM:
+        raise invalid(f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param.")
+    return getattr(value, kind)  # type: ignore[no-any-return]
+
+
+def _value_of(value: Any, name: str, *, kinds: tuple[str, ...]) -> Any:
+    """The value of an ``InferParameter`` of one of these kinds."""
+    kind = value.WhichOneof("parameter_choice")
+    if kind in kinds:
+        return getattr(value, kind)
+    raise _type_error(name, f" parameter, expected {' or '.join(kinds)}.")
+
+
+def _type_error(name: str, expected: str) -> InferenceError:
+    """The error for a parameter of a message that has the wrong type; ``expected`` is the rest of the text."""
+    return invalid(f"invalid value type for '{name}'{expected}")
+
+
+def _sequence_id(value: Any, name: str) -> int | str:
+    found: int | str = _value_of(value, name, kinds=(INT64, STRING))
+    return found if isinstance(found, str) else found % 2**64  # models see the number without a sign, in 64 bits
+
+
+def _number(value: Any, name: str, *, kinds: tuple[str, ...]) -> int:
+    number: int = _value_of(value, name, kinds=kinds)
+    if number < 0:
+        raise invalid(f"invalid value for '{name}', expected value >= 0.")
+    return number
+
+
+_boolean = partial(_value_of, kinds=(BOOL,))
+
+_READERS: Readers = {
+    EMPTY_FINAL: _boolean,
+    "sequence_id": _sequence_id,
+    "sequence_start": _boolean,
+    "sequence_end": _boolean,
+    "priority": partial(_number, kinds=(INT64, UINT64)),
+    "timeout": partial(_number, kinds=(INT64,)),
+}

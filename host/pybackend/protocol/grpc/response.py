@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import INT64_MAX, Buffer, OutputTensor
@@ -54,11 +54,6 @@ def encode_message(
 ) -> EncodedMessage:
     """Encode a result as a ``ModelInferResponse``; not for responses that hold an error.
 
-    Args:
-        response: its outputs' memory may be released after this returns, unless the message has ``borrows_memory``.
-        output_format: from the request's plan.
-        headers: of earlier responses; None if nothing is remembered.
-
     Raises:
         InferenceError: INVALID_ARG; an output cannot be classified, or the message is too large. INTERNAL; a parameter
             cannot be sent.
@@ -72,14 +67,6 @@ def encode_stream_message(
     """Encode a result as a ``ModelStreamInferResponse``, which says whether it is its request's last.
 
     A response that only ends the stream becomes one without outputs.
-
-    Args:
-        response: as for :func:`encode_message`.
-        output_format: as for :func:`encode_message`.
-        headers: as for :func:`encode_message`.
-
-    Raises:
-        InferenceError: as for :func:`encode_message`.
     """
     if response.parameters:
         inner = _encode(response, output_format, _parameters({**response.parameters, FINAL: response.final}), headers)
@@ -93,13 +80,7 @@ def encode_stream_message(
 
 
 def encode_stream_error(error: InferenceError, request_id: str, response: InferenceResponse | None = None) -> bytes:
-    """Encode a failure as a ``ModelStreamInferResponse``.
-
-    Args:
-        error: the failure.
-        request_id: ``""`` if the request has none.
-        response: the response that holds the failure; None if the request was refused before it ran.
-    """
+    """Encode a failure as a ``ModelStreamInferResponse``."""
     inner = message_class("inference.ModelInferResponse")(id=_text(request_id))
     if response is not None:
         inner.model_name = _text(response.model_name)
@@ -259,7 +240,4 @@ def _text(value: str) -> str:
 
 def _check_size(nbytes: int) -> None:
     if nbytes > LARGEST_MESSAGE_BYTES:
-        raise InferenceError(
-            f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {LARGEST_MESSAGE_BYTES}.",
-            ErrorCode.INVALID_ARG,
-        )
+        raise invalid(f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {LARGEST_MESSAGE_BYTES}.")

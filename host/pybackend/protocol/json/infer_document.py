@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.errors import InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import InputTensor, element_count
@@ -30,13 +30,12 @@ from pybackend.protocol.json.document import (
     type_error,
 )
 from pybackend.protocol.json.outline import CutTensors
-from pybackend.protocol.json.request_parameters import apply_parameters
+from pybackend.protocol.json.parameters import apply_json_parameters
 from pybackend.protocol.json.tensor import FLOATS, UNSIGNED, encode_values, is_json_integer
 from pybackend.protocol.limits import MOST_DIMS, BodyLimits
 from pybackend.protocol.refusals import (
     classes_in_region_error,
     datatype_error,
-    invalid,
     region_size_error,
     repeated_error,
     too_many_dims_error,
@@ -90,7 +89,7 @@ class DocumentReader:
             request.id = as_string(document["id"], "id")
         if "parameters" not in document:
             return False
-        return apply_parameters(request, as_object(document["parameters"], "parameters"))
+        return apply_json_parameters(request, as_object(document["parameters"], "parameters"))
 
     def _read_inputs(self, document: Any, request: InferenceRequest) -> list[tuple[InputTensor, int]]:
         binary_inputs: list[tuple[InputTensor, int]] = []

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.tensor import INT64_MAX, Buffer, InputTensor
@@ -24,7 +24,7 @@ from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON, InferPlan, OutputFormat, output_format
 from pybackend.protocol.json.infer_document import DocumentReader
 from pybackend.protocol.json.outline import CutTensors
-from pybackend.protocol.json.request_parameters import apply_parameters
+from pybackend.protocol.json.parameters import apply_json_parameters
 from pybackend.protocol.json.tensor import encode_json
 from pybackend.protocol.limits import BodyLimits
 from pybackend_wire.bytes_tensor import encode_elements
@@ -113,10 +113,7 @@ def parse_infer(
             shared memory, UNSUPPORTED for unsupported features.
     """
     if header_length is not None and len(header) < header_length:
-        raise InferenceError(
-            f"unexpected size for request JSON, expecting {header_length - len(header)} more bytes",
-            ErrorCode.INVALID_ARG,
-        )
+        raise invalid(f"unexpected size for request JSON, expecting {header_length - len(header)} more bytes")
     limits.check_json(len(header))
     try:
         return _parse_fast(
@@ -143,7 +140,7 @@ def _parse_fast(
 ) -> InferPlan:
     document = _decode(header)
     request = InferenceRequest(signature.model_name, model_version, id=document.id)
-    binary_default = document.parameters is not UNSET and apply_parameters(request, document.parameters)
+    binary_default = document.parameters is not UNSET and apply_json_parameters(request, document.parameters)
     tensors = request.inputs
     names: set[str] = set()
     binary_inputs: list[tuple[InputTensor, int]] = []
@@ -264,15 +261,14 @@ def parse_header_length(value: bytes, content_length: int) -> int:
             f"value is out of range [ {_INT32_MIN}, {_INT32_MAX} ], got: {value.decode('latin-1')}. {_HEADER_LENGTH_ADVICE}"
         )
     if not 0 <= length <= content_length:
-        raise InferenceError(
-            f"inference header size should be in range (0, {content_length}), got: {length}. {_HEADER_LENGTH_ADVICE}",
-            ErrorCode.INVALID_ARG,
+        raise invalid(
+            f"inference header size should be in range (0, {content_length}), got: {length}. {_HEADER_LENGTH_ADVICE}"
         )
     return length
 
 
 def _header_length_error(reason: str) -> InferenceError:
-    return InferenceError(f"Unable to parse Inference-Header-Content-Length, {reason}", ErrorCode.INVALID_ARG)
+    return invalid(f"Unable to parse Inference-Header-Content-Length, {reason}")
 
 
 def parse_raw(
@@ -326,4 +322,4 @@ def _deduce_dims(expected: TensorSignature, size_bytes: int) -> list[int]:
 
 
 def _refusal(message: str) -> InferenceError:
-    return InferenceError(request_prefix("") + message, ErrorCode.INVALID_ARG)
+    return invalid(request_prefix("") + message)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import IN_REGION
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
@@ -91,9 +91,6 @@ _encode = msgspec.json.Encoder().encode
 
 def encode_response(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
     """Encode a result; not for responses that hold an error.
-
-    Args:
-        response: its outputs' memory may be released after this returns, unless the result has ``borrows_memory``.
 
     Raises:
         InferenceError: INVALID_ARG; a BYTES output requested as JSON is not text, or an output cannot be classified.
@@ -212,14 +209,7 @@ def document_head(response: InferenceResponse) -> bytes:
 
 
 def json_values(tensor: OutputTensor, data: Buffer) -> Sequence[Any]:
-    """An output's elements as JSON values.
-
-    Args:
-        data: its bytes, or those of some of its elements.
-
-    Raises:
-        InferenceError: as for :func:`encode_response`.
-    """
+    """An output's elements as JSON values."""
     try:
         return decode_values(tensor.datatype, data)
     except UnicodeDecodeError:
@@ -230,11 +220,10 @@ def json_values(tensor: OutputTensor, data: Buffer) -> Sequence[Any]:
 
 def not_text_error(tensor: OutputTensor) -> InferenceError:
     """The error for an output that cannot be sent as JSON."""
-    return InferenceError(
+    return invalid(
         f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON. Please use the binary data "
         "format for output: set 'binary_data' in its parameters, or name no outputs and set 'binary_data_output' in "
-        "the request's",
-        ErrorCode.INVALID_ARG,
+        "the request's"
     )
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import invalid
 from pybackend.inference.tensor import InputTensor
 from pybackend.protocol.json.document import MAX_NESTING, NESTING_TEXT
 
@@ -132,20 +132,15 @@ class _Outliner:
     def _check_nesting(self, depth: int) -> None:
         if depth - self._form.depth + 1 >= MAX_NESTING:
             where = "Unable to parse 'data'" if self._data_begin >= 0 else "failed to parse the request JSON buffer"
-            raise InferenceError(f"{where}: {NESTING_TEXT}", ErrorCode.INVALID_ARG)
+            raise invalid(f"{where}: {NESTING_TEXT}")
 
 
 def check_skeleton(nbytes: int, most_bytes: int = LARGEST_SKELETON_BYTES) -> None:
-    """Refuse a document with too many bytes outside tensor data.
-
-    Raises:
-        InferenceError: INVALID_ARG, it has too many.
-    """
+    """Refuse a document with too many bytes outside tensor data."""
     if nbytes > most_bytes:
-        raise InferenceError(
+        raise invalid(
             f"request JSON has more than {most_bytes} bytes beside its tensors' data. Shapes, names and "
-            "parameters never take so much; send large values as tensors",
-            ErrorCode.INVALID_ARG,
+            "parameters never take so much; send large values as tensors"
         )
 
 

@@ -77,11 +77,7 @@ class PiecewiseResponse:
         return sum(len(tensor.data) for tensor in self._response.outputs)
 
     def json_pieces(self) -> Iterator[bytes]:
-        """The JSON part in pieces; an empty piece only marks a unit of work.
-
-        Raises:
-            InferenceError: as for :func:`~pybackend.protocol.json.infer_response.encode_response`.
-        """
+        """The JSON part in pieces; an empty piece only marks a unit of work."""
         classes = self._format.classes or {}
         yield document_head(self._response)
         separator = b""

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import InferenceError, invalid
 from pybackend.protocol.json.document import MAX_NESTING, parse_document, type_error
 from pybackend.protocol.json.infer_document import check_values, flatten, missing_elements_error, surplus_elements_error
 from pybackend.protocol.json.outline import unescaped_end
@@ -104,9 +104,8 @@ class SlicedData:
             if cut < stop or stop == self._end:
                 return cut, depth
             if self._datatype != "BYTES" and stop - begin >= LONGEST_NUMBER_BYTES:
-                raise InferenceError(
-                    f"input '{self._name}' has a value of {LONGEST_NUMBER_BYTES} bytes or more, and numbers never take so much",
-                    ErrorCode.INVALID_ARG,
+                raise invalid(
+                    f"input '{self._name}' has a value of {LONGEST_NUMBER_BYTES} bytes or more, and numbers never take so much"
                 )
             at = stop  # within one long text
             yield

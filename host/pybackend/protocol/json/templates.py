@@ -7,6 +7,7 @@ nothing but these numbers.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat, request_like
-from pybackend.protocol.json.id_pattern import ANY_ID, ID_AT_START, SECOND_ID
 from pybackend.protocol.json.infer_request import parse_infer
 from pybackend.protocol.json.outline import CutTensors, outline_in_steps
 from pybackend.protocol.json.tensor import array_decoder, opening_depth, packer
@@ -35,6 +35,14 @@ MOST_SKIPPED = 1024
 """After failures to make a template, up to this many other documents are not tried: some clients send only text."""
 
 _DATA = b'"data":'
+
+ID_AT_START = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})", ?(?=")')
+"""The id, of printable ASCII without escapes; the match ends before the next key."""
+ANY_ID = re.compile(rb'"id"[ \t\r\n]*:|\\')
+"""A JSON part that has an id, perhaps an empty one, contains one of these. Only those without are remembered as they are: with an
+id before it, such a JSON part would have two."""
+SECOND_ID = re.compile(rb'"id"|\\')
+"""A second id behind the first contains one of these. The last id counts, so such JSON parts are not remembered."""
 
 
 class _TemplateInput(NamedTuple):
@@ -65,13 +73,7 @@ class _Template(NamedTuple):
     inputs: list[_TemplateInput]
 
     def filled(self, document: bytes, begin: int, request_id: str) -> InferPlan | None:
-        """The plan of a document; None if it does not fit.
-
-        Args:
-            document: begins like the template.
-            begin: the end of that.
-            request_id: of the document.
-        """
+        """The plan of a document; None if it does not fit."""
         inputs = []
         try:
             for name, datatype, shape, count, decode, pack, after in self.inputs:
@@ -124,14 +126,7 @@ class JsonTemplates:
         return None
 
     def learn(self, document: bytes, plan: InferPlan, signature: ModelSignature, limits: BodyLimits) -> None:
-        """Make a template of every second document with the same start: the first one alone may never come again.
-
-        Args:
-            document: none of the templates fits it.
-            plan: what the parser has made of it.
-            signature: of the version.
-            limits: those that the parser had.
-        """
+        """Make a template of every second document with the same start: the first one alone may never come again."""
         if self._to_skip:
             self._to_skip -= 1
             return
@@ -179,13 +174,6 @@ def _template_of(
     """A template of a document; None if its arrays cannot be told from the rest with certainty, or are no numbers.
 
     The parser itself says which array belongs to which input: it reads the document again with others in their places.
-
-    Args:
-        document: the document.
-        first: the place of its first array, perhaps behind white space.
-        signature: of the version.
-        plan: of the document.
-        limits: bounds of tensors in it.
     """
     outline = at_once(outline_in_steps(bytearray(document)))
     cut_tensors = CutTensors(outline)

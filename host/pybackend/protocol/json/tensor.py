@@ -145,9 +145,6 @@ _DECODE_NESTED: dict[tuple[str, int], Callable[[Any], list[Any]]] = {}
 def encode_json(datatype: str, text: msgspec.Raw, count: int) -> bytes | None:
     """Wire bytes of a ``data`` member, directly from its JSON text; None if it needs the slow path.
 
-    Args:
-        text: the JSON text, syntax checked.
-
     Raises:
         ValueError, OverflowError: some element does not fit the datatype: the slow path reports which.
     """
