@@ -10,9 +10,8 @@ from typing import Any
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.figures import VersionFigures
-from pybackend.frontend.metrics.cache_families import cache_families
-from pybackend.frontend.metrics.latency_families import LatencyFamilies
 from pybackend.frontend.metrics.model_lines import ModelLines
+from pybackend.frontend.metrics.optional_families import LatencyFamilies, cache_families
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.gpu import open_gpu_meter
