@@ -7,7 +7,7 @@ tells its stub where they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.tensor import Buffer, InputTensor, Lease
@@ -46,6 +46,11 @@ class RegionPart:
         self.offset = offset
         self.nbytes = nbytes
 
+    @classmethod
+    def of(cls, part: RegionPart) -> Self:
+        """The same part, for one request to one model."""
+        return cls(part.region, part.offset, part.nbytes)
+
 
 class RegionInput(RegionPart):
     """The source of an input's bytes. It stands for both the bytes, which have a length only, and their lease.
@@ -63,11 +68,6 @@ class RegionInput(RegionPart):
         super().__init__(region, offset, nbytes)
         self.block: Lease | None = None
         self.is_view = False
-
-    @classmethod
-    def of(cls, part: RegionPart) -> RegionInput:
-        """The same part, for one request to one model."""
-        return cls(part.region, part.offset, part.nbytes)
 
     def __len__(self) -> int:
         return self.nbytes
@@ -106,11 +106,6 @@ class RegionOutput(RegionPart):
         super().__init__(region, offset, nbytes)
         self.by_stub = False
 
-    @classmethod
-    def of(cls, part: RegionPart) -> RegionOutput:
-        """The same part, for one request to one model."""
-        return cls(part.region, part.offset, part.nbytes)
-
 
 RegionOutputs = dict[str, RegionOutput]
 """The destinations of a request's outputs, by their names."""
@@ -123,12 +118,7 @@ class RegionFinder(Protocol):
     """Finds registered regions."""
 
     def find(self, name: str, offset: int, nbytes: int) -> RegionPart:
-        """A part of a region.
-
-        Args:
-            name: the region's name.
-            offset: first byte, counted from the start of the region.
-            nbytes: number of bytes.
+        """A part of a region; ``offset`` counts from the start of the region.
 
         Raises:
             InferenceError: NOT_FOUND, there is no such region. INVALID_ARG, the part is not within it.

@@ -11,6 +11,12 @@ from pybackend.inference.region import RegionOutputs
 from pybackend.inference.tensor import InputTensor
 from pybackend.observability.tracing.request_trace import RequestTrace
 
+
+def request_prefix(request_id: str) -> str:
+    """The prefix of messages about a request: ``[request id: <id>] ``."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
+
+
 ParameterValue = bool | int | float | str
 
 
@@ -79,7 +85,7 @@ class InferenceRequest(Struct, eq=False):
     @property
     def prefix(self) -> str:
         """The prefix of messages about this request."""
-        return f"[request id: {self.id or '<id_unknown>'}] "
+        return request_prefix(self.id)
 
     def release(self) -> None:
         """Release the inputs' memory; the request's last owner calls this once."""

@@ -37,11 +37,6 @@ class Checked(IntEnum):
     """It has also passed :func:`validate_bytes_tensors`."""
 
 
-def request_prefix(request_id: str) -> str:
-    """The prefix of messages about a request: ``[request id: <id>] ``."""
-    return f"[request id: {request_id or '<id_unknown>'}] "
-
-
 def validate(request: InferenceRequest, signature: ModelSignature) -> None:
     """Run all checks on a request whose inputs have their bytes; sets ``batch_size``."""
     validate_header(request, signature)
@@ -231,4 +226,4 @@ def _check_elements(
 
 
 def _refusal(request: InferenceRequest, message: str) -> InferenceError:
-    return invalid(request_prefix(request.id) + message)
+    return invalid(request.prefix + message)

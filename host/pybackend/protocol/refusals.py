@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pybackend.errors import InferenceError, invalid
-from pybackend.inference.validation import request_prefix
+from pybackend.inference.request import request_prefix
 from pybackend.protocol.limits import MOST_DIMS
 from pybackend_wire.dtypes import DATATYPES
 

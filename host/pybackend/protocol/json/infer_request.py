@@ -17,9 +17,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
-from pybackend.inference.request import InferenceRequest, ParameterValue
+from pybackend.inference.request import InferenceRequest, ParameterValue, request_prefix
 from pybackend.inference.tensor import INT64_MAX, Buffer, InputTensor
-from pybackend.inference.validation import request_prefix
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON, InferPlan, OutputFormat, output_format
 from pybackend.protocol.json.infer_document import DocumentReader

@@ -7,9 +7,9 @@ import struct
 import pytest
 
 from pybackend.errors import ErrorCode
-from pybackend.inference.request import InferenceRequest
+from pybackend.inference.request import InferenceRequest, request_prefix
 from pybackend.inference.tensor import InputTensor
-from pybackend.inference.validation import request_prefix, validate, validate_bytes_tensors, validate_header
+from pybackend.inference.validation import validate, validate_bytes_tensors, validate_header
 
 
 def request_with(*inputs, request_id=""):
