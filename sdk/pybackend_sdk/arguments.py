@@ -13,14 +13,7 @@ UINT32_MAX, UINT64_MAX = 2**32 - 1, 2**64 - 1
 def incompatible(call: str, argument: str, expected: str, value: object) -> NoReturn:
     """Refuse an argument of the wrong type.
 
-    Args:
-        call: the function as the author wrote it; a capitalised name is a constructor.
-        argument: the parameter's name.
-        expected: the required type, with its article.
-        value: the argument received.
-
-    Raises:
-        TypeError: always.
+    ``call`` is the function as the author wrote it; a capitalised name is a constructor. ``expected`` has its article.
     """
     what = "constructor" if call[0].isupper() else "function"
     raise TypeError(
@@ -29,11 +22,7 @@ def incompatible(call: str, argument: str, expected: str, value: object) -> NoRe
 
 
 def text(call: str, argument: str, value: Any) -> str:
-    """Return text that can be sent: a ``str``, or UTF-8 ``bytes`` such as an element of a BYTES tensor.
-
-    Raises:
-        TypeError: the value is neither of these, or cannot be encoded as UTF-8.
-    """
+    """Return text that can be sent: a ``str``, or UTF-8 ``bytes`` such as an element of a BYTES tensor."""
     if isinstance(value, str):
         if value.isascii():
             return value
@@ -51,11 +40,7 @@ def text(call: str, argument: str, value: Any) -> str:
 
 
 def integer(call: str, argument: str, value: Any, low: int, high: int) -> int:
-    """Return an integer between ``low`` and ``high``; NumPy integers and ``bool`` count as integers.
-
-    Raises:
-        TypeError: the value is not an integer, or is out of range.
-    """
+    """Return an integer between ``low`` and ``high``; NumPy integers and ``bool`` count as integers."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -66,11 +51,7 @@ def integer(call: str, argument: str, value: Any, low: int, high: int) -> int:
 
 
 def sequence(call: str, argument: str, value: Any, of: str) -> List[Any]:
-    """Return the elements of a list, a tuple or another indexable sequence; text, sets and dicts are refused.
-
-    Raises:
-        TypeError: the value is not such a sequence.
-    """
+    """Return the elements of a list, a tuple or another indexable sequence; text, sets and dicts are refused."""
     if isinstance(value, (list, tuple)):
         return list(value)
     indexable = hasattr(value, "__getitem__") and hasattr(value, "__len__")

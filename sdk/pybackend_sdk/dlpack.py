@@ -71,14 +71,8 @@ else:
 def export_memory(owner: object, address: int, shape: "Sequence[int]", datatype: str) -> Any:
     """Offer host memory to another library.
 
-    Args:
-        owner: kept alive while the capsule, or an array made from it, is in use.
-        address: of the first element, C-contiguous; 0 if there are none.
-        shape: dimensions.
-        datatype: wire name, any but ``BYTES``.
-
-    Returns:
-        A capsule named ``dltensor``.
+    The owner is kept alive while the capsule, or an array made from it, is in use. The address is that of the first element,
+    C-contiguous; 0 if there are none. Any datatype but ``BYTES``.
     """
     return _make_capsule(owner, address or ctypes.addressof(_NO_ELEMENTS), shape, ELEMENTS[datatype])
 
@@ -106,14 +100,7 @@ class _ForeignMemory:
 def import_memory(source: Any) -> "Tuple[np.ndarray, str]":
     """Take over memory that another library offers. Memory that is refused stays with its owner.
 
-    Args:
-        source: a capsule named ``dltensor``, or an object with ``__dlpack__`` and ``__dlpack_device__``.
-
-    Returns:
-        An array over the memory (BF16 as 16-bit integers), and the datatype's wire name.
-
-    Raises:
-        TritonModelException: see ``Tensor.from_dlpack``.
+    Returns an array over the memory (BF16 as 16-bit integers), and the datatype's wire name.
     """
     capsule = source if type(source).__name__ == "PyCapsule" else _capsule_of(source)
     if not capsule_is_valid(capsule, NAME):

@@ -72,14 +72,9 @@ def printable(message: Union[str, bytes]) -> str:
 def format_exception(exception: BaseException, hidden_prefixes: Sequence[str] = ()) -> str:
     """Format an exception for clients and logs: type, message, and the frames it came from, innermost first.
 
-    Args:
-        exception: the exception raised.
-        hidden_prefixes: leave out files whose paths begin with one of these, e.g. the packages that run the model.
-
-    Returns:
-        ``<type>: <message>``, and if there are frames to show, a blank line, ``At:`` and a line
-        ``  <file>(<line>): <function>`` for each. A TritonModelException without frames comes from the code that runs
-        the model: its message alone is returned.
+    Files whose paths begin with one of the hidden prefixes are left out, e.g. the packages that run the model. The text is
+    ``<type>: <message>``, and if there are frames to show, a blank line, ``At:`` and a line ``  <file>(<line>): <function>`` for each.
+    A TritonModelException without frames comes from the code that runs the model: its message alone is returned.
     """
     message = _message_of(exception)
     head = f"{type(exception).__name__}: {message}"

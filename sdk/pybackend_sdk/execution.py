@@ -32,11 +32,7 @@ class Unanswered(TritonError):
 
 
 def check_decoupled(returned: Any, instance_name: str) -> None:
-    """Check the return value of a decoupled model's ``execute``.
-
-    Raises:
-        TritonModelException: the value is not None.
-    """
+    """Check the return value of a decoupled model's ``execute``."""
     if returned is not None:
         raise TritonModelException(
             f"Python model '{instance_name}' is using the decoupled mode and the execute function must return None."
@@ -53,9 +49,7 @@ def log_rescheduling(requests: "Sequence[InferenceRequest]") -> None:
 def rescheduled(requests: "Sequence[InferenceRequest]", responses: "Sequence[Any]") -> List[int]:
     """Return the indexes of the requests to execute again.
 
-    Args:
-        requests: the argument of ``execute``, in a model that is configured to reschedule.
-        responses: the result of :func:`check_returned` for these requests, or Nones.
+    The responses are the result of :func:`check_returned` for these requests, or Nones.
     """
     return [
         place
@@ -81,19 +75,10 @@ def check_returned(
 ) -> "Sequence[Optional[InferenceResponse]]":
     """Check the return value of ``execute`` in a model that answers each request once.
 
-    Args:
-        returned: the value, of any type.
-        requests: the argument of ``execute``.
-        reschedules: whether the model is configured to reschedule requests.
-
-    Returns:
-        One response per request, in the order of the requests. None stands for a request that its response sender has
-        answered or may still answer, or that will be executed again (see :func:`rescheduled`). Any other request
-        without a response gets an error, so that no client waits for ever.
-
-    Raises:
-        TritonModelException: the value is not a list, has a different number of elements than there are requests, has
-            an element that is not a response, or has a response for a request to be rescheduled. The whole batch fails.
+    Returns one response per request, in the order of the requests. None stands for a request that its response sender has
+    answered or may still answer, or that will be executed again (see :func:`rescheduled`). Any other request without a
+    response gets an error, so that no client waits for ever. If the value is wrong as a whole, or has an element that is, the
+    whole batch fails.
     """
     if returned is None:
         returned = [None] * len(requests)
@@ -154,12 +139,8 @@ def _unanswered(message: str) -> InferenceResponse:
 def prune(response: InferenceResponse, requested_output_names: "Sequence[str]") -> List[Tensor]:
     """Return the outputs to send: the requested ones, in the model's order. The response does not change.
 
-    Args:
-        response: may answer several requests at once.
-        requested_output_names: as the request has them; empty for all outputs.
-
-    Returns:
-        A list that callers must not change: it may belong to the response.
+    The response may answer several requests at once. Without requested names, all outputs are sent. Callers must not change the
+    list: it may belong to the response.
     """
     outputs = response._output_tensors
     names = requested_output_names if len(requested_output_names) <= _FEW else frozenset(requested_output_names)

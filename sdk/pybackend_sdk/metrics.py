@@ -30,10 +30,7 @@ _DELETED = (
 def metric_failure(what: str, instance_name: str, reason: str) -> TritonModelException:
     """Return the exception for an operation that failed.
 
-    Args:
-        what: beginning of the message, e.g. ``"Failed to get metric value: "``.
-        instance_name: the instance that runs the model.
-        reason: the reason, as a sentence.
+    ``what`` begins the message, e.g. ``"Failed to get metric value: "``.
     """
     return TritonModelException(f"{what}Failed to process the request for model '{instance_name}', message: {reason}")
 

@@ -20,15 +20,8 @@ def import_model(model_file: str, *, of_backend: bool = False) -> type:
     Its directory and the parent of that are appended to ``sys.path``, after site-packages. The working directory comes
     last: if it came first, a directory called ``1`` in it would shadow the model.
 
-    The file of a Python-based backend becomes the module ``<stem>`` (``model``), and only its directory is appended.
-
-    Args:
-        model_file: absolute path of the file.
-        of_backend: whether the file belongs to a backend, which serves models that may bring no code.
-
-    Raises:
-        TritonModelException: the file has no ``TritonPythonModel``, or it is not callable.
-        BaseException: any exception from the file's own code.
+    The file of a Python-based backend becomes the module ``<stem>`` (``model``), and only its directory is appended. Any exception
+    from the file's own code is raised.
     """
     directory = os.path.dirname(model_file)
     stem = os.path.splitext(os.path.basename(model_file))[0]
@@ -73,12 +66,7 @@ def _import_file(name: str, path: str, package_directory: "Optional[str]" = None
 
 
 def complete_config(model_class: type, model_name: str, config_json: str) -> "Optional[Dict[str, Any]]":
-    """Run the class's ``auto_complete_config`` on the configuration; None if the class has no such function.
-
-    Raises:
-        TritonModelException: it returned something other than a ModelConfig, or a value that JSON cannot express.
-        BaseException: any exception from the function itself.
-    """
+    """Run the class's ``auto_complete_config`` on the configuration; None if the class has no such function."""
     complete = getattr(model_class, "auto_complete_config", None)
     if complete is None:
         return None
@@ -102,11 +90,7 @@ _SIMILAR = 0.85
 
 
 def model_class_of(module: Any, model_file: str) -> Any:
-    """Return the class that a model file defines, or whatever else makes model objects under its name.
-
-    Raises:
-        TritonModelException: the file has no ``TritonPythonModel``, or it is not callable.
-    """
+    """Return the class that a model file defines, or whatever else makes model objects under its name."""
     model_class = getattr(module, CLASS_NAME, None)
     if callable(model_class):
         return model_class
@@ -120,11 +104,7 @@ def model_class_of(module: Any, model_file: str) -> Any:
 
 
 def check_execute(model: Any, model_file: str) -> None:
-    """Check that an initialised model object can execute requests; ``initialize`` may still have given it the method.
-
-    Raises:
-        TritonModelException: it has no callable ``execute``.
-    """
+    """Check that an initialised model object can execute requests; ``initialize`` may still have given it the method."""
     execute = getattr(model, "execute", None)
     if callable(execute):
         return

@@ -25,12 +25,7 @@ class InferenceTrace:
 
     @classmethod
     def _from_wire(cls, number: int, context: Optional[str]) -> "InferenceTrace":
-        """Make the trace of a request that arrived.
-
-        Args:
-            number: the server's number of the trace.
-            context: how it is continued outside; None if it cannot be.
-        """
+        """Make the trace of a request that arrived. The context says how it is continued outside; None if it cannot be."""
         trace = cls()
         trace._number, trace._context = number, context
         return trace
@@ -178,17 +173,8 @@ class InferenceRequest:
     ) -> "InferenceRequest":
         """Make a request that arrived. This is the hot path, so nothing is checked.
 
-        Args:
-            request_id: the client's id, ``""`` for none.
-            correlation_id: of the sequence, 0 for none.
-            inputs: owned by the request from now on.
-            requested_output_names: all the outputs to send, without duplicates; for a request that names none, the
-                server has already filled in all configured ones.
-            flags: sequence flags.
-            timeout: in microseconds, 0 for none.
-            parameters: None for none.
-            key: the runtime's key for the request; anything but None.
-            priority: 1 is the highest, 0 the model's default.
+        The inputs belong to the request from now on. The names are all the outputs to send, without duplicates: for a request that
+        names none, the server has filled in all configured ones. The key is the runtime's, anything but None.
         """
         request = cls.__new__(cls)
         request._request_id = request_id

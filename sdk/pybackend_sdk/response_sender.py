@@ -25,12 +25,8 @@ Offer = Callable[[InferenceResponse], bool]
 class ResponseStream:
     """The responses of one request. The final response closes it; if the model drops it unclosed, the client is told.
 
-    Args:
-        transmit: sends a response or None, with or without the final flag.
-        is_cancelled: whether the client no longer waits.
-        decoupled: whether any number of responses may be sent, rather than exactly one.
-        offer: sends a response that is not the last one, or returns False if it would have to wait; None if sending never
-            waits.
+    Without ``decoupled``, exactly one response may be sent. ``offer`` sends a response that is not the last one, or returns False if
+    it would have to wait; None if sending never waits.
     """
 
     __slots__ = ("__weakref__", "_answered", "_decoupled", "_lock", "_offer", "_transmit", "closed", "is_cancelled")
@@ -52,11 +48,7 @@ class ResponseStream:
         """True once no more responses can be sent."""
 
     def send(self, response: Optional[InferenceResponse], final: bool) -> None:
-        """Send a response, the final flag, or both. Concurrent calls from several threads run one after another.
-
-        Raises:
-            TritonModelException: the stream is closed, or a model that answers once would answer twice or not at all.
-        """
+        """Send a response, the final flag, or both. Concurrent calls from several threads run one after another."""
         with self._lock:
             if not self._decoupled:
                 self._check_single(response)
@@ -74,11 +66,7 @@ class ResponseStream:
     def offer(self, response: InferenceResponse) -> bool:
         """Send a response that is not the last one of a decoupled model, unless the receiver makes it wait.
 
-        Returns:
-            Whether the response was sent.
-
-        Raises:
-            TritonModelException: the stream is closed.
+        Returns whether the response was sent.
         """
         with self._lock:
             if self.closed:
@@ -141,11 +129,7 @@ class InferenceResponseSender:
 
     @classmethod
     def _create(cls, stream: Optional[ResponseStream]) -> "InferenceResponseSender":
-        """Make the sender of a request.
-
-        Args:
-            stream: receives the responses; None for a request that the model built, which has no client.
-        """
+        """Make the sender of a request. A request that the model built has no client, and so no stream."""
         sender = cls.__new__(cls)
         sender._stream = stream
         return sender

@@ -134,8 +134,7 @@ _bound = Runtime()
 def bind_runtime(runtime: Runtime) -> Runtime:
     """Serve model code in this process with ``runtime`` from now on.
 
-    Returns:
-        The runtime bound before, so that callers can restore it.
+    Returns the runtime bound before, so that callers can restore it.
     """
     global _bound  # a process runs one model
     previous, _bound = _bound, runtime

@@ -8,10 +8,7 @@ _SIMILARITY = 0.6
 def closest(name: str, known: Iterable[str], similarity: float = _SIMILARITY) -> str:
     """The known name that resembles a misspelt one most, ``""`` if none does. Case does not count.
 
-    Args:
-        name: as it was written.
-        known: the names that would be right.
-        similarity: from 0 to 1, how alike two names must be.
+    ``similarity`` says how alike two names must be, from 0 to 1.
     """
     by_lower = {each.lower(): each for each in known}
     if not by_lower:

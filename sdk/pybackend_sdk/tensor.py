@@ -83,13 +83,9 @@ class Tensor:
     def _from_wire(cls, name: str, datatype: str, shape: "Sequence[int]", buffer: Any, copy: bool = False) -> "Tensor":
         """Make a tensor from bytes that arrived. This is the hot path: nothing is checked, and nothing decoded yet.
 
-        Args:
-            name: the tensor's name.
-            datatype: wire name, e.g. ``FP32``.
-            shape: dimensions.
-            buffer: exactly the tensor's bytes in wire form, writable if arrays must be. Arrays and DLPack consumers
-                keep it alive (for a memoryview, the object it is a view of).
-            copy: whether ``as_numpy()`` makes a private copy, so that edits in place do not change the wire form.
+        The buffer has exactly the tensor's bytes in wire form, writable if arrays must be. Arrays and DLPack consumers keep it alive
+        (for a memoryview, the object it is a view of). With ``copy``, ``as_numpy()`` makes a private copy, so that edits in place do
+        not change the wire form.
         """
         tensor = cls.__new__(cls)
         tensor._name = name

@@ -13,14 +13,8 @@ _HEAD_CHARACTERS, _TAIL_CHARACTERS = 16 * 1024, 48 * 1024
 def traceback_text(error: BaseException, hidden_prefixes: "Sequence[str]" = ()) -> str:
     """Format an exception with its causes, contexts, notes and groups as Python prints them.
 
-    Args:
-        error: the exception.
-        hidden_prefixes: leave out frames of files whose paths begin with one of these, e.g. the packages that run the
-            model.
-
-    Returns:
-        Lines without a final line feed. Empty if no line of code can be shown: a traceback would say nothing that the
-        message does not say.
+    Frames of files whose paths begin with one of the hidden prefixes are left out. The text has no final line feed. It is empty if
+    no line of code can be shown: a traceback would say nothing that the message does not say.
     """
     try:
         report = traceback.TracebackException.from_exception(error)
