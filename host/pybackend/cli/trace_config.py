@@ -53,12 +53,7 @@ def _attribute(text: str) -> tuple[str, str]:
 
 
 _READERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
-    "": {
-        "level": trace_level,
-        "rate": integer(0, UNSIGNED_32),
-        "count": integer(-1, SIGNED_32),
-        "mode": _mode,
-    },
+    "": {"level": trace_level, "rate": integer(0, UNSIGNED_32), "count": integer(-1, SIGNED_32), "mode": _mode},
     "triton": {"file": str, "log-frequency": integer(0, UNSIGNED_32)},
     "opentelemetry": {
         "url": str,

@@ -53,10 +53,7 @@ async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:
         await mirrors.open()
         settings = settings.with_local(mirrors.directories)
         scan = scan_repositories(
-            settings.repositories,
-            settings.model_directories,
-            mirrors.listings,
-            namespacing=settings.model_namespacing,
+            settings.repositories, settings.model_directories, mirrors.listings, namespacing=settings.model_namespacing
         )
     except ServerError as error:
         return [*findings, fail("repository", "cannot be served", str(error))], 0

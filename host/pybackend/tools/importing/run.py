@@ -125,10 +125,7 @@ class ImportRun:
             return self._try(trial)
         reason: InferenceError | None = None
         for configuration in self.found.configurations:
-            self.entry.write(
-                CONFIG_FILENAME,
-                format_config_text(_with_base(self.found, configuration, self.base)),
-            )
+            self.entry.write(CONFIG_FILENAME, format_config_text(_with_base(self.found, configuration, self.base)))
             try:
                 return self._try(trial)
             except InferenceError as error:

@@ -76,9 +76,7 @@ def _pyproject(path: Path) -> WheelPackages:
         raise SpecificationError(f"{path} has no table [project], so it lists no packages")
     requires = project.get("requires-python", "")
     return WheelPackages(
-        path,
-        is_project="build-system" in document,
-        requires_python=requires if isinstance(requires, str) else "",
+        path, is_project="build-system" in document, requires_python=requires if isinstance(requires, str) else ""
     )
 
 
