@@ -36,7 +36,8 @@ def test_a_zygote_that_dies_is_replaced(tmp_path):
         os.kill(zygote, signal.SIGKILL)
         assert free_of_processes([zygote])
         assert [told(server, name, "echo hello") for name in ("a", "b")] == ["hello", "hello"]
-        assert server.stub_pids() == pids, "an instance died with the process that it was forked from"
+        # The successor may have begun; until it has a name, it looks like an instance.
+        assert set(server.stub_pids()) >= set(pids), "an instance died with the process that it was forked from"
         restart(server, tmp_path / "a")
         (successor,) = server.zygote_pids()
         assert successor != zygote
