@@ -161,6 +161,7 @@ def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
                 given.set_data_from_numpy(np.ones(1, np.float32))
                 client.infer("plain", [given], request_id="over gRPC", headers={"traceparent": PARENT})
             wait_until(lambda: len(access_lines(path)) >= 9, "the access log")
+            wait_until(lambda: path.read_text().count("_0' is restarted") == 2, "the restarts")
         finally:
             assert server.stop() == 0
     about = ("model", "version", "request_id", "trace_id")
