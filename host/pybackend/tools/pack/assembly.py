@@ -6,7 +6,6 @@ import ast
 import os
 import shlex
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -280,9 +279,6 @@ def _ask(python: Path, prefix: Path) -> dict[str, Any]:
     return answer
 
 
-Look = Callable[[], list[PackedSize]]
-
-
 def look_up(file: Path, specification: Specification, options: PackOptions) -> list[PackedSize]:
     """Packages that would be installed, with their download sizes; installs nothing.
 
@@ -295,12 +291,8 @@ def look_up(file: Path, specification: Specification, options: PackOptions) -> l
         found = wheels.resolve(wheel_order(specification, options), [f"--python={interpreter.executable}"])
         return [PackedSize("python", interpreter.version, 0, str(interpreter.executable)), *found]
     _refuse_wishes(specification, options)
-    if isinstance(specification, CondaPrefix):
-        answer = _ask(specification.prefix / "bin" / "python", specification.prefix)
-        packages = inventory.conda_packages(specification.prefix)
-    else:
-        answer = _ask(specification.prefix / "bin" / "python", specification.prefix)
-        packages = []
+    answer = _ask(specification.prefix / "bin" / "python", specification.prefix)
+    packages = inventory.conda_packages(specification.prefix) if isinstance(specification, CondaPrefix) else []
     packages += inventory.python_packages(map(Path, answer["site_packages"]))
     return [PackedSize(package.name, package.version, 0, package.source) for package in packages]
 
