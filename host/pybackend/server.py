@@ -43,9 +43,8 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
-from pybackend.repository.start_report import StartReport
-from pybackend.repository.stop_report import StopReport
 from pybackend.settings import ALL_ADDRESSES, EXIT_INTERRUPTED, CloudSettings, Settings
 
 log = logging.getLogger(__name__)

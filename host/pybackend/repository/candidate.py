@@ -1,4 +1,4 @@
-"""Describes the versions that a load would use, and compares them with the serving ones."""
+"""Describes the versions that a load would use: which the policy chooses, and how they differ from the serving ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from pybackend.author_files.apart import apart
 from pybackend.author_files.reading import open_file_beneath
 from pybackend.environment.provider import environment_path
-from pybackend.errors import ModelConfigError
+from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
+from pybackend.modelconfig.bounds import MOST_SERVED_VERSIONS
 from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
-from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.schema import ModelConfig, VersionChoice
 from pybackend.modelconfig.traffic import TRAFFIC_KEYS, configured_traffic
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
-from pybackend.repository.version_policy import choose_versions
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
@@ -245,3 +245,56 @@ def _digest(config: ModelConfig, directory: Path, name: str) -> str:
         raise ModelConfigError(
             f"model '{config.name}': agent 'checksum' cannot read {directory / name}: {error.strerror} ({config.source})"
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersions:
+    """The versions that a version policy selects.
+
+    Attributes:
+        versions: ascending, at least one.
+        warnings: one sentence each, for the log.
+    """
+
+    versions: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def choose_versions(config: ModelConfig, available: Collection[int]) -> ServedVersions:
+    """Apply a model's version policy to the versions on disk.
+
+    Raises:
+        ModelLoadError: INVALID_ARG, the policy selects no version.
+    """
+    policy = config.version_policy
+    on_disk = sorted(available)
+    missing: list[int] = []
+    if policy.choice is VersionChoice.SPECIFIC:
+        wanted = set(policy.versions)
+        chosen = [version for version in on_disk if version in wanted]
+        missing = sorted(wanted.difference(on_disk))
+    elif policy.choice is VersionChoice.ALL:
+        chosen = on_disk
+    else:
+        chosen = on_disk[-policy.num_versions :]
+    if not chosen:
+        there = f"only {', '.join(map(str, on_disk))}" if on_disk else "no version directory, such as '1',"
+        policy_advice = "change version_policy, or add a version" if on_disk else f"put the code into {config.name}/1/"
+        raise ModelLoadError(
+            f"at least one version must be available under the version policy of model '{config.name}': "
+            f"there is {there} in the model's directory: {policy_advice}",
+            ErrorCode.INVALID_ARG,
+        )
+    if len(chosen) > MOST_SERVED_VERSIONS:
+        raise ModelLoadError(
+            f"the version policy of model '{config.name}' chooses {len(chosen)} versions, and the most is "
+            f"{MOST_SERVED_VERSIONS}",
+            ErrorCode.INVALID_ARG,
+        )
+    return ServedVersions(
+        tuple(chosen),
+        tuple(
+            f"version {version} is specified for model '{config.name}', but the version directory is not present"
+            for version in missing
+        ),
+    )

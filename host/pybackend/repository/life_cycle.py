@@ -21,7 +21,7 @@ from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
 from pybackend.repository.model_files import ModelFiles
-from pybackend.repository.stop_report import Unfinished
+from pybackend.repository.reports import Unfinished
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError, ServerError
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
+from pybackend.repository.candidate import choose_versions
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.mirror.listed_repository import LATE_S
 from pybackend.repository.mirror.mirror import InUse
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.names import ModelNames
-from pybackend.repository.version_policy import choose_versions
 
 
 class ModelFiles:

@@ -13,11 +13,10 @@ from pathlib import Path
 from pybackend.author_files.apart import begin_apart
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
 from pybackend.repository.mirror.bucket import Bucket, Changed, Patience, StorageError, Unreachable
-from pybackend.repository.mirror.download import Downloader
+from pybackend.repository.mirror.download import Downloader, Progress
 from pybackend.repository.mirror.listed_repository import ListedRepository
 from pybackend.repository.mirror.local_model import LocalModel, entries_of
 from pybackend.repository.mirror.object_cache import ModelObjects, ObjectCache
-from pybackend.repository.mirror.progress import Progress
 from pybackend.repository.mirror.remote_files import RemoteFile, RemoteModel, remote_model
 from pybackend.repository.mirror.url import RepositoryUrl
 
