@@ -117,11 +117,10 @@ class Server:
     async def run(self, visitor: Visitor | None = None) -> int:
         """Serve until a signal arrives and return the exit status.
 
+        Raises ServerError: a port is unavailable, or a model failed to load and the server must exit.
+
         Args:
             visitor: runs in a thread once the models are loaded. The server stops when it returns.
-
-        Raises:
-            ServerError: a port is unavailable, or a model failed to load and the server must exit.
         """
         raise_descriptor_limit()
         loop = asyncio.get_running_loop()

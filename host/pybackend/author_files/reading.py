@@ -33,12 +33,12 @@ class FileRefused(OSError):
 def read_beneath(directory: Path, name: str, most_bytes: int) -> bytes:
     """Read a file of a model's directory. Blocking: not for the event loop.
 
+    Raises OSError: the file cannot be read; FileRefused if it is outside the directory, not a regular file, or too
+    large.
+
     Args:
         directory: the model's; it may be a link, because the operator has put it there.
         name: relative to it. Links are followed as long as they stay in the directory, as those of a ConfigMap do.
-
-    Raises:
-        OSError: the file cannot be read; FileRefused if it is outside the directory, not a regular file, or too large.
     """
     path = directory / name
     with _opened(_look_beneath(directory, name), path) as file:
@@ -61,8 +61,7 @@ def is_file_beneath(directory: Path, name: str) -> bool:
 
     A model's process opens such a path with its own rights, or is refused. Blocking: not for the event loop.
 
-    Raises:
-        OSError: the kind of file cannot be determined.
+    Raises OSError: the kind of file cannot be determined.
     """
     kind = _kind_beneath(directory, name)
     return kind in {stat.S_IFREG, _LEADS_OUT}
@@ -79,8 +78,7 @@ def exists_beneath(directory: Path, name: str) -> bool:
 def read_regular(path: Path, most_bytes: int) -> bytes:
     """Read a regular file at any place. Blocking: not for the event loop.
 
-    Raises:
-        OSError: the file cannot be read; FileRefused if it is not a regular file, or too large.
+    Raises OSError: the file cannot be read; FileRefused if it is not a regular file, or too large.
     """
     with open_regular(path) as file:
         return _read(file, path, most_bytes)
@@ -89,8 +87,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file at any place for reading. Blocking: not for the event loop.
 
-    Raises:
-        OSError: the file cannot be opened; FileRefused if it is not a regular file.
+    Raises OSError: the file cannot be opened; FileRefused if it is not a regular file.
     """
     return _opened(os.open(path, os.O_PATH | os.O_CLOEXEC), path)
 
@@ -187,11 +184,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def open_beneath(directory: int, path: str) -> int:
     """Return a descriptor of a path's target without opening it (``O_PATH``); links that stay beneath are followed.
 
-    Args:
-        directory: a descriptor of the directory.
-
-    Raises:
-        OSError: the path does not exist; EXDEV if it leads out of the directory.
+    Raises OSError: the path does not exist; EXDEV if it leads out of the directory.
     """
     if "\0" in path:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)

@@ -113,43 +113,26 @@ class InferenceEngine:
         return not reason
 
     async def is_ready_by_name(self, name: str, version: str = "") -> bool:
-        """True if that version is ready, or any version for ``""``; see :meth:`is_model_ready`.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
-        """
+        """True if that version is ready, or any version for ``""``; see :meth:`is_model_ready`."""
         for model in reversed(self._catalogue.known_versions(name, version)):
             if await self.is_model_ready(model):
                 return True
         return False
 
     async def would_answer(self, name: str, version: str = "") -> bool:
-        """True if a version is ready, or for ``""`` the one that stands for its model; see :meth:`is_model_ready`.
-
-        Raises:
-            InferenceError: there is no such version, or it does not serve now.
-        """
+        """True if a version is ready, or for ``""`` the one that stands for its model; see :meth:`is_model_ready`."""
         return await self.is_model_ready(self._catalogue.representative(name, version))
 
     def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> Admission:
         """Open an admission to the version that would answer a request now.
 
         Args:
-            name: the model's name.
             version: decimal, or ``""`` for the newest ready version.
-            sender: the kind of sender.
-
-        Raises:
-            InferenceError: there is no such version, it does not serve now, or this sender may not use it.
         """
         return Admission(self, self.find(name, version, sender), name, version, sender)
 
     def find(self, name: str, version: str, sender: Sender) -> Model:
-        """The version itself; see :meth:`open`.
-
-        Raises:
-            InferenceError: as for :meth:`open`.
-        """
+        """The version itself; see :meth:`open`."""
         try:
             model = self._catalogue.find(name, version)
         except NotServingError:
@@ -160,11 +143,7 @@ class InferenceEngine:
         return model
 
     def serving(self, name: str) -> str:
-        """The full name of a model, after a check that a version of it serves.
-
-        Raises:
-            InferenceError: INVALID_ARG, none does, or several models have the name.
-        """
+        """The full name of a model, after a check that a version of it serves."""
         if not self._catalogue.ready_versions(name):
             raise InferenceError(f"Request for unknown model : {name}", ErrorCode.INVALID_ARG)
         return self._catalogue.names.known(name)
@@ -175,11 +154,7 @@ class InferenceEngine:
         return self._catalogue.serving_names
 
     def describe(self, name: str, version: str = "") -> ModelDescription:
-        """Describe the version that would answer a request now.
-
-        Raises:
-            InferenceError: there is no such version.
-        """
+        """Describe the version that would answer a request now."""
         model = self._catalogue.representative(name, version)
         versions = [model.version] if version else [each.version for each in self._catalogue.ready_versions(name)]
         return ModelDescription(
@@ -192,11 +167,7 @@ class InferenceEngine:
         )
 
     async def stacks(self, name: str) -> list[dict[str, Any]]:
-        """Where the processes of a model are, as plain values: one object per instance.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or several have the name.
-        """
+        """Where the processes of a model are, as plain values: one object per instance."""
         instances = [
             (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
         ]
@@ -214,9 +185,6 @@ class InferenceEngine:
         Args:
             name: the model's name, ``""`` for all models.
             version: decimal, ``""`` for all ready versions.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such ready version.
         """
         models = self._catalogue.statistics_of(name, version)
         for start in range(0, len(models), _DOCUMENTS_AT_ONCE):
@@ -237,7 +205,6 @@ class InferenceEngine:
         """Load a model or bring it up to date; see :meth:`ModelRepository.load_model`.
 
         Args:
-            name: the model's name.
             config_json: the configuration to use instead of config.pbtxt, until the next load.
             files: the complete model directory to use instead of the repository's; see :data:`FileContents`. They must
                 not change before this returns, and require ``config_json``.
@@ -245,9 +212,6 @@ class InferenceEngine:
             grant: the rights of the confined model that requests this, None if the requester is not confined.
             of_client: True if a client requests this.
             home: the namespace of the model that requests this, ``""`` for a client.
-
-        Raises:
-            InferenceError: the model could not be loaded; the text gives the reason.
         """
         if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
             raise InferenceError(
@@ -268,30 +232,18 @@ class InferenceEngine:
         grant: Grant | None = None,
         home: str = "",
     ) -> None:
-        """Begin to unload a model; see :meth:`ModelRepository.unload_model`.
-
-        Raises:
-            InferenceError: the model could not be unloaded; the text gives the reason.
-        """
+        """Begin to unload a model; see :meth:`ModelRepository.unload_model`."""
         self.check_control()
         await self._repository.unload_model(
             name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
         )
 
     def traffic(self, name: str) -> TrafficReport:
-        """The rules for requests to a model that name no version.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model.
-        """
+        """The rules for requests to a model that name no version."""
         return report_traffic(self._catalogue.entry(name))
 
     async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
-        """Change these rules; see :meth:`ModelRepository.change_traffic`.
-
-        Raises:
-            InferenceError: the rules could not be changed; the text gives the reason.
-        """
+        """Change these rules; see :meth:`ModelRepository.change_traffic`."""
         self.check_control()
         return await self._repository.change_traffic(name, change)
 
@@ -307,11 +259,10 @@ class InferenceEngine:
     def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded now.
 
+        Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
+
         Args:
             to_load: a model that a client wants to load as it is in its repository; see :meth:`ModelRepository.check_control`.
-
-        Raises:
-            InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
         """
         if self.state is EngineState.STARTING:
             raise InferenceError(
@@ -324,16 +275,14 @@ class InferenceEngine:
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.
 
+        Raises InferenceError: the request is refused and remains the caller's.
+
         Args:
-            model: the version that runs it.
             request: the engine owns it and its memory if this returns.
             on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
 
         Returns:
             The handle to cancel the request.
-
-        Raises:
-            InferenceError: the request is refused and remains the caller's.
         """
         if self.state is EngineState.EXITING and not request.is_inner:
             raise InferenceError(

@@ -61,11 +61,6 @@ def load_config(
     Returns:
         A configuration whose name, backend, runtime, model file and version policy are validated; the rest is
         unchecked. For an ensemble, only name and version policy are validated.
-
-    Raises:
-        ModelConfigError: the file is required but missing, does not parse, names another model, or requests an
-            unsupported feature.
-        ModelLoadError: the directory cannot be read.
     """
     document, source, text = _document(model_directory, config_json, config_name, auto_complete=auto_complete)
     refuse_unserved(from_document(document, source))
@@ -87,11 +82,7 @@ def load_config(
 
 
 def load_policy(model_directory: Path, *, config_json: str | None = None, config_name: str = "") -> ModelConfig:
-    """The same, as far as the version policy needs it: the files of versions may still be missing.
-
-    Raises:
-        ModelConfigError: the configuration does not parse.
-    """
+    """The same, as far as the version policy needs it: the files of versions may still be missing."""
     document, source, _text = _document(model_directory, config_json, config_name, auto_complete=True)
     return from_document(with_policies(document), source)
 
@@ -101,9 +92,6 @@ def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_
 
     Args:
         completed: what the model's ``auto_complete_config`` returned; None if it was not called.
-
-    Raises:
-        ModelConfigError: the configuration contradicts itself or requests an unsupported feature.
     """
     document = config.document if completed is None else merge_completed(config.document, completed)
     check_bounds(document, config.source)
@@ -120,11 +108,7 @@ def on_cpu(config: ModelConfig) -> ModelConfig | None:
 
 
 def finish_ensemble(config: ModelConfig) -> ModelConfig:
-    """The effective configuration of an ensemble, except for fields that depend on its parts.
-
-    Raises:
-        ModelConfigError: the configuration contradicts itself.
-    """
+    """The effective configuration of an ensemble, except for fields that depend on its parts."""
     validate_ensemble(config)
     return config.with_warnings(unserved_warnings(config))
 
@@ -215,10 +199,6 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_n
 
     Returns:
         ``""`` if nothing indicates a backend; then ``by_name`` is False, or the platform names one.
-
-    Raises:
-        ModelConfigError: nothing indicates a backend, not even the name.
-        ModelLoadError: the directory cannot be read.
     """
     platform = document["platform"]
     if platform:
@@ -269,11 +249,7 @@ def _files(directory: Path) -> list[str]:
 
 
 def check_backend(config: ModelConfig) -> str:
-    """The backend of a configuration, after checking that platform and backend agree.
-
-    Raises:
-        ModelConfigError: they contradict each other, or both are missing.
-    """
+    """The backend of a configuration, after checking that platform and backend agree."""
     name, platform, backend, source = config.name, config.platform, config.backend, config.source
     if not platform and not backend:
         raise ModelConfigError(f"must specify 'platform' or 'backend' for '{name}': set backend: \"python\" ({source})")
@@ -303,9 +279,6 @@ def merge_completed(document: Mapping[str, Any], completed: Mapping[str, Any]) -
 
     Args:
         completed: the document that the model returned: JSON data, checked here.
-
-    Raises:
-        ModelConfigError: an adopted part is malformed, or the model chose a scheduler other than the configured one.
     """
     source = f"auto_complete_config of model '{document['name']}'"
     allowed = (*_TENSOR_FIELDS, *_SCHEDULING_FIELDS, _POLICY_FIELD)

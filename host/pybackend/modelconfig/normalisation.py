@@ -100,11 +100,7 @@ _FILLED_IN: Sequence[Sequence[str]] = (
 
 
 def minimal_document(document: Mapping[str, Any]) -> Document:
-    """The document without its name, and without fields that get the same values when the model is loaded again.
-
-    Raises:
-        ModelConfigError: it is malformed.
-    """
+    """The document without its name, and without fields that get the same values when the model is loaded again."""
     wanted = _filled(document)
     reduced = dict(document)
     for path in _FILLED_IN:

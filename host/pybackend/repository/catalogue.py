@@ -49,9 +49,6 @@ class ModelCatalogue:
         Args:
             version: decimal, or ``""`` for the version that the model's traffic rules choose for the next request, else the
                 highest ready version.
-
-        Raises:
-            InferenceError: there is no such model, no such version, or it does not serve now.
         """
         entry = self.entry(name)
         if not version:
@@ -76,11 +73,7 @@ class ModelCatalogue:
         return found
 
     def representative(self, name: str, version: str = "") -> Model:
-        """The version that stands for a model in documents; otherwise as :meth:`find`.
-
-        Raises:
-            InferenceError: as for :meth:`find`.
-        """
+        """The version that stands for a model in documents; otherwise as :meth:`find`."""
         traffic = None if version else self.entry(name).traffic
         if traffic is None:
             return self.find(name, version)
@@ -104,11 +97,7 @@ class ModelCatalogue:
             return Absence(False, False, error.message)
 
     def known_versions(self, name: str, version: str = "") -> list[Model]:
-        """A model's version in any state; all versions for ``""``; empty if there is no such version.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
-        """
+        """A model's version in any state; all versions for ``""``; empty if there is no such version."""
         number = _version_number(version) if version else None
         versions = self.entry(name).versions
         return [model for known, model in versions.items() if number in {None, known}]
@@ -140,11 +129,7 @@ class ModelCatalogue:
         return known in self._failures if entry is None else entry.is_broken
 
     def entry(self, name: str) -> ModelEntry:
-        """The entry of a name.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or several have the name.
-        """
+        """The entry of a name."""
         entry = self.entries.get(name) or self.entries.get(self.names.known(name))
         if entry is None:
             raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
@@ -167,11 +152,7 @@ class ModelCatalogue:
         self.names.on_change()
 
     def ready_versions(self, name: str) -> list[Model]:
-        """Versions of a model that accept requests, ascending; empty if there is no such model.
-
-        Raises:
-            InferenceError: INVALID_ARG, several models have the name.
-        """
+        """Versions of a model that accept requests, ascending; empty if there is no such model."""
         entry = self.entries.get(self.names.known(name))
         return [] if entry is None else entry.ready_versions()
 
@@ -181,9 +162,6 @@ class ModelCatalogue:
         Args:
             name: the model's name, ``""`` for all models.
             version: decimal, ``""`` for all versions.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such version, or it is not ready.
         """
         if not name:
             return [model for model in self.models() if model.state is ModelState.READY]
@@ -355,11 +333,10 @@ class Ensembles:
     def check(self, ensemble: str, parts: Sequence[str], directories: Mapping[str, Path]) -> None:
         """Check that an ensemble does not contain itself. Blocking: it may read configurations.
 
+        Raises ModelLoadError: INVALID_ARG, the ensemble would contain itself.
+
         Args:
             parts: the models that it would consist of.
-
-        Raises:
-            ModelLoadError: INVALID_ARG, the ensemble would contain itself.
         """
         paths: list[tuple[str, ...]] = [(ensemble, part) for part in parts]
         seen: set[str] = set()

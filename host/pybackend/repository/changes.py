@@ -30,21 +30,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """The contents of a load request, and the rights of its sender.
+    """The contents of a load request, and the rights of its sender."""
 
-    Attributes:
-        config_json: the configuration to use instead of config.pbtxt, None for config.pbtxt.
-        files: the files to use instead of the model's directory, empty for the directory.
-        grant: the rights of the confined model that requests the load; None for the operator and for clients.
-        of_client: True if a client sent it.
-        directory: where the model was seen; None to ask all repositories for it.
-    """
-
-    config_json: str | None = None
+    config_json: str | None = None  # the configuration to use instead of config.pbtxt, None for config.pbtxt
+    # the files to use instead of the model's directory, empty for the directory
     files: FileContents = field(default_factory=dict)
+    # the rights of the confined model that requests the load; None for the operator and for clients
     grant: Grant | None = None
-    of_client: bool = False
-    directory: Path | None = None
+    of_client: bool = False  # True if a client sent it
+    directory: Path | None = None  # where the model was seen; None to ask all repositories for it
 
     @property
     def nbytes(self) -> int:
@@ -99,9 +93,6 @@ class ModelChanges:
         Args:
             asked_by: the full name of the model that waits for this while it is being initialised, if any.
             as_part: load it only if no version serves, for an ensemble.
-
-        Raises:
-            InferenceError: loading failed, with the reason.
         """
         tried: frozenset[str] = frozenset()
         while True:
@@ -216,8 +207,7 @@ class ModelChanges:
     async def change(self, entry: ModelEntry, candidates: Mapping[int, Candidate]) -> None:
         """Make a model serve exactly these versions; its lock must be held.
 
-        Raises:
-            ModelLoadError: a version failed; the old versions keep serving.
+        Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         try:
             await self.life_cycle.load(entry, candidates)
@@ -264,11 +254,7 @@ class ModelChanges:
 
 
 def check_name(name: str) -> None:
-    """Check the name in a load request.
-
-    Raises:
-        InferenceError: INVALID_ARG, it cannot be the name of a model.
-    """
+    """Check the name in a load request."""
     trimmed = name.strip()
     if not trimmed:
         raise InferenceError("Model name cannot be empty. Please enter a valid name to deploy.", ErrorCode.INVALID_ARG)
@@ -302,11 +288,10 @@ class ModelLocks:
     async def loading(self, name: str, asked_by: str = "") -> AsyncIterator[None]:
         """Wait until a model may be loaded, and block other changes of it meanwhile.
 
+        Raises InferenceError: the model would wait for itself.
+
         Args:
             asked_by: the model that waits for this while it is being initialised, if any.
-
-        Raises:
-            InferenceError: the model would wait for itself.
         """
         async with AsyncExitStack() as held:
             if not asked_by:

@@ -26,16 +26,11 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A version that a stopping server waits for.
-
-    Attributes:
-        version: decimal.
-        request_count: its unanswered requests; 0 while it is finalized.
-    """
+    """A version that a stopping server waits for."""
 
     name: str
-    version: str
-    request_count: int
+    version: str  # decimal
+    request_count: int  # its unanswered requests; 0 while it is finalized
 
     def __str__(self) -> str:
         subject = f"'{self.name}' version {self.version}"

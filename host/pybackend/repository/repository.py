@@ -98,11 +98,7 @@ class ModelRepository:
         return self._changes.life_cycle.unfinished()
 
     def alive(self, name: str) -> list[Model]:
-        """The versions of a model that have resources, even if they are loading, or answer their last requests.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or several have the name.
-        """
+        """The versions of a model that have resources, even if they are loading, or answer their last requests."""
         return self._changes.life_cycle.alive(self.catalogue.entry(name).full_name)
 
     def trim(self) -> None:
@@ -117,14 +113,13 @@ class ModelRepository:
         The load continues even if the caller stops waiting. Old versions serve until the new ones are ready, and keep
         serving if a new one fails.
 
+        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
+        INTERNAL if loading failed, with the reason.
+
         Args:
             request: what came with the request. Its files must not change before this returns.
             asked_by: the full name of the model that waits for this while it is being initialised, if any.
             home: the namespace of the model that requests this, ``""`` for a client.
-
-        Raises:
-            InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
-                INTERNAL if loading failed, with the reason.
         """
         self.check_control(name if request.is_retry else "")
         if self._scan.namespaces is not None:
@@ -160,13 +155,12 @@ class ModelRepository:
     ) -> None:
         """Begin to unload a model: it accepts no more requests and answers those it has. Unknown names are ignored.
 
+        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if
+        several models have the name.
+
         Args:
             unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
             grant: the rights of the confined model that requests this, None if the requester is not confined.
-
-        Raises:
-            InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if several
-                models have the name.
         """
         self.check_control()
         name = self.catalogue.names.known(name, home)
@@ -177,9 +171,8 @@ class ModelRepository:
     async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
         """Change the rules for requests to a model that name no version.
 
-        Raises:
-            InferenceError: UNAVAILABLE, model control is disabled; INVALID_ARG, there is no such model, or it cannot have
-                these rules.
+        Raises InferenceError: UNAVAILABLE, model control is disabled; INVALID_ARG, there is no such model, or it cannot
+        have these rules.
         """
         self.check_control()
         name = self.catalogue.names.known(name)
@@ -226,11 +219,7 @@ class ModelRepository:
         return self._changes.files.listings
 
     async def _look(self) -> RepositoryScan:
-        """The repositories now.
-
-        Raises:
-            InferenceError: one cannot be read.
-        """
+        """The repositories now."""
         try:
             return await self._changes.files.look()
         except ModelLoadError as error:
@@ -250,12 +239,11 @@ class ModelRepository:
     def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded on request.
 
+        Raises InferenceError: UNAVAILABLE, they may not.
+
         Args:
             to_load: a model that a client wants to load as it is in its repository: in every control mode it may, if the model
                 has failed.
-
-        Raises:
-            InferenceError: UNAVAILABLE, they may not.
         """
         if not (self.host.settings.is_explicit or (to_load and self.catalogue.is_broken(to_load))):
             raise InferenceError(

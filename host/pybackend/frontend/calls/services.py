@@ -27,9 +27,6 @@ from pybackend.repository.catalogue import ModelCatalogue
 class ModelServices:
     """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called.
 
-    Args:
-        shared_core: hears of executions that wait for calls.
-
     Attributes:
         metrics: the custom metrics of all models.
     """
@@ -119,11 +116,7 @@ class ModelServices:
 
 
 class EngineRouter:
-    """See :class:`pybackend.model.router.ModelRouter`. It serves once :meth:`open` was called.
-
-    Args:
-        services: knows which models wait for each other.
-    """
+    """See :class:`pybackend.model.router.ModelRouter`. It serves once :meth:`open` was called."""
 
     def __init__(self, services: ModelServices) -> None:
         self._services = services
@@ -136,11 +129,7 @@ class EngineRouter:
         self._engine, self._catalogue = engine, catalogue
 
     def find(self, name: str, version: str = "", home: str = "") -> Model:
-        """The version that stands for a model; see :meth:`ModelRouter.find`.
-
-        Raises:
-            InferenceError: there is no such version.
-        """
+        """The version that stands for a model; see :meth:`ModelRouter.find`."""
         catalogue = self._catalogue
         assert catalogue is not None
         return catalogue.representative(catalogue.names.known(name, home), version)
@@ -160,8 +149,7 @@ class EngineRouter:
     ) -> PendingRequest:
         """Validate a request against the model's signature and queue it; see :meth:`ModelRouter.submit`.
 
-        Raises:
-            InferenceError: the request is refused, and its memory remains the caller's.
+        Raises InferenceError: the request is refused, and its memory remains the caller's.
         """
         assert self._engine is not None
         if checked is not Checked.ALL:

@@ -42,15 +42,11 @@ class DiskFull(StorageError):
 
 @dataclass
 class _Draft:
-    """An object on its way.
-
-    Attributes:
-        missing: number of parts that are not complete.
-    """
+    """An object on its way."""
 
     file: RemoteFile
     path: Path
-    missing: int = field(init=False)
+    missing: int = field(init=False)  # number of parts that are not complete
     _created: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
@@ -102,9 +98,7 @@ class Downloader:
     async def fetch(self, files: Sequence[RemoteFile], objects: ModelObjects, transfer: Transfer) -> None:
         """Bring objects into the cache, whose lock must be held. Complete files stay there if another one fails.
 
-        Raises:
-            Changed: an object is another one than the listing said.
-            StorageError: storage does not answer, or the disk is full.
+        Raises Changed: an object is another one than the listing said.
         """
         needed_bytes = sum(file.nbytes for file in files)
         workers: list[asyncio.Task[None]] = []

@@ -34,12 +34,11 @@ _TRIES = 5
 class Mirror:
     """A repository.
 
+    Raises ServerError: the library is missing, or the credentials cannot be used.
+
     Attributes:
         directory: the local directory that shows it; set by :meth:`open`.
         listed: the repository as it was last listed.
-
-    Raises:
-        ServerError: the library is missing, or the credentials cannot be used.
     """
 
     def __init__(self, url: RepositoryUrl, cache_directory: Path, patience: Patience) -> None:
@@ -58,8 +57,7 @@ class Mirror:
     def open(self, directory: Path, staging: Path) -> None:
         """Take the local directories, which are on the cache's file system. Blocking.
 
-        Raises:
-            OSError: the cache is not writable.
+        Raises OSError: the cache is not writable.
         """
         self.directory, self._staging = directory, staging
         self._cache.open()
@@ -76,9 +74,8 @@ class Mirror:
 
         The directory changes when everything has arrived. If there is no such model, :attr:`names` says so.
 
-        Raises:
-            StorageError: it cannot be downloaded; the directory is as before.
-            ModelLoadError: a name in it cannot be a file's.
+        Raises StorageError: it cannot be downloaded; the directory is as before. Raises ModelLoadError: a name in it
+        cannot be a file's.
         """
         async with self._objects(name) as objects:
             model, files = await self._found(name, objects, choose, progress)
@@ -97,9 +94,7 @@ class Mirror:
     async def fetch_configuration(self, name: str, progress: Progress) -> None:
         """Bring a model's configuration, unless it was brought before.
 
-        Raises:
-            StorageError: it cannot be downloaded.
-            ModelLoadError: a name in the model cannot be a file's.
+        Raises ModelLoadError: a name in the model cannot be a file's.
         """
         local = self._local(name)
         if not local.is_empty:
