@@ -43,9 +43,8 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
-from pybackend.repository.start_report import StartReport
-from pybackend.repository.stop_report import StopReport
 from pybackend.settings import ALL_ADDRESSES, EXIT_INTERRUPTED, CloudSettings, Settings
 
 log = logging.getLogger(__name__)
@@ -118,11 +117,10 @@ class Server:
     async def run(self, visitor: Visitor | None = None) -> int:
         """Serve until a signal arrives and return the exit status.
 
+        Raises ServerError: a port is unavailable, or a model failed to load and the server must exit.
+
         Args:
             visitor: runs in a thread once the models are loaded. The server stops when it returns.
-
-        Raises:
-            ServerError: a port is unavailable, or a model failed to load and the server must exit.
         """
         raise_descriptor_limit()
         loop = asyncio.get_running_loop()

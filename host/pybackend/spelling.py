@@ -12,8 +12,6 @@ def closest(word: str, known: Iterable[str], similarity: float = _SIMILARITY) ->
     """The known word that resembles a misspelt one most, ``""`` if none does. Case does not count.
 
     Args:
-        word: as it was written.
-        known: the words that would be right.
         similarity: from 0 to 1, how alike two words must be.
     """
     by_lower = {name.lower(): name for name in known}

@@ -13,7 +13,7 @@ from pybackend.cli.options import SILENT, Serve, visited_settings
 from pybackend.cli.places import with_single_models
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import PybackendError, ServerError
-from pybackend.modelconfig.minimal import minimal_document
+from pybackend.modelconfig.normalisation import minimal_document
 from pybackend.modelconfig.parser import format_config_text, parse_config_json
 from pybackend.repository.layout import is_model_directory, scan_repositories
 from pybackend.settings import EXIT_INTERRUPTED

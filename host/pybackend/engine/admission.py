@@ -39,18 +39,10 @@ class AdmissionOwner(Protocol):
         """True while there is no memory for the tensors of all models together."""
 
     def find(self, name: str, version: str, sender: Sender) -> Model:
-        """The version that would answer a request now.
-
-        Raises:
-            InferenceError: there is no such version, or this sender may not use it.
-        """
+        """The version that would answer a request now."""
 
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
-        """Queue a validated request.
-
-        Raises:
-            InferenceError: the request is refused.
-        """
+        """Queue a validated request."""
 
     async def is_model_ready(self, model: Model) -> bool:
         """True if a version accepts requests, all its instances are alive, and its ``is_ready`` agrees."""
@@ -58,18 +50,13 @@ class AdmissionOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The properties of the senders that a front end represents.
+    """The properties of the senders that a front end represents."""
 
-    Attributes:
-        protocol: the protocol that they use, as shown in metrics and logs.
-        is_inner: a model sends the request while it executes another request. Such requests are served while the server
-            stops, and do not count towards the limit on clients' queued bytes.
-        refuse_stream: makes the error for decoupled models from the model's name; None if the sender accepts any number
-            of responses.
-    """
-
-    protocol: str = ""
+    protocol: str = ""  # the protocol that they use, as shown in metrics and logs
+    # a model sends the request while it executes another request. Such requests are served while the server
+    # stops, and do not count towards the limit on clients' queued bytes.
     is_inner: bool = False
+    # makes the error for decoupled models from the model's name; None if the sender accepts any number of responses
     refuse_stream: Callable[[str], InferenceError] | None = None
 
 
@@ -138,11 +125,7 @@ class Admission:
         return await self._engine.is_model_ready(self._model)
 
     def renew(self) -> None:
-        """Switch to the version's successor if it was replaced; call this before using :attr:`signature`.
-
-        Raises:
-            InferenceError: there is no successor.
-        """
+        """Switch to the version's successor if it was replaced; call this before using :attr:`signature`."""
         if self._model.state is not ModelState.READY:
             self._model = self._engine.find(self._name, self._version, self._sender)
             self.signature = self._model.signature
@@ -165,16 +148,13 @@ class Admission:
     def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
         """Input memory for a tensor whose bytes are about to arrive.
 
+        Raises InferenceError: UNAVAILABLE when the model's limit is reached.
+
         Args:
-            nbytes: size of the tensor.
-            input_name: name of the input.
             arriving: the bytes arrive gradually: the lease counts only those reported through ``arrived``.
 
         Returns:
             None if the bytes should not lie in shared memory: the tensor is small, or the version is being replaced.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
         """
         if nbytes <= INLINE_BYTES or self._model.state is not ModelState.READY:
             return None
@@ -204,9 +184,6 @@ class Admission:
 
         Returns:
             The handle to cancel, pause and resume the request.
-
-        Raises:
-            InferenceError: the request is refused.
         """
         request.is_inner = self._sender.is_inner
         try:
@@ -250,9 +227,6 @@ class Admission:
             request: as for :meth:`submit`.
             departure: returns once the sender no longer wants the answer; the request is then cancelled.
             checked: as for :meth:`submit`.
-
-        Raises:
-            InferenceError: the request is refused.
         """
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
 
@@ -298,9 +272,6 @@ class Route:
 
         Returns:
             None if another version would answer, or none: the request needs a new admission. It remains the caller's.
-
-        Raises:
-            InferenceError: the request is refused.
         """
         model = self._model()
         if model is None or model.state is not _READY or (self._follows_newest and not model.is_newest):

@@ -16,22 +16,14 @@ from pybackend.modelconfig.signature import ModelSignature
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The current state of one version.
+    """The current state of one version."""
 
-    Attributes:
-        versions: decimal, ascending: all serving versions, or only the version requested by number.
-        platform: the configuration's ``platform``, or the name of its backend.
-        signature: its inputs and outputs.
-        document: its complete configuration.
-        confinement: the confinement of its processes, None if they are not confined.
-        environment: the Python environment that it brings, None if it runs on the server's Python.
-    """
-
-    versions: Sequence[str]
-    platform: str
+    versions: Sequence[str]  # decimal, ascending: all serving versions, or only the version requested by number
+    platform: str  # the configuration's ``platform``, or the name of its backend
     signature: ModelSignature
     document: Mapping[str, Any]
-    confinement: Mapping[str, Any] | None
+    confinement: Mapping[str, Any] | None  # the confinement of its processes, None if they are not confined
+    # the Python environment that it brings, None if it runs on the server's Python
     environment: Mapping[str, Any] | None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from enum import Enum
 from typing import Any
@@ -13,11 +14,12 @@ from pybackend.engine.answers import Answers
 from pybackend.engine.description import ModelDescription, instance_document, statistics_document
 from pybackend.engine.figures import RepositoryFigures
 from pybackend.engine.refusals import Refusals
-from pybackend.engine.region_delivery import RegionDelivery
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
+from pybackend.inference.region import IN_REGION, RegionOutputs
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.response import OnResponse
+from pybackend.inference.response import InferenceResponse, OnResponse
+from pybackend.inference.tensor import LARGE_COPY_BYTES, OutputTensor
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
@@ -28,6 +30,7 @@ from pybackend.repository.file_override import FileContents
 from pybackend.repository.repository import ModelRepository
 from pybackend.repository.traffic import report_traffic
 from pybackend.sandbox.grant import Grant
+from pybackend_wire.host_messages import too_small_text
 
 log = logging.getLogger(__name__)
 
@@ -110,43 +113,26 @@ class InferenceEngine:
         return not reason
 
     async def is_ready_by_name(self, name: str, version: str = "") -> bool:
-        """True if that version is ready, or any version for ``""``; see :meth:`is_model_ready`.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
-        """
+        """True if that version is ready, or any version for ``""``; see :meth:`is_model_ready`."""
         for model in reversed(self._catalogue.known_versions(name, version)):
             if await self.is_model_ready(model):
                 return True
         return False
 
     async def would_answer(self, name: str, version: str = "") -> bool:
-        """True if a version is ready, or for ``""`` the one that stands for its model; see :meth:`is_model_ready`.
-
-        Raises:
-            InferenceError: there is no such version, or it does not serve now.
-        """
+        """True if a version is ready, or for ``""`` the one that stands for its model; see :meth:`is_model_ready`."""
         return await self.is_model_ready(self._catalogue.representative(name, version))
 
     def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> Admission:
         """Open an admission to the version that would answer a request now.
 
         Args:
-            name: the model's name.
             version: decimal, or ``""`` for the newest ready version.
-            sender: the kind of sender.
-
-        Raises:
-            InferenceError: there is no such version, it does not serve now, or this sender may not use it.
         """
         return Admission(self, self.find(name, version, sender), name, version, sender)
 
     def find(self, name: str, version: str, sender: Sender) -> Model:
-        """The version itself; see :meth:`open`.
-
-        Raises:
-            InferenceError: as for :meth:`open`.
-        """
+        """The version itself; see :meth:`open`."""
         try:
             model = self._catalogue.find(name, version)
         except NotServingError:
@@ -157,11 +143,7 @@ class InferenceEngine:
         return model
 
     def serving(self, name: str) -> str:
-        """The full name of a model, after a check that a version of it serves.
-
-        Raises:
-            InferenceError: INVALID_ARG, none does, or several models have the name.
-        """
+        """The full name of a model, after a check that a version of it serves."""
         if not self._catalogue.ready_versions(name):
             raise InferenceError(f"Request for unknown model : {name}", ErrorCode.INVALID_ARG)
         return self._catalogue.names.known(name)
@@ -172,11 +154,7 @@ class InferenceEngine:
         return self._catalogue.serving_names
 
     def describe(self, name: str, version: str = "") -> ModelDescription:
-        """Describe the version that would answer a request now.
-
-        Raises:
-            InferenceError: there is no such version.
-        """
+        """Describe the version that would answer a request now."""
         model = self._catalogue.representative(name, version)
         versions = [model.version] if version else [each.version for each in self._catalogue.ready_versions(name)]
         return ModelDescription(
@@ -189,11 +167,7 @@ class InferenceEngine:
         )
 
     async def stacks(self, name: str) -> list[dict[str, Any]]:
-        """Where the processes of a model are, as plain values: one object per instance.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or several have the name.
-        """
+        """Where the processes of a model are, as plain values: one object per instance."""
         instances = [
             (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
         ]
@@ -211,9 +185,6 @@ class InferenceEngine:
         Args:
             name: the model's name, ``""`` for all models.
             version: decimal, ``""`` for all ready versions.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such ready version.
         """
         models = self._catalogue.statistics_of(name, version)
         for start in range(0, len(models), _DOCUMENTS_AT_ONCE):
@@ -234,7 +205,6 @@ class InferenceEngine:
         """Load a model or bring it up to date; see :meth:`ModelRepository.load_model`.
 
         Args:
-            name: the model's name.
             config_json: the configuration to use instead of config.pbtxt, until the next load.
             files: the complete model directory to use instead of the repository's; see :data:`FileContents`. They must
                 not change before this returns, and require ``config_json``.
@@ -242,9 +212,6 @@ class InferenceEngine:
             grant: the rights of the confined model that requests this, None if the requester is not confined.
             of_client: True if a client requests this.
             home: the namespace of the model that requests this, ``""`` for a client.
-
-        Raises:
-            InferenceError: the model could not be loaded; the text gives the reason.
         """
         if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
             raise InferenceError(
@@ -265,30 +232,18 @@ class InferenceEngine:
         grant: Grant | None = None,
         home: str = "",
     ) -> None:
-        """Begin to unload a model; see :meth:`ModelRepository.unload_model`.
-
-        Raises:
-            InferenceError: the model could not be unloaded; the text gives the reason.
-        """
+        """Begin to unload a model; see :meth:`ModelRepository.unload_model`."""
         self.check_control()
         await self._repository.unload_model(
             name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
         )
 
     def traffic(self, name: str) -> TrafficReport:
-        """The rules for requests to a model that name no version.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model.
-        """
+        """The rules for requests to a model that name no version."""
         return report_traffic(self._catalogue.entry(name))
 
     async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
-        """Change these rules; see :meth:`ModelRepository.change_traffic`.
-
-        Raises:
-            InferenceError: the rules could not be changed; the text gives the reason.
-        """
+        """Change these rules; see :meth:`ModelRepository.change_traffic`."""
         self.check_control()
         return await self._repository.change_traffic(name, change)
 
@@ -304,11 +259,10 @@ class InferenceEngine:
     def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded now.
 
+        Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
+
         Args:
             to_load: a model that a client wants to load as it is in its repository; see :meth:`ModelRepository.check_control`.
-
-        Raises:
-            InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
         """
         if self.state is EngineState.STARTING:
             raise InferenceError(
@@ -321,16 +275,14 @@ class InferenceEngine:
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.
 
+        Raises InferenceError: the request is refused and remains the caller's.
+
         Args:
-            model: the version that runs it.
             request: the engine owns it and its memory if this returns.
             on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
 
         Returns:
             The handle to cancel the request.
-
-        Raises:
-            InferenceError: the request is refused and remains the caller's.
         """
         if self.state is EngineState.EXITING and not request.is_inner:
             raise InferenceError(
@@ -350,3 +302,61 @@ class InferenceEngine:
         pending = model.submit(request, on_response)
         self._queued.add(pending, nbytes)
         return pending
+
+
+class RegionDelivery:
+    """Passes the responses to one request on, in order, with every output in its place."""
+
+    def __init__(self, regions: RegionOutputs, pass_on: OnResponse) -> None:
+        self._regions = regions
+        self._pass_on = pass_on
+        self._waiting: deque[InferenceResponse] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def on_response(self, response: InferenceResponse) -> None:
+        """Write the outputs of a response, large ones in a thread."""
+        left = self._left(response)
+        if self._task is not None or any(len(output.data) >= LARGE_COPY_BYTES for output in left):
+            self._waiting.append(response)
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._write_slowly())
+            return
+        self._write(response, left)
+        self._finish(response)
+
+    def _left(self, response: InferenceResponse) -> list[OutputTensor]:
+        """The outputs that are not in their places yet."""
+        return [output for output in response.outputs if output.name in self._regions and output.data is not IN_REGION]
+
+    async def _write_slowly(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            response = self._waiting[0]
+            await loop.run_in_executor(None, self._write, response, self._left(response))
+            self._waiting.popleft()
+            try:
+                self._finish(response)
+            except Exception:  # the other responses must go on
+                log.exception("the receiver of a response of model '%s' failed", response.model_name)
+                response.release()
+        self._task = None
+
+    def _write(self, response: InferenceResponse, outputs: list[OutputTensor]) -> None:
+        """Write outputs; a failure turns the response into an error."""
+        try:
+            for output in outputs:
+                part, nbytes = self._regions[output.name], len(output.data)
+                if nbytes > part.nbytes:
+                    raise InferenceError(too_small_text(output.name, part.nbytes, nbytes))
+                part.region.write(part.offset, output.data)
+                output.data = IN_REGION
+        except InferenceError as error:
+            response.error = error
+        except Exception:  # the sender waits for an answer
+            log.exception("outputs of model '%s' cannot be written to shared memory", response.model_name)
+            response.error = InferenceError("internal error: see the server's log")
+
+    def _finish(self, response: InferenceResponse) -> None:
+        if response.error is not None:
+            response.release()
+        self._pass_on(response)

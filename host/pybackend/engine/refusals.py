@@ -37,16 +37,10 @@ _BY_CODE = {
 
 
 class Refusal(NamedTuple):
-    """The labels of one count.
-
-    Attributes:
-        protocol: the protocol of the sender.
-        model: the model's full name; ``""`` if there is no such model, or the request does not name one.
-        reason: the reason.
-    """
+    """The labels of one count."""
 
     protocol: str
-    model: str
+    model: str  # the model's full name; ``""`` if there is no such model, or the request does not name one
     reason: RefusalReason
 
 
@@ -69,8 +63,6 @@ class Refusals:
         """Count an inference request that was answered with this error.
 
         Args:
-            protocol: the protocol of the sender.
-            model: the name in the request.
             error: the answer. Requests that their own sender has cancelled are not counted.
             sender: address of the sender, or its name, for the log.
         """

@@ -44,16 +44,13 @@ def backends_with_recipes() -> list[str]:
 
 @dataclass(frozen=True)
 class BackendPlaces:
-    """The operator's choices for backends.
+    """The operator's choices for backends."""
 
-    Attributes:
-        directory: of the operator's own backends, one directory for each; it need not exist.
-        shipped: of those that come with this server; models' processes must be able to read it.
-        settings: of ``--backend-config``, by backend; ``""`` has those of all backends.
-    """
-
+    # of the operator's own backends, one directory for each; it need not exist
     directory: Path = DEFAULT_BACKEND_DIRECTORY
+    # of those that come with this server; models' processes must be able to read it
     shipped: Path = field(default_factory=shipped_backends)
+    # of ``--backend-config``, by backend; ``""`` has those of all backends
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def home(self, backend: str, runtime: str = "") -> Path:

@@ -9,44 +9,26 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How long, and in what number, requests may wait.
+    """How long, and in what number, requests may wait."""
 
-    Attributes:
-        delays: True if an expired request lets others overtake it; False if it is refused.
-        timeout_us: how long a request may wait; 0 for no limit.
-        allows_override: a request may set a shorter timeout.
-        max_queue_size: number of requests that may wait; 0 for no limit.
-    """
-
-    delays: bool = False
-    timeout_us: int = 0
-    allows_override: bool = False
-    max_queue_size: int = 0
+    delays: bool = False  # True if an expired request lets others overtake it; False if it is refused
+    timeout_us: int = 0  # how long a request may wait; 0 for no limit
+    allows_override: bool = False  # a request may set a shorter timeout
+    max_queue_size: int = 0  # number of requests that may wait; 0 for no limit
 
 
 @dataclass(frozen=True, slots=True)
 class BatchingConfig:
-    """How requests form batches.
+    """How requests form batches."""
 
-    Attributes:
-        max_batch_size: the model's, at least 1.
-        preferred_batch_sizes: sizes at which a batch is sent at once.
-        max_queue_delay_us: how long an incomplete batch waits for more, counted from its oldest request.
-        preserve_ordering: responses leave in the order of the requests.
-        priority_levels: 1 is the highest; 0 for no priorities.
-        default_priority: level of requests that name none.
-        default_policy: for levels without a policy.
-        policies: by level.
-    """
-
-    max_batch_size: int
-    preferred_batch_sizes: frozenset[int] = frozenset()
-    max_queue_delay_us: int = 0
-    preserve_ordering: bool = False
-    priority_levels: int = 0
-    default_priority: int = 0
-    default_policy: QueuePolicy = QueuePolicy()
-    policies: Mapping[int, QueuePolicy] | None = None
+    max_batch_size: int  # the model's, at least 1
+    preferred_batch_sizes: frozenset[int] = frozenset()  # sizes at which a batch is sent at once
+    max_queue_delay_us: int = 0  # how long an incomplete batch waits for more, counted from its oldest request
+    preserve_ordering: bool = False  # responses leave in the order of the requests
+    priority_levels: int = 0  # 1 is the highest; 0 for no priorities
+    default_priority: int = 0  # level of requests that name none
+    default_policy: QueuePolicy = QueuePolicy()  # for levels without a policy
+    policies: Mapping[int, QueuePolicy] | None = None  # by level
 
     def policy(self, level: int) -> QueuePolicy:
         """The policy of a priority level."""

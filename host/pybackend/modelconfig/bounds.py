@@ -76,11 +76,7 @@ BOUNDS: Mapping[str, int] = {
 
 
 def check_bounds(document: Mapping[str, Any], source: str) -> None:
-    """Refuse a complete document in which a number is out of bounds.
-
-    Raises:
-        ModelConfigError: INVALID_ARG; names field, value and bound.
-    """
+    """Refuse a complete document in which a number is out of bounds."""
     for field, most in BOUNDS.items():
         for value in _values(document, field.split(".")):
             number, unit = (value, "") if isinstance(value, int) else (len(value), " entries")
@@ -102,11 +98,7 @@ def _too_large(document: Mapping[str, Any], field: str, value: str, most: int, s
 
 
 def check_extent(document: object, source: str) -> None:
-    """Refuse JSON data that is too large to process further.
-
-    Raises:
-        ModelConfigError: INVALID_ARG.
-    """
+    """Refuse JSON data that is too large to process further."""
     values, characters = 1, 0
     waiting: list[object] = [document]
     while waiting:

@@ -21,19 +21,12 @@ last one. ``()`` stands for a tensor that arrives once per request."""
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """One model of an ensemble.
-
-    Attributes:
-        model_name: the model.
-        model_version: decimal, ``""`` for the newest.
-        inputs: ensemble tensor by the model's input.
-        outputs: ensemble tensor by the model's output.
-    """
+    """One model of an ensemble."""
 
     model_name: str
-    model_version: str
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
+    model_version: str  # decimal, ``""`` for the newest
+    inputs: Mapping[str, str]  # ensemble tensor by the model's input
+    outputs: Mapping[str, str]  # ensemble tensor by the model's output
 
 
 def steps_of(config: ModelConfig) -> tuple[EnsembleStep, ...]:
@@ -106,11 +99,10 @@ class UnrelatedStreams(Exception):
 def stream_chains(steps: Sequence[EnsembleStep], decoupled: Sequence[bool]) -> dict[str, Chain]:
     """The streams behind each tensor that a step produces; tensors of the request are not listed.
 
+    Raises UnrelatedStreams: a step takes tensors from streams that do not depend on each other.
+
     Args:
         steps: of an ensemble with a validated graph.
-
-    Raises:
-        UnrelatedStreams: a step takes tensors from streams that do not depend on each other.
     """
     made = {tensor for step in steps for tensor in step.outputs.values()}
     chains: dict[str, Chain] = {}
@@ -141,9 +133,6 @@ def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> N
 
     Args:
         config: of the ensemble, with a validated graph.
-
-    Raises:
-        ModelConfigError: INVALID_ARG; the first mismatch.
     """
     for text in _faults(config, steps_of(config), parts):
         raise ModelConfigError(f"{text} ({config.source})")
@@ -154,9 +143,6 @@ def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
 
     Args:
         runs_in: configurations of all models that the ensemble runs, including those of nested ensembles.
-
-    Raises:
-        ModelConfigError: INVALID_ARG; it has such a part.
     """
     for part in runs_in:
         for reason, holds in (
@@ -280,11 +266,7 @@ def _stream_faults(name: str, steps: Sequence[EnsembleStep], parts: Sequence[Mod
 
 
 def validate_ensemble(config: ModelConfig) -> None:
-    """Check everything that needs no other model.
-
-    Raises:
-        ModelConfigError: INVALID_ARG, the first rule broken.
-    """
+    """Check everything that needs no other model."""
     for text in _placement_faults(config):
         raise ModelConfigError(f"{text} ({config.source})")
     for field, tensors in (("input", config.inputs), ("output", config.outputs)):

@@ -10,22 +10,14 @@ from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfi
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """Specification of one instance.
+    """Specification of one instance."""
 
-    Attributes:
-        name: ``<group>_<n>``; instances of one group on several GPUs share a name.
-        kind: ``CPU``, ``GPU`` or ``MODEL``, as passed to models.
-        device_id: the GPU's number; 0 for the other kinds.
-        passive: created, but never given a request.
-        host_policy: name of the host policy, ``""`` for the default of the kind.
-    """
-
-    name: str
+    name: str  # ``<group>_<n>``; instances of one group on several GPUs share a name
     group: str
-    kind: str
-    device_id: int
-    passive: bool
-    host_policy: str
+    kind: str  # ``CPU``, ``GPU`` or ``MODEL``, as passed to models
+    device_id: int  # the GPU's number; 0 for the other kinds
+    passive: bool  # created, but never given a request
+    host_policy: str  # name of the host policy, ``""`` for the default of the kind
 
     @property
     def policy_name(self) -> str:
@@ -60,15 +52,10 @@ Resource = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The requirements of one instance.
+    """The requirements of one instance."""
 
-    Attributes:
-        needs: how many of each resource an execution takes.
-        priority: 1 is the highest; 2 gets half as many executions as 1 while both wait.
-    """
-
-    needs: dict[Resource, int]
-    priority: int
+    needs: dict[Resource, int]  # how many of each resource an execution takes
+    priority: int  # 1 is the highest; 2 gets half as many executions as 1 while both wait
 
 
 def rate_limit_of(config: ModelConfig, group_name: str, device_id: int) -> RateLimit | None:

@@ -25,25 +25,16 @@ _MOST_CONFIG_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class KnownBackend:
-    """One backend.
+    """One backend."""
 
-    Attributes:
-        name: as in ``backend:``.
-        files: names in a version directory, of files or directories, that belong to this backend.
-        platforms: values of ``platform`` in configurations that were written before there was ``backend``.
-        modules: modules of the framework, one of which suffices; empty if it needs none.
-        extra: optional dependency of pybackend that installs them, ``""`` for none.
-        instead: for a backend that this server cannot run: a sentence with the way out.
-        is_hugging_face: whether directories as the Hugging Face libraries save them belong to this backend.
-    """
-
-    name: str
-    files: tuple[str, ...] = ()
+    name: str  # as in ``backend:``
+    files: tuple[str, ...] = ()  # names in a version directory, of files or directories, that belong to this backend
+    # values of ``platform`` in configurations that were written before there was ``backend``
     platforms: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    extra: str = ""
-    instead: str = ""
-    is_hugging_face: bool = False
+    modules: tuple[str, ...] = ()  # modules of the framework, one of which suffices; empty if it needs none
+    extra: str = ""  # optional dependency of pybackend that installs them, ``""`` for none
+    instead: str = ""  # for a backend that this server cannot run: a sentence with the way out
+    is_hugging_face: bool = False  # whether directories as the Hugging Face libraries save them belong to this backend
 
 
 KNOWN_BACKENDS = (

@@ -22,8 +22,7 @@ MOST_LABELS = 1_000_000
 def read_labels(config: ModelConfig, model_directory: Path) -> Labels:
     """Read the label files of all outputs that have one.
 
-    Raises:
-        ModelConfigError: UNSUPPORTED, a path leaves the model's directory; INVALID_ARG, a file cannot be read.
+    Raises ModelConfigError: UNSUPPORTED, a path leaves the model's directory; INVALID_ARG, a file cannot be read.
     """
     read: dict[str, tuple[bytes, ...]] = {}
     for output in config.outputs:

@@ -7,21 +7,30 @@ the code's additions, fills in defaults and validates the result.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import ModelConfigError
-from pybackend.modelconfig.auto_complete import merge_completed
-from pybackend.modelconfig.backend import check_backend, inferred_backend
+from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.backend_places import BackendPlaces
-from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds
+from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds, check_extent
 from pybackend.modelconfig.ensemble import validate_ensemble
 from pybackend.modelconfig.instances import InstanceSpec, instances
-from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
-from pybackend.modelconfig.model_directory import CONFIG_FILENAME, config_file, similar_file
+from pybackend.modelconfig.known_backends import (
+    BACKEND_OF_PLATFORM,
+    DEFAULT_MODEL_FILENAME,
+    PYTHON,
+    backend_of_filename,
+    backend_of_files,
+    usual_filename,
+)
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME, config_file, printable, scan_versions, similar_file
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling, without_gpus
 from pybackend.modelconfig.parser import (
+    FIELD_NAMES,
     Document,
     parse_config_json,
     parse_config_text,
@@ -29,7 +38,7 @@ from pybackend.modelconfig.parser import (
     repeated_step_inputs,
 )
 from pybackend.modelconfig.python_based import find_runtime
-from pybackend.modelconfig.schema import ModelConfig, from_document
+from pybackend.modelconfig.schema import ModelConfig, Scheduling, from_document, scheduling_of
 from pybackend.modelconfig.validation import refuse_unserved, unserved_warnings, validate, validate_model_file
 
 
@@ -52,11 +61,6 @@ def load_config(
     Returns:
         A configuration whose name, backend, runtime, model file and version policy are validated; the rest is
         unchecked. For an ensemble, only name and version policy are validated.
-
-    Raises:
-        ModelConfigError: the file is required but missing, does not parse, names another model, or requests an
-            unsupported feature.
-        ModelLoadError: the directory cannot be read.
     """
     document, source, text = _document(model_directory, config_json, config_name, auto_complete=auto_complete)
     refuse_unserved(from_document(document, source))
@@ -78,11 +82,7 @@ def load_config(
 
 
 def load_policy(model_directory: Path, *, config_json: str | None = None, config_name: str = "") -> ModelConfig:
-    """The same, as far as the version policy needs it: the files of versions may still be missing.
-
-    Raises:
-        ModelConfigError: the configuration does not parse.
-    """
+    """The same, as far as the version policy needs it: the files of versions may still be missing."""
     document, source, _text = _document(model_directory, config_json, config_name, auto_complete=True)
     return from_document(with_policies(document), source)
 
@@ -92,9 +92,6 @@ def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_
 
     Args:
         completed: what the model's ``auto_complete_config`` returned; None if it was not called.
-
-    Raises:
-        ModelConfigError: the configuration contradicts itself or requests an unsupported feature.
     """
     document = config.document if completed is None else merge_completed(config.document, completed)
     check_bounds(document, config.source)
@@ -111,11 +108,7 @@ def on_cpu(config: ModelConfig) -> ModelConfig | None:
 
 
 def finish_ensemble(config: ModelConfig) -> ModelConfig:
-    """The effective configuration of an ensemble, except for fields that depend on its parts.
-
-    Raises:
-        ModelConfigError: the configuration contradicts itself.
-    """
+    """The effective configuration of an ensemble, except for fields that depend on its parts."""
     validate_ensemble(config)
     return config.with_warnings(unserved_warnings(config))
 
@@ -193,3 +186,123 @@ def _take_name(document: Document, directory_name: str, source: str) -> None:
             f"unexpected directory name '{directory_name}' for model '{document['name']}', directory name must equal "
             f"model name: rename either, or leave 'name' out ({source})"
         )
+
+
+_MOST_FILES = 1000
+
+
+def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_name: bool) -> str:
+    """Infer the backend of a configuration that names none, from its platform or its files.
+
+    Args:
+        model_directory: its lowest version that has such a file decides.
+
+    Returns:
+        ``""`` if nothing indicates a backend; then ``by_name`` is False, or the platform names one.
+    """
+    platform = document["platform"]
+    if platform:
+        return BACKEND_OF_PLATFORM.get(platform, "")
+    filename = document["default_model_filename"]
+    versions = [] if filename else list(scan_versions(model_directory).versions.values())
+    found = next(filter(None, map(backend_of_files, versions)), "") if versions else backend_of_filename(filename)
+    if found or not by_name:
+        return found
+    name = document["name"]
+    backend = str(name).partition(".")[2]
+    if not backend:
+        raise ModelConfigError(
+            f"Invalid model name: Could not determine backend for model '{name}' with no backend in model "
+            f"configuration. Expected model name of the form 'model.<backend_name>'. {_advice(model_directory, versions)}"
+        )
+    return backend
+
+
+def _advice(model_directory: Path, versions: Sequence[Path]) -> str:
+    """A sentence that names a file in the wrong place or of another name, or else where files belong."""
+    first = versions[0] if versions else model_directory / "1"
+    if not versions and backend_of_files(model_directory):
+        return f"The model's files lie in {model_directory}, and belong into a version's directory: move them into {first}."
+    for directory in (*versions, model_directory):
+        for name in _files(directory):
+            usual = usual_filename(name)
+            if usual and (directory == model_directory or name != usual):
+                command = f"mv {shlex.quote(str(directory / name))} {shlex.quote(str(first / usual))}"
+                kept = (
+                    ""
+                    if directory == model_directory
+                    else f', or name it in config.pbtxt, default_model_filename: "{name}"'
+                )
+                return f"There is {directory / name}, which no backend looks for: `{command}`{kept}."
+    return (
+        f'For a Python model, put its code into {model_directory / "1" / DEFAULT_MODEL_FILENAME} or set backend: "python" in '
+        "config.pbtxt; a file of another framework tells its backend by its name, such as model.onnx."
+    )
+
+
+def _files(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(printable(entry.name) for entry in islice(entries, _MOST_FILES))
+    except OSError:
+        return []
+
+
+def check_backend(config: ModelConfig) -> str:
+    """The backend of a configuration, after checking that platform and backend agree."""
+    name, platform, backend, source = config.name, config.platform, config.backend, config.source
+    if not platform and not backend:
+        raise ModelConfigError(f"must specify 'platform' or 'backend' for '{name}': set backend: \"python\" ({source})")
+    if not backend and platform not in BACKEND_OF_PLATFORM:
+        raise ModelConfigError(
+            f"unexpected platform type '{platform}' for {name}: leave 'platform' out and set backend: \"python\" "
+            f"({source})"
+        )
+    if backend and BACKEND_OF_PLATFORM.get(platform, backend) != backend:
+        raise ModelConfigError(
+            f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}. A Python model has no 'platform' "
+            f"({source})"
+        )
+    return backend or BACKEND_OF_PLATFORM[platform]
+
+
+_TENSOR_FIELDS = ("max_batch_size", "input", "output")
+_SCHEDULING_FIELDS = tuple(str(choice) for choice in Scheduling if choice is not Scheduling.DEFAULT)
+_POLICY_FIELD = "model_transaction_policy"
+
+
+def merge_completed(document: Mapping[str, Any], completed: Mapping[str, Any]) -> Document:
+    """The document after auto-completion.
+
+    Only the batch size, the tensors, the decoupled policy and, if none is configured, the scheduler are adopted; every
+    other change has no effect.
+
+    Args:
+        completed: the document that the model returned: JSON data, checked here.
+    """
+    source = f"auto_complete_config of model '{document['name']}'"
+    allowed = (*_TENSOR_FIELDS, *_SCHEDULING_FIELDS, _POLICY_FIELD)
+    returned = {name: completed[name] for name in allowed if completed.get(name) is not None}
+    configured = scheduling_of(document)
+    chosen = [name for name in _SCHEDULING_FIELDS if name in returned]
+    _check_scheduling(configured, chosen, source)
+    if configured is not Scheduling.DEFAULT:
+        returned.pop(configured, None)
+    check_extent(returned, source)
+    complete = parse_config_json(returned, source)
+    merged = {**document, **{name: complete[name] for name in returned}}
+    return {name: merged[name] for name in FIELD_NAMES if name in merged}
+
+
+def _check_scheduling(configured: Scheduling, chosen: list[str], source: str) -> None:
+    other = next((name for name in chosen if name != configured), None)
+    if other is None:
+        return
+    if configured is not Scheduling.DEFAULT:
+        raise ModelConfigError(
+            f"Cannot update scheduling choice from {configured} to {other} when auto-completing. "
+            f"Change config.pbtxt, or {source}, so that both name the same one.",
+            ErrorCode.INTERNAL,
+        )
+    if len(chosen) > 1:
+        raise ModelConfigError(f"{source} set more than one scheduling choice: {', '.join(chosen)}; keep one")

@@ -25,15 +25,10 @@ _MOST_DIGITS = 100  # a file name can have more digits than int() accepts
 
 @dataclass(frozen=True, slots=True)
 class VersionScan:
-    """The version directories of one model.
+    """The version directories of one model."""
 
-    Attributes:
-        versions: path by version number, ascending.
-        warnings: ignored directories that may have been meant as versions.
-    """
-
-    versions: Mapping[int, Path]
-    warnings: tuple[str, ...]
+    versions: Mapping[int, Path]  # path by version number, ascending
+    warnings: tuple[str, ...]  # ignored directories that may have been meant as versions
 
 
 def config_file(model_directory: Path, config_name: str) -> str:
@@ -47,11 +42,7 @@ def config_file(model_directory: Path, config_name: str) -> str:
 
 
 def scan_versions(model_directory: Path) -> VersionScan:
-    """Find the version directories of a model. Links to directories count as directories.
-
-    Raises:
-        ModelLoadError: the model's directory cannot be read.
-    """
+    """Find the version directories of a model. Links to directories count as directories."""
     versions: dict[int, Path] = {}
     warnings: list[str] = []
     try:
@@ -83,8 +74,7 @@ def scan_versions(model_directory: Path) -> VersionScan:
 def subdirectories(directory: Path) -> list[str]:
     """Names of the directories in ``directory``, including links to directories, without hidden ones.
 
-    Raises:
-        OSError: ``directory`` cannot be listed.
+    Raises OSError: ``directory`` cannot be listed.
     """
     with os.scandir(directory) as entries:
         return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_directory(entry))

@@ -17,48 +17,33 @@ DEFAULT_RESTART_LIMIT, DEFAULT_RESTART_RETRY_S = 10, 60.0
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options of one model.
+    """The options of one model."""
 
-    Attributes:
-        copy_inputs: INPUT_COPY, models get private copies of their inputs.
-        validate_outputs: VALIDATE_OUTPUTS, outputs are checked against the configuration.
-        concurrency: ASYNC_EXECUTE_CONCURRENCY, calls of an ``async def execute`` that may overlap in each instance.
-        execution_limit_s: EXECUTION_TIME_LIMIT_S, how long ``execute`` may run; 0 for no limit.
-        restart_limit: RESTART_LIMIT, consecutive restarts before an instance is given up; 0 for no limit.
-        restart_retry_s: RESTART_RETRY_S, how often an instance that was given up is tried again; 0 for never.
-        cancels_calls: CANCEL_CALLS_WITH_REQUEST, cancelling a request also cancels the model's calls on its behalf.
-        views_regions: CLIENT_MEMORY, models view inputs in clients' shared memory regions instead of copying them.
-    """
-
-    copy_inputs: bool = False
-    validate_outputs: bool = False
+    copy_inputs: bool = False  # INPUT_COPY, models get private copies of their inputs
+    validate_outputs: bool = False  # VALIDATE_OUTPUTS, outputs are checked against the configuration
+    # ASYNC_EXECUTE_CONCURRENCY, calls of an ``async def execute`` that may overlap in each instance
     concurrency: int = 1
-    execution_limit_s: float = 0
+    execution_limit_s: float = 0  # EXECUTION_TIME_LIMIT_S, how long ``execute`` may run; 0 for no limit
+    # RESTART_LIMIT, consecutive restarts before an instance is given up; 0 for no limit
     restart_limit: int = DEFAULT_RESTART_LIMIT
+    # RESTART_RETRY_S, how often an instance that was given up is tried again; 0 for never
     restart_retry_s: float = DEFAULT_RESTART_RETRY_S
+    # CANCEL_CALLS_WITH_REQUEST, cancelling a request also cancels the model's calls on its behalf
     cancels_calls: bool = False
+    # CLIENT_MEMORY, models view inputs in clients' shared memory regions instead of copying them
     views_regions: bool = False
 
 
 @dataclass(frozen=True)
 class StartOptions:
-    """How the processes of one model may be started.
+    """How the processes of one model may be started."""
 
-    Attributes:
-        zygote: ZYGOTE, processes may be forked from one with preloaded modules.
-        preload: PRELOAD, additional modules that such a process imports.
-    """
-
-    zygote: bool = True
-    preload: tuple[str, ...] = ()
+    zygote: bool = True  # ZYGOTE, processes may be forked from one with preloaded modules
+    preload: tuple[str, ...] = ()  # PRELOAD, additional modules that such a process imports
 
 
 def start_options_of(config: ModelConfig) -> StartOptions:
-    """Read the options for starting processes.
-
-    Raises:
-        ModelConfigError: a value is invalid.
-    """
+    """Read the options for starting processes."""
     return StartOptions(
         zygote=read_option(config, "ZYGOTE", True, yes_or_no, '"yes" or "no"'),
         preload=read_option(config, "PRELOAD", (), _modules, "comma-separated names of modules"),
@@ -70,9 +55,6 @@ def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelO
 
     Args:
         validate_outputs: for a model without VALIDATE_OUTPUTS.
-
-    Raises:
-        ModelConfigError: a value is invalid.
     """
     return ModelOptions(
         copy_inputs=config.parameters.get("INPUT_COPY") == "yes",
@@ -93,11 +75,7 @@ def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelO
 
 
 def read_option(config: ModelConfig, key: str, default: _T, parse: Callable[[str], _T], expected: str) -> _T:
-    """A parameter's value, read by ``parse``, whose ValueError becomes an error that says what is expected.
-
-    Raises:
-        ModelConfigError: the value is invalid.
-    """
+    """A parameter's value, read by ``parse``, whose ValueError becomes an error that says what is expected."""
     text = config.parameters.get(key)
     if text is None:
         return default

@@ -19,16 +19,11 @@ _VICINITY = 200
 
 
 class OpenBracket(NamedTuple):
-    """A bracket or brace that is not closed.
-
-    Attributes:
-        line: counted from 1.
-        quoted: the start of that line.
-    """
+    """A bracket or brace that is not closed."""
 
     character: str
-    line: int
-    quoted: str
+    line: int  # counted from 1
+    quoted: str  # the start of that line
 
     def __str__(self) -> str:
         return f"the {self.character} of line {self.line} ({self.quoted})"
@@ -36,16 +31,11 @@ class OpenBracket(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a text.
-
-    Attributes:
-        line: counted from 1.
-        column: counted from 1.
-    """
+    """A place in a text."""
 
     text: str
-    line: int
-    column: int
+    line: int  # counted from 1
+    column: int  # counted from 1
 
     @property
     def offset(self) -> int:

@@ -42,11 +42,7 @@ FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in _ModelConfig.DESCRI
 
 
 def read_config_text(model_directory: Path, name: str) -> str:
-    """The text of a configuration file. Blocking.
-
-    Raises:
-        ModelConfigError: the file cannot be read, or is not text.
-    """
+    """The text of a configuration file. Blocking."""
     path = model_directory / name
     try:
         return read_beneath(model_directory, name, MOST_CONFIG_BYTES).decode("utf-8-sig")
@@ -59,20 +55,12 @@ def read_config_text(model_directory: Path, name: str) -> str:
 
 
 def read_config_file(path: Path) -> Document:
-    """The document of a config.pbtxt. Blocking.
-
-    Raises:
-        ModelConfigError: the file cannot be read or is not a model configuration; names file, line and field.
-    """
+    """The document of a config.pbtxt. Blocking."""
     return parse_config_text(read_config_text(path.parent, path.name), str(path))
 
 
 def parse_config_text(text: str, source: str) -> Document:
-    """The document of a configuration in protobuf text format.
-
-    Raises:
-        ModelConfigError: not a model configuration; names the source, line, column and field.
-    """
+    """The document of a configuration in protobuf text format."""
     if not _is_unicode(text):
         raise ModelConfigError(f"failed to read text proto from {source}: it holds surrogates, which are no characters")
     message = _ModelConfig()
@@ -119,9 +107,6 @@ def parse_config_json(document: Mapping[str, Any], source: str) -> Document:
 
     Args:
         document: protobuf JSON, with field names either as in config.pbtxt or in camel case. It is not modified.
-
-    Raises:
-        ModelConfigError: unknown field, wrong type or value out of range; names the source and the field.
     """
     prefix = f"failed to read model configuration from {source}: "
     return _document(_message(document, prefix), prefix)
@@ -134,11 +119,7 @@ def serialize_config(document: Mapping[str, Any]) -> bytes:
 
 
 def format_config_text(document: Mapping[str, Any]) -> str:
-    """A document as config.pbtxt text.
-
-    Raises:
-        ModelConfigError: as :func:`parse_config_json`.
-    """
+    """A document as config.pbtxt text."""
     message = _message(document, "failed to write model configuration: ")
     return str(text_format.MessageToString(message, as_utf8=True, use_short_repeated_primitives=True))
 

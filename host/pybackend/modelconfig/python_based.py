@@ -47,11 +47,10 @@ def require_framework(
 ) -> None:
     """Check that a model's Python has the framework of a shipped backend. The framework is not imported.
 
+    Raises ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it.
+
     Args:
         environment: the model's, None for the server's own Python.
-
-    Raises:
-        ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it.
     """
     row = known_backend(config.backend)
     if not row.modules or not backends.is_shipped(config.backend, config.runtime):
@@ -82,10 +81,6 @@ def find_runtime(config: ModelConfig, model_directory: Path, backends: BackendPl
 
     Args:
         model_directory: searched for a native library, including its versions.
-
-    Raises:
-        ModelConfigError: there is no such file, or it is native code.
-        ModelLoadError: the model's directory cannot be read.
     """
     if not _is_filename(config.backend) or not _is_filename(config.runtime):
         # A path could lead to code that was never installed as a backend.

@@ -26,11 +26,7 @@ LEAST_MEMORY_MB = 96
 
 
 def sandbox_options_of(config: ModelConfig, model_directory: Path) -> SandboxOptions:
-    """Read the options.
-
-    Raises:
-        ModelConfigError: a value is invalid, or a key is unknown.
-    """
+    """Read the options."""
     known = set()
 
     def read(key: str, parse: Callable[[str], _T], expected: str) -> _T | None:

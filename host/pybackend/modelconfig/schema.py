@@ -42,101 +42,61 @@ class VersionChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which version directories are served.
-
-    Attributes:
-        num_versions: how many of the highest versions, for ``LATEST``.
-        versions: the configured versions, for ``SPECIFIC``.
-    """
+    """Which version directories are served."""
 
     choice: VersionChoice = VersionChoice.LATEST
-    num_versions: int = 1
-    versions: tuple[int, ...] = ()
+    num_versions: int = 1  # how many of the highest versions, for ``LATEST``
+    versions: tuple[int, ...] = ()  # the configured versions, for ``SPECIFIC``
 
 
 @dataclass(frozen=True, slots=True)
 class TensorConfig:
-    """One configured input or output.
+    """One configured input or output."""
 
-    Attributes:
-        name: as configured, ``""`` if missing.
-        datatype: wire name, e.g. ``FP32``; ``""`` if missing.
-        dims: shape without the batch dimension; -1 is any size.
-        reshape: the shape that the model sees instead of ``dims``; None if they are the same.
-        optional: an input that a request may omit.
-        allow_ragged_batch: an input whose shape may differ between the requests of a batch.
-        label_filename: file with one label per element of an output, ``""`` for none.
-    """
-
-    name: str
-    datatype: str
-    dims: tuple[int, ...]
+    name: str  # as configured, ``""`` if missing
+    datatype: str  # wire name, e.g. ``FP32``; ``""`` if missing.
+    dims: tuple[int, ...]  # shape without the batch dimension; -1 is any size
+    # the shape that the model sees instead of ``dims``; None if they are the same
     reshape: tuple[int, ...] | None = None
-    optional: bool = False
-    allow_ragged_batch: bool = False
-    label_filename: str = ""
+    optional: bool = False  # an input that a request may omit
+    allow_ragged_batch: bool = False  # an input whose shape may differ between the requests of a batch
+    label_filename: str = ""  # file with one label per element of an output, ``""`` for none
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """Instances that share a kind and a device choice.
+    """Instances that share a kind and a device choice."""
 
-    Attributes:
-        name: the group's name; its instances append ``_<n>``.
-        kind: never ``AUTO`` in a finished configuration.
-        count: number of instances; for ``GPU``, number per device.
-        gpus: device numbers, for ``GPU``.
-        passive: created, but never given a request.
-        host_policy: name of the host policy, ``""`` for the default of the kind.
-    """
-
-    name: str
-    kind: InstanceKind
-    count: int
-    gpus: tuple[int, ...] = ()
-    passive: bool = False
-    host_policy: str = ""
+    name: str  # the group's name; its instances append ``_<n>``
+    kind: InstanceKind  # never ``AUTO`` in a finished configuration
+    count: int  # number of instances; for ``GPU``, number per device
+    gpus: tuple[int, ...] = ()  # device numbers, for ``GPU``
+    passive: bool = False  # created, but never given a request
+    host_policy: str = ""  # name of the host policy, ``""`` for the default of the kind
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model's configuration. Immutable by convention: ``document`` is never modified in place.
-
-    Attributes:
-        platform: framework hint, usually ``""``.
-        backend: ``python`` once loaded.
-        runtime: as configured.
-        max_batch_size: 0 if requests carry no batch dimension.
-        inputs: in configured order.
-        outputs: in configured order.
-        instance_groups: in configured order; at least one once finished.
-        default_model_filename: path of the model file inside a version directory.
-        parameters: text by key, for models and for the backend.
-        metric_tags: extra metric labels.
-        decoupled: the model may send any number of responses.
-        response_cache_enabled: responses may come from a cache.
-        document: the complete configuration as JSON data, the source of all fields above.
-        warnings: one sentence for each setting without effect, for the log.
-    """
+    """A model's configuration. Immutable by convention: ``document`` is never modified in place."""
 
     name: str
-    platform: str
-    backend: str
+    platform: str  # framework hint, usually ``""``
+    backend: str  # ``python`` once loaded
     runtime: str
     version_policy: VersionPolicy
-    max_batch_size: int
+    max_batch_size: int  # 0 if requests carry no batch dimension
     inputs: tuple[TensorConfig, ...]
     outputs: tuple[TensorConfig, ...]
-    instance_groups: tuple[InstanceGroup, ...]
-    default_model_filename: str
-    parameters: Mapping[str, str]
-    metric_tags: Mapping[str, str]
-    decoupled: bool
+    instance_groups: tuple[InstanceGroup, ...]  # in configured order; at least one once finished
+    default_model_filename: str  # path of the model file inside a version directory
+    parameters: Mapping[str, str]  # text by key, for models and for the backend
+    metric_tags: Mapping[str, str]  # extra metric labels
+    decoupled: bool  # the model may send any number of responses
     scheduling: Scheduling
-    response_cache_enabled: bool
-    document: Mapping[str, Any]
+    response_cache_enabled: bool  # responses may come from a cache
+    document: Mapping[str, Any]  # the complete configuration as JSON data, the source of all fields above
     source: str
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # one sentence for each setting without effect, for the log
 
     @property
     def is_ensemble(self) -> bool:

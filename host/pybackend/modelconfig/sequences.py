@@ -30,67 +30,40 @@ class ControlKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceControl:
-    """An input that the server adds to every request.
-
-    Attributes:
-        datatype: wire name.
-        false_true: its two values, for all kinds but ``CORRELATION_ID``.
-    """
+    """An input that the server adds to every request."""
 
     name: str
     kind: ControlKind
-    datatype: str
-    false_true: tuple[float, float] = (0, 1)
+    datatype: str  # wire name
+    false_true: tuple[float, float] = (0, 1)  # its two values, for all kinds but ``CORRELATION_ID``
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """A tensor that the server carries from one request of a sequence to the next.
+    """A tensor that the server carries from one request of a sequence to the next."""
 
-    Attributes:
-        input_name: the input through which the model receives it.
-        output_name: the output through which the model returns it.
-        datatype: wire name.
-        dims: without the batch dimension; -1 is any size.
-        initial_dims: dimensions of the initial value.
-        initial_file: file with the initial bytes in :data:`INITIAL_STATE_DIRECTORY`; ``""`` for zeros.
-    """
-
-    input_name: str
-    output_name: str
-    datatype: str
-    dims: tuple[int, ...]
-    initial_dims: tuple[int, ...]
-    initial_file: str = ""
+    input_name: str  # the input through which the model receives it
+    output_name: str  # the output through which the model returns it
+    datatype: str  # wire name
+    dims: tuple[int, ...]  # without the batch dimension; -1 is any size
+    initial_dims: tuple[int, ...]  # dimensions of the initial value
+    initial_file: str = ""  # file with the initial bytes in :data:`INITIAL_STATE_DIRECTORY`; ``""`` for zeros
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceConfig:
-    """How the requests of a sequence reach the same instance.
+    """How the requests of a sequence reach the same instance."""
 
-    Attributes:
-        model_name: for messages.
-        max_batch_size: the model's; 0 if tensors carry no batch dimension.
-        slot_count: number of sequences that one instance serves at a time.
-        idle_us: how long a sequence may be idle before it ends.
-        controls: inputs that tell the model the position of a request in its sequence.
-        states: tensors that the server keeps for the model.
-        iterative: each request is a separate sequence, executed until the model releases it.
-        oldest: how batches form under the strategy ``oldest``; None under ``direct``.
-        delay_us: under ``direct``, how long a batch waits for more slots to be ready.
-        minimum_utilization: under ``direct``, the fraction of ready slots at which a batch does not wait.
-    """
-
-    model_name: str
-    max_batch_size: int
-    slot_count: int
-    idle_us: int = DEFAULT_IDLE_US
-    controls: tuple[SequenceControl, ...] = ()
-    states: tuple[SequenceState, ...] = ()
-    iterative: bool = False
-    oldest: BatchingConfig | None = None
-    delay_us: int = 0
-    minimum_utilization: float = 0.0
+    model_name: str  # for messages
+    max_batch_size: int  # the model's; 0 if tensors carry no batch dimension
+    slot_count: int  # number of sequences that one instance serves at a time
+    idle_us: int = DEFAULT_IDLE_US  # how long a sequence may be idle before it ends
+    controls: tuple[SequenceControl, ...] = ()  # inputs that tell the model the position of a request in its sequence
+    states: tuple[SequenceState, ...] = ()  # tensors that the server keeps for the model
+    iterative: bool = False  # each request is a separate sequence, executed until the model releases it
+    oldest: BatchingConfig | None = None  # how batches form under the strategy ``oldest``; None under ``direct``
+    delay_us: int = 0  # under ``direct``, how long a batch waits for more slots to be ready
+    minimum_utilization: float = 0.0  # under ``direct``, the fraction of ready slots at which a batch does not wait
 
 
 def is_iterative(config: ModelConfig) -> bool:

@@ -12,23 +12,14 @@ from pybackend_wire.dtypes import ITEMSIZE
 
 @dataclass(frozen=True, slots=True)
 class TensorSignature:
-    """One input or output.
-
-    Attributes:
-        name: as configured.
-        datatype: wire name, e.g. ``FP32``.
-        dims: configured dimensions without the batch dimension; -1 is any size.
-        optional: an input that a request may omit.
-        reshape: dimensions that the model sees, if they differ from ``dims``; else None.
-        labels: names of an output's elements, by index.
-    """
+    """One input or output."""
 
     name: str
-    datatype: str
-    dims: tuple[int, ...]
-    optional: bool = False
-    reshape: tuple[int, ...] | None = None
-    labels: tuple[bytes, ...] = field(default=(), repr=False)
+    datatype: str  # wire name, e.g. ``FP32``.
+    dims: tuple[int, ...]  # configured dimensions without the batch dimension; -1 is any size
+    optional: bool = False  # an input that a request may omit
+    reshape: tuple[int, ...] | None = None  # dimensions that the model sees, if they differ from ``dims``; else None
+    labels: tuple[bytes, ...] = field(default=(), repr=False)  # names of an output's elements, by index
 
     @property
     def itemsize(self) -> int:
@@ -43,23 +34,14 @@ class TensorSignature:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class ModelSignature:
-    """The tensors of one model version.
+    """The tensors of one model version."""
 
-    Attributes:
-        model_name: for messages.
-        max_batch_size: 0 if requests carry no batch dimension.
-        inputs: by name, in configured order.
-        outputs: by name, in configured order.
-        required_input_count: number of inputs that every request must have.
-        has_reshape: some tensor's shape differs between clients and the model.
-    """
-
-    model_name: str
-    max_batch_size: int
-    inputs: Mapping[str, TensorSignature]
-    outputs: Mapping[str, TensorSignature]
-    required_input_count: int = field(init=False)
-    has_reshape: bool = field(init=False)
+    model_name: str  # for messages
+    max_batch_size: int  # 0 if requests carry no batch dimension
+    inputs: Mapping[str, TensorSignature]  # by name, in configured order
+    outputs: Mapping[str, TensorSignature]  # by name, in configured order
+    required_input_count: int = field(init=False)  # number of inputs that every request must have
+    has_reshape: bool = field(init=False)  # some tensor's shape differs between clients and the model
 
     def __post_init__(self) -> None:
         required = sum(not tensor.optional for tensor in self.inputs.values())

@@ -20,67 +20,42 @@ SHADOW_FORM = "version=percent such as 3=5, with a percentage above 0 and up to 
 
 @dataclass(frozen=True)
 class Shadow:
-    """The version that gets copies of requests.
-
-    Attributes:
-        percent: the share of the requests, above 0 and up to 100.
-    """
+    """The version that gets copies of requests."""
 
     version: int
-    percent: float
+    percent: float  # the share of the requests, above 0 and up to 100
 
 
 @dataclass(frozen=True)
 class TrafficRules:
-    """The rules for requests that name no version.
+    """The rules for requests that name no version."""
 
-    Attributes:
-        weights: by version, at least one of them positive; empty if the newest version answers.
-        shadow: the version that gets copies; None if there is none.
-    """
-
-    weights: Mapping[int, int]
-    shadow: Shadow | None = None
+    weights: Mapping[int, int]  # by version, at least one of them positive; empty if the newest version answers
+    shadow: Shadow | None = None  # the version that gets copies; None if there is none
 
 
 @dataclass(frozen=True)
 class TrafficChange:
-    """A change of the rules.
+    """A change of the rules."""
 
-    Attributes:
-        weights: the new weights, empty for none, None to keep the present ones.
-        shadow: the new shadow, None for none; counts only if ``sets_shadow``.
-        sets_shadow: False to keep the present shadow.
-        reset: use the rules of the configuration again; the other attributes do not count.
-    """
-
-    weights: Mapping[int, int] | None = None
-    shadow: Shadow | None = None
-    sets_shadow: bool = False
-    reset: bool = False
+    weights: Mapping[int, int] | None = None  # the new weights, empty for none, None to keep the present ones
+    shadow: Shadow | None = None  # the new shadow, None for none; counts only if ``sets_shadow``
+    sets_shadow: bool = False  # False to keep the present shadow
+    reset: bool = False  # use the rules of the configuration again; the other attributes do not count
 
 
 @dataclass(frozen=True)
 class TrafficReport:
-    """The rules of a model, and their effect.
-
-    Attributes:
-        source: ``default``, ``configuration`` or ``request``: where they are from.
-        shares: the percentage of the requests without a version that each version answers now.
-    """
+    """The rules of a model, and their effect."""
 
     name: str
     rules: TrafficRules
-    source: str
-    shares: Mapping[str, float]
+    source: str  # ``default``, ``configuration`` or ``request``: where they are from
+    shares: Mapping[str, float]  # the percentage of the requests without a version that each version answers now
 
 
 def weights_of(text: str) -> Mapping[int, int]:
-    """Read ``1=90,2=10``.
-
-    Raises:
-        ValueError: the form is wrong.
-    """
+    """Read ``1=90,2=10``. Raises ValueError: the form is wrong."""
     weights: dict[int, int] = {}
     for pair in text.split(","):
         version, _, weight = pair.strip().removesuffix("%").partition("=")
@@ -94,11 +69,7 @@ def weights_of(text: str) -> Mapping[int, int]:
 
 
 def shadow_of(text: str) -> Shadow:
-    """Read ``3=5`` or ``3=0.5%``.
-
-    Raises:
-        ValueError: the form is wrong.
-    """
+    """Read ``3=5`` or ``3=0.5%``. Raises ValueError: the form is wrong."""
     version, _, percent = text.strip().removesuffix("%").partition("=")
     found = Shadow(_natural(version), float(percent))
     if not 0 < found.percent <= 100:  # false for NaN as well
@@ -114,11 +85,7 @@ def _natural(text: str) -> int:
 
 
 def configured_traffic(config: ModelConfig, served: Collection[int]) -> TrafficRules | None:
-    """The rules in a model's parameters; None if there are none.
-
-    Raises:
-        ModelConfigError: a parameter is malformed, or not possible for this model.
-    """
+    """The rules in a model's parameters; None if there are none."""
     weights_text, shadow_text = config.parameters.get(WEIGHTS), config.parameters.get(SHADOW)
     if weights_text is None and shadow_text is None:
         return None

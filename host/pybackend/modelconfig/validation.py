@@ -26,8 +26,7 @@ _YES_OR_NO = ("yes", "no")
 def validate_model_file(config: ModelConfig) -> None:
     """Check everything that must hold before the model's code runs: its file name and the backend's own parameters.
 
-    Raises:
-        ModelConfigError: UNSUPPORTED for a parameter's value, else INVALID_ARG.
+    Raises ModelConfigError: UNSUPPORTED for a parameter's value, else INVALID_ARG.
     """
     if config.backend == PYTHON:  # the file of any other backend is part of the backend
         _validate_filename(config)
@@ -60,9 +59,6 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
 
     Args:
         config: with a checked backend and model file.
-
-    Raises:
-        ModelConfigError: the first rule broken.
     """
     validate_interface(config)
     for batch_input in config.document["batch_input"]:
@@ -85,11 +81,7 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
 
 
 def validate_interface(config: ModelConfig) -> None:
-    """Check the part of a configuration that requests are checked against: batch size, inputs, outputs.
-
-    Raises:
-        ModelConfigError: the first rule broken.
-    """
+    """Check the part of a configuration that requests are checked against: batch size, inputs, outputs."""
     if config.max_batch_size < 0:
         text = f"'max_batch_size' must be non-negative value for {config.name}"
         raise _wrong(config, text, f"It is {config.max_batch_size}: write 0 for a model that gets no batches.")
@@ -280,8 +272,7 @@ _PARAMETER_SIMILARITY = 0.85
 def refuse_unserved(config: ModelConfig) -> None:
     """Refuse a model that would fail or give wrong answers without an unsupported feature.
 
-    Raises:
-        ModelConfigError: UNSUPPORTED; names the field and the way out.
+    Raises ModelConfigError: UNSUPPORTED; names the field and the way out.
     """
     for field, advice in _refused(config):
         raise ModelConfigError(

@@ -36,35 +36,22 @@ _RANDOM_BELOW = 128
 
 @dataclass(frozen=True, slots=True)
 class WarmupTensor:
-    """One input of a sample.
-
-    Attributes:
-        datatype: wire name, e.g. ``FP32``.
-        shape: as the model receives it, with a batch dimension of 1 if it batches.
-        data: the bytes in wire form.
-    """
+    """One input of a sample."""
 
     name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: bytes
+    datatype: str  # wire name, e.g. ``FP32``.
+    shape: tuple[int, ...]  # as the model receives it, with a batch dimension of 1 if it batches
+    data: bytes  # the bytes in wire form
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """One sample.
-
-    Attributes:
-        name: as configured.
-        batch_size: number of single-item requests in each execution.
-        count: number of executions.
-        inputs: inputs of each request.
-    """
+    """One sample."""
 
     name: str
-    batch_size: int
-    count: int
-    inputs: tuple[WarmupTensor, ...]
+    batch_size: int  # number of single-item requests in each execution
+    count: int  # number of executions
+    inputs: tuple[WarmupTensor, ...]  # inputs of each request
 
 
 def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directory: Path) -> tuple[WarmupSample, ...]:
@@ -72,9 +59,6 @@ def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directo
 
     Args:
         model_directory: has the directory of sample files. They are read here, so this may take a while.
-
-    Raises:
-        ModelConfigError: a sample does not fit the model, or its file cannot be read.
     """
     samples = []
     room = _Room(MOST_WARMUP_BYTES)

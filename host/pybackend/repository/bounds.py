@@ -61,9 +61,6 @@ class Bounds:
         Args:
             grant: the rights of the requesting model, None if it is as trusted as the operator.
             brings: True if a configuration or files came with the load request.
-
-        Raises:
-            ModelLoadError: the model refers to files that the requesting model must not use.
         """
         if grant is None:
             return ()
@@ -86,9 +83,6 @@ class Bounds:
 
         Returns:
             The same model, with the parameters of the repository's configuration for its sandbox.
-
-        Raises:
-            ModelLoadError: INVALID_ARG, the configuration asks for more.
         """
         written = None if reading.is_brought else _written(reading.directory, self._host)
         kept = {} if written is None else _sandbox_parameters(written)

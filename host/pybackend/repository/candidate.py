@@ -1,4 +1,4 @@
-"""Describes the versions that a load would use, and compares them with the serving ones."""
+"""Describes the versions that a load would use: which the policy chooses, and how they differ from the serving ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from pybackend.author_files.apart import apart
 from pybackend.author_files.reading import open_file_beneath
 from pybackend.environment.provider import environment_path
-from pybackend.errors import ModelConfigError
+from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
+from pybackend.modelconfig.bounds import MOST_SERVED_VERSIONS
 from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
-from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.schema import ModelConfig, VersionChoice
 from pybackend.modelconfig.traffic import TRAFFIC_KEYS, configured_traffic
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
-from pybackend.repository.version_policy import choose_versions
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
@@ -32,19 +32,12 @@ _INSTANCES = "instance_group"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A version that could be loaded.
+    """A version that could be loaded."""
 
-    Attributes:
-        source: its files and configuration.
-        files: fingerprint of its files; None if nothing will be compared with it.
-        code: stamp of the file to import, which may lie outside the model's directory.
-        environment: stamp of its environment, which may also lie outside.
-    """
-
-    source: ModelSource
-    files: VersionFingerprint | None
-    code: tuple[int, ...]
-    environment: tuple[int, ...]
+    source: ModelSource  # its files and configuration
+    files: VersionFingerprint | None  # fingerprint of its files; None if nothing will be compared with it
+    code: tuple[int, ...]  # stamp of the file to import, which may lie outside the model's directory
+    environment: tuple[int, ...]  # stamp of its environment, which may also lie outside
 
     def equals(self, other: Candidate) -> bool:
         """True if a version loaded from ``other`` would be identical to one loaded from this candidate."""
@@ -75,23 +68,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ModelReading:
-    """The current contents of a model's directory, read for a load.
-
-    Attributes:
-        config: read from disk or the load request, not yet completed by the model.
-        files: fingerprint taken before any file was read.
-        environment: the environment that it names, or that its backend brings; None for the host's own Python.
-        is_brought: True if the directory was made from files that came with the load request.
-        namespace: of the model; ``""`` on a server without namespaces.
-    """
+    """The current contents of a model's directory, read for a load."""
 
     directory: Path
-    config: ModelConfig
+    config: ModelConfig  # read from disk or the load request, not yet completed by the model
     versions: Collection[int]
-    files: Fingerprint | None
+    files: Fingerprint | None  # fingerprint taken before any file was read
+    # the environment that it names, or that its backend brings; None for the host's own Python
     environment: Path | None
-    is_brought: bool = False
-    namespace: str = ""
+    is_brought: bool = False  # True if the directory was made from files that came with the load request
+    namespace: str = ""  # of the model; ``""`` on a server without namespaces
 
     @property
     def full_name(self) -> str:
@@ -151,9 +137,6 @@ async def read_model(
 
     Args:
         is_brought: True if the directory was made from files that came with the load request.
-
-    Raises:
-        ModelLoadError: the configuration or the directory cannot be read.
     """
     reading = await apart(files_of(directory), _read, directory, host, config_json, is_brought=is_brought)
     return replace(reading, namespace=namespace)
@@ -164,9 +147,6 @@ async def candidates_of(reading: ModelReading, host: ModelHost, bounds: tuple[Gr
 
     Args:
         bounds: upper limits on their rights, all of which apply; empty if the operator installed them.
-
-    Raises:
-        ModelLoadError: INVALID_ARG, the version policy selects no version, or an ensemble's configuration is wrong.
     """
     return await apart(files_of(reading.directory), reading.candidates, host, bounds)
 
@@ -214,9 +194,6 @@ def check_digests(config: ModelConfig, directory: Path) -> None:
     """Compare files with the parameters ``MD5:<path>`` of the repository agent ``checksum``. Blocking: it reads the files.
 
     It shows that a copy is complete. It does not protect against somebody who can change the configuration too.
-
-    Raises:
-        ModelConfigError: a file cannot be read, has another digest, or a parameter has another form.
     """
     for agent in config.document.get("model_repository_agents", {}).get("agents", ()):
         for key, expected in agent["parameters"].items():
@@ -245,3 +222,47 @@ def _digest(config: ModelConfig, directory: Path, name: str) -> str:
         raise ModelConfigError(
             f"model '{config.name}': agent 'checksum' cannot read {directory / name}: {error.strerror} ({config.source})"
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersions:
+    """The versions that a version policy selects."""
+
+    versions: tuple[int, ...]  # ascending, at least one
+    warnings: tuple[str, ...] = ()  # one sentence each, for the log
+
+
+def choose_versions(config: ModelConfig, available: Collection[int]) -> ServedVersions:
+    """Apply a model's version policy to the versions on disk."""
+    policy = config.version_policy
+    on_disk = sorted(available)
+    missing: list[int] = []
+    if policy.choice is VersionChoice.SPECIFIC:
+        wanted = set(policy.versions)
+        chosen = [version for version in on_disk if version in wanted]
+        missing = sorted(wanted.difference(on_disk))
+    elif policy.choice is VersionChoice.ALL:
+        chosen = on_disk
+    else:
+        chosen = on_disk[-policy.num_versions :]
+    if not chosen:
+        there = f"only {', '.join(map(str, on_disk))}" if on_disk else "no version directory, such as '1',"
+        policy_advice = "change version_policy, or add a version" if on_disk else f"put the code into {config.name}/1/"
+        raise ModelLoadError(
+            f"at least one version must be available under the version policy of model '{config.name}': "
+            f"there is {there} in the model's directory: {policy_advice}",
+            ErrorCode.INVALID_ARG,
+        )
+    if len(chosen) > MOST_SERVED_VERSIONS:
+        raise ModelLoadError(
+            f"the version policy of model '{config.name}' chooses {len(chosen)} versions, and the most is "
+            f"{MOST_SERVED_VERSIONS}",
+            ErrorCode.INVALID_ARG,
+        )
+    return ServedVersions(
+        tuple(chosen),
+        tuple(
+            f"version {version} is specified for model '{config.name}', but the version directory is not present"
+            for version in missing
+        ),
+    )

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from pybackend.errors import AmbiguousModelError, ErrorCode, InferenceError, NotServingError, UnknownModelError
+from pybackend.errors import (
+    AmbiguousModelError,
+    ErrorCode,
+    InferenceError,
+    ModelLoadError,
+    NotServingError,
+    UnknownModelError,
+)
+from pybackend.model.ensemble.model import EnsembleModel
 from pybackend.model.host import Absence
 from pybackend.model.model import Model, ModelState, not_ready
-from pybackend.repository.ensembles import Ensembles
+from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.layout import DUPLICATE_REASON
 from pybackend.repository.names import ModelNames, Namespaces
@@ -39,9 +49,6 @@ class ModelCatalogue:
         Args:
             version: decimal, or ``""`` for the version that the model's traffic rules choose for the next request, else the
                 highest ready version.
-
-        Raises:
-            InferenceError: there is no such model, no such version, or it does not serve now.
         """
         entry = self.entry(name)
         if not version:
@@ -66,11 +73,7 @@ class ModelCatalogue:
         return found
 
     def representative(self, name: str, version: str = "") -> Model:
-        """The version that stands for a model in documents; otherwise as :meth:`find`.
-
-        Raises:
-            InferenceError: as for :meth:`find`.
-        """
+        """The version that stands for a model in documents; otherwise as :meth:`find`."""
         traffic = None if version else self.entry(name).traffic
         if traffic is None:
             return self.find(name, version)
@@ -94,11 +97,7 @@ class ModelCatalogue:
             return Absence(False, False, error.message)
 
     def known_versions(self, name: str, version: str = "") -> list[Model]:
-        """A model's version in any state; all versions for ``""``; empty if there is no such version.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or the version is not a valid number.
-        """
+        """A model's version in any state; all versions for ``""``; empty if there is no such version."""
         number = _version_number(version) if version else None
         versions = self.entry(name).versions
         return [model for known, model in versions.items() if number in {None, known}]
@@ -130,11 +129,7 @@ class ModelCatalogue:
         return known in self._failures if entry is None else entry.is_broken
 
     def entry(self, name: str) -> ModelEntry:
-        """The entry of a name.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or several have the name.
-        """
+        """The entry of a name."""
         entry = self.entries.get(name) or self.entries.get(self.names.known(name))
         if entry is None:
             raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
@@ -157,11 +152,7 @@ class ModelCatalogue:
         self.names.on_change()
 
     def ready_versions(self, name: str) -> list[Model]:
-        """Versions of a model that accept requests, ascending; empty if there is no such model.
-
-        Raises:
-            InferenceError: INVALID_ARG, several models have the name.
-        """
+        """Versions of a model that accept requests, ascending; empty if there is no such model."""
         entry = self.entries.get(self.names.known(name))
         return [] if entry is None else entry.ready_versions()
 
@@ -171,9 +162,6 @@ class ModelCatalogue:
         Args:
             name: the model's name, ``""`` for all models.
             version: decimal, ``""`` for all versions.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such version, or it is not ready.
         """
         if not name:
             return [model for model in self.models() if model.state is ModelState.READY]
@@ -266,3 +254,104 @@ def _version_number(text: str) -> int:
             f"invalid model version specified '{text}' , version should be an integral value > 0", ErrorCode.INVALID_ARG
         )
     return number
+
+
+class Ensembles:
+    """The dependencies between models.
+
+    Args:
+        entries: all models by full name; always read in their current state.
+    """
+
+    def __init__(self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames) -> None:
+        self._entries = entries
+        self._names = names
+        self._config_name = config_name
+        self._unreadable: dict[str, str] = {}
+
+    # Parts
+
+    def parts(self, name: str) -> frozenset[str]:
+        """The models in a loaded ensemble; empty if there is no such ensemble."""
+        return frozenset(
+            self._names.part(part, model.namespace) for model in self._versions(name) for part in model.part_names
+        )
+
+    def lacking(self, parts: Sequence[str]) -> frozenset[str]:
+        """The given models without a serving version."""
+        return frozenset(part for part in parts if not self._is_served(part))
+
+    def absence(self, name: str) -> Absence:
+        """The reason why no version of a model serves."""
+        entry = self._entries.get(name)
+        if entry is None or entry.reason == DUPLICATE_REASON:
+            return Absence(False, False, self._unreadable.get(name, ""))
+        models = entry.versions.values()
+        if not models:
+            return Absence(True, False, entry.reason)
+        unloaded = all(model.is_off or model.state is ModelState.UNLOADING for model in models)
+        return Absence(True, unloaded, "".join(model.load_failure for model in models).strip())
+
+    def note_failure(self, name: str, reason: str) -> None:
+        """Record why a part could not be loaded, for parts without an entry that would give the reason."""
+        self._unreadable[name] = reason
+
+    def is_mere_part(self, name: str) -> bool:
+        """True if a model was loaded only because ensembles needed it, and none of those remains."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.as_part and not any(name in self.parts(other) for other in self._entries)
+
+    def _is_served(self, name: str) -> bool:
+        entry = self._entries.get(name)
+        return entry is not None and bool(entry.ready_versions())
+
+    def _versions(self, name: str) -> list[EnsembleModel]:
+        """The versions of an ensemble that are not unloaded."""
+        entry = self._entries.get(name)
+        models = () if entry is None else entry.versions.values()
+        return [model for model in models if isinstance(model, EnsembleModel) and not model.is_unloaded]
+
+    # Changes
+
+    def on_change(self, name: str) -> None:
+        """Update dependent ensembles after a model's versions changed: they may switch versions, stop or restart."""
+        self._unreadable.pop(name, None)
+        changed = deque([name])
+        while changed:
+            part = changed.popleft()
+            for other in self._entries:
+                affected = [
+                    model
+                    for model in self._versions(other)
+                    if any(self._names.may_mean(name, part) for name in model.part_names)
+                ]
+                if [model for model in affected if model.revise()] and other not in changed:
+                    changed.append(other)
+
+    # Cycles
+
+    def check(self, ensemble: str, parts: Sequence[str], directories: Mapping[str, Path]) -> None:
+        """Check that an ensemble does not contain itself. Blocking: it may read configurations.
+
+        Raises ModelLoadError: INVALID_ARG, the ensemble would contain itself.
+
+        Args:
+            parts: the models that it would consist of.
+        """
+        paths: list[tuple[str, ...]] = [(ensemble, part) for part in parts]
+        seen: set[str] = set()
+        while paths:
+            path = paths.pop()
+            name = path[-1]
+            if name == ensemble:
+                raise ModelLoadError(
+                    f"circular dependency between ensembles: {ensemble} -> ... -> {path[-2]} -> {ensemble}. The steps "
+                    f"lead round: {' -> '.join(path)}",
+                    ErrorCode.INVALID_ARG,
+                )
+            if name not in seen:
+                seen.add(name)
+                on_disk = part_names_on_disk(directories[name], self._config_name) if name in directories else ()
+                stored = self._names.parts(on_disk, self._names.split(name)[0], directories)
+                following = stored if self.lacking([name]) else self.parts(name)
+                paths += [(*path, part) for part in following]

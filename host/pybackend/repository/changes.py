@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from pybackend.repository.layout import RepositoryScan, model_directory
 from pybackend.repository.life_cycle import ModelLifeCycle, VersionsFailedError
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.model_files import ModelFiles
-from pybackend.repository.model_locks import ModelLocks
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
@@ -30,21 +30,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """The contents of a load request, and the rights of its sender.
+    """The contents of a load request, and the rights of its sender."""
 
-    Attributes:
-        config_json: the configuration to use instead of config.pbtxt, None for config.pbtxt.
-        files: the files to use instead of the model's directory, empty for the directory.
-        grant: the rights of the confined model that requests the load; None for the operator and for clients.
-        of_client: True if a client sent it.
-        directory: where the model was seen; None to ask all repositories for it.
-    """
-
-    config_json: str | None = None
+    config_json: str | None = None  # the configuration to use instead of config.pbtxt, None for config.pbtxt
+    # the files to use instead of the model's directory, empty for the directory
     files: FileContents = field(default_factory=dict)
+    # the rights of the confined model that requests the load; None for the operator and for clients
     grant: Grant | None = None
-    of_client: bool = False
-    directory: Path | None = None
+    of_client: bool = False  # True if a client sent it
+    directory: Path | None = None  # where the model was seen; None to ask all repositories for it
 
     @property
     def nbytes(self) -> int:
@@ -99,9 +93,6 @@ class ModelChanges:
         Args:
             asked_by: the full name of the model that waits for this while it is being initialised, if any.
             as_part: load it only if no version serves, for an ensemble.
-
-        Raises:
-            InferenceError: loading failed, with the reason.
         """
         tried: frozenset[str] = frozenset()
         while True:
@@ -216,8 +207,7 @@ class ModelChanges:
     async def change(self, entry: ModelEntry, candidates: Mapping[int, Candidate]) -> None:
         """Make a model serve exactly these versions; its lock must be held.
 
-        Raises:
-            ModelLoadError: a version failed; the old versions keep serving.
+        Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         try:
             await self.life_cycle.load(entry, candidates)
@@ -264,11 +254,7 @@ class ModelChanges:
 
 
 def check_name(name: str) -> None:
-    """Check the name in a load request.
-
-    Raises:
-        InferenceError: INVALID_ARG, it cannot be the name of a model.
-    """
+    """Check the name in a load request."""
     trimmed = name.strip()
     if not trimmed:
         raise InferenceError("Model name cannot be empty. Please enter a valid name to deploy.", ErrorCode.INVALID_ARG)
@@ -283,3 +269,75 @@ def _poll_error(name: str, error: ModelLoadError) -> InferenceError:
     printable = message.encode("utf-8", "backslashreplace").decode()  # models may request any name
     log.error("%s", printable, extra=about_model(name.encode("utf-8", "backslashreplace").decode(), ""))
     return InferenceError(message, error.code if error.code is ErrorCode.UNAVAILABLE else ErrorCode.INTERNAL)
+
+
+class ModelLocks:
+    """Locks by model name, created on demand.
+
+    Args:
+        most_loads: number of loads that may run at the same time. A load requested by a model that is being initialised
+            needs no place, because the load that waits for it already has one.
+    """
+
+    def __init__(self, most_loads: int) -> None:
+        self._places = asyncio.Semaphore(most_loads)
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._waits: list[tuple[str, str]] = []
+
+    @asynccontextmanager
+    async def loading(self, name: str, asked_by: str = "") -> AsyncIterator[None]:
+        """Wait until a model may be loaded, and block other changes of it meanwhile.
+
+        Raises InferenceError: the model would wait for itself.
+
+        Args:
+            asked_by: the model that waits for this while it is being initialised, if any.
+        """
+        async with AsyncExitStack() as held:
+            if not asked_by:
+                # Places come before locks: a lock holder waiting for a place could block the place's holder.
+                await held.enter_async_context(self._places)
+            await held.enter_async_context(self.changing(name, asked_by))
+            yield
+
+    @asynccontextmanager
+    async def changing(self, name: str, asked_by: str = "") -> AsyncIterator[None]:
+        """Wait until a model's versions may be changed; see :meth:`loading`."""
+        if asked_by:
+            self._refuse_circle(name, asked_by)
+            self._waits.append((asked_by, name))
+        lock, users = self._locks.get(name) or (asyncio.Lock(), 0)
+        self._locks[name] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[name]
+            if users > 1:
+                self._locks[name] = (lock, users - 1)
+            else:
+                del self._locks[name]
+            if asked_by:
+                self._waits.remove((asked_by, name))
+
+    def _refuse_circle(self, name: str, asked_by: str) -> None:
+        path = self._path(name, asked_by)
+        if path:
+            raise InferenceError(
+                f"model '{asked_by}' would wait for itself: it is being initialised, and '{name}' cannot be changed "
+                f"until that has ended ({' -> '.join([asked_by, *path])})"
+            )
+
+    def _path(self, start: str, end: str) -> list[str]:
+        """The models through which ``start`` waits for ``end``, both included; empty if it does not wait for it."""
+        paths = [[start]]
+        seen = {start}
+        while paths:
+            path = paths.pop()
+            if path[-1] == end:
+                return path
+            for waiting, awaited in self._waits:
+                if waiting == path[-1] and awaited not in seen:
+                    seen.add(awaited)
+                    paths.append([*path, awaited])
+        return []

@@ -18,20 +18,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """One row of the table of models, and of the repository index.
-
-    Attributes:
-        version: decimal; if it has none, ``-`` in the table and ``""`` in the index.
-        state: the stage of its life; ``""`` for a model that was never loaded.
-        reason: why it is not available, or not as it is on disk; ``""`` if it is.
-        namespace: the model's; ``""`` on a server without namespaces.
-    """
+    """One row of the table of models, and of the repository index."""
 
     name: str
-    version: str
-    state: str
-    reason: str = ""
-    namespace: str = ""
+    version: str  # decimal; if it has none, ``-`` in the table and ``""`` in the index
+    state: str  # the stage of its life; ``""`` for a model that was never loaded
+    reason: str = ""  # why it is not available, or not as it is on disk; ``""`` if it is
+    namespace: str = ""  # the model's; ``""`` on a server without namespaces
 
     @property
     def full_name(self) -> str:
@@ -51,13 +44,9 @@ class ModelStatus:
 
 @dataclass(frozen=True)
 class FailedChange:
-    """A model on disk that failed to load while an earlier state of it serves.
+    """A model on disk that failed to load while an earlier state of it serves."""
 
-    Attributes:
-        moment_s: when it failed, in seconds since 1970.
-    """
-
-    moment_s: float
+    moment_s: float  # when it failed, in seconds since 1970
     reason: str
 
     def __str__(self) -> str:
@@ -68,31 +57,23 @@ class FailedChange:
 
 @dataclass
 class ModelEntry:
-    """A name in the repository.
-
-    Attributes:
-        versions: by number, including those that failed to load or were unloaded.
-        origins: by number, the candidate that each version was loaded from.
-        reason: the reason why there are no versions, e.g. a configuration error.
-        newest_first: the same versions, highest number first.
-        as_part: True if it was loaded only as a part of ensembles.
-        traffic: distributes the requests that name no version; None if the newest version answers them.
-        configured_rules: the rules of the model's configuration.
-        chosen_rules: the rules that were set while the server runs; they replace the configured ones.
-        namespace: of the model; ``""`` on a server without namespaces.
-        failed_change: what is on disk failed to load, and an earlier state serves; None if it does not, or has loaded.
-    """
+    """A name in the repository."""
 
     name: str
+    # by number, including those that failed to load or were unloaded
     versions: Mapping[int, Model] = field(default_factory=dict)
+    # by number, the candidate that each version was loaded from
     origins: Mapping[int, Candidate] = field(default_factory=dict)
-    reason: str = ""
-    newest_first: tuple[Model, ...] = ()
-    as_part: bool = False
+    reason: str = ""  # the reason why there are no versions, e.g. a configuration error.
+    newest_first: tuple[Model, ...] = ()  # the same versions, highest number first
+    as_part: bool = False  # True if it was loaded only as a part of ensembles
+    # distributes the requests that name no version; None if the newest version answers them
     traffic: Traffic | None = None
-    configured_rules: TrafficRules | None = None
+    configured_rules: TrafficRules | None = None  # the rules of the model's configuration
+    # the rules that were set while the server runs; they replace the configured ones
     chosen_rules: TrafficRules | None = None
-    namespace: str = ""
+    namespace: str = ""  # of the model; ``""`` on a server without namespaces
+    # what is on disk failed to load, and an earlier state serves; None if it does not, or has loaded
     failed_change: FailedChange | None = None
 
     @property

@@ -33,11 +33,7 @@ FileContents = Mapping[str, FileContent]
 
 
 def check_keys(files: FileContents) -> None:
-    """Reject keys that are not file paths.
-
-    Raises:
-        InferenceError: INVALID_ARG, a key does not name a file.
-    """
+    """Reject keys that are not file paths."""
     for key in files:
         if not key.startswith(FILE_PREFIX):
             raise InferenceError(
@@ -48,11 +44,7 @@ def check_keys(files: FileContents) -> None:
 
 
 def override_paths(files: FileContents) -> dict[str, PurePosixPath]:
-    """The path of each file in the model directory, by key.
-
-    Raises:
-        ModelLoadError: a path leaves the model's folder or conflicts with another file's path.
-    """
+    """The path of each file in the model directory, by key."""
     paths = {key: _inside(key) for key in files}
     taken = set(paths.values())
     if len(taken) < len(paths):
@@ -83,11 +75,7 @@ class OverrideDirectories:
         self._writing = threading.Lock()
 
     def make(self, model_name: str, files: FileContents) -> Path:
-        """Write files into a new directory named after the model. Blocking: not for the event loop.
-
-        Raises:
-            ModelLoadError: see :func:`override_paths`; or the files are too many or too large, or cannot be written.
-        """
+        """Write files into a new directory named after the model. Blocking: not for the event loop."""
         paths = override_paths(files)
         nbytes = sum(map(len, files.values()))
         with self._writing:

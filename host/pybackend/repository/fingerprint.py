@@ -31,15 +31,10 @@ FileStamps = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The files of one model's directory.
+    """The files of one model's directory."""
 
-    Attributes:
-        folders: the files below each of its subdirectories, by subdirectory name.
-        others: all other files except configurations, which are compared by content.
-    """
-
-    folders: Mapping[str, FileStamps]
-    others: FileStamps
+    folders: Mapping[str, FileStamps]  # the files below each of its subdirectories, by subdirectory name
+    others: FileStamps  # all other files except configurations, which are compared by content
 
     def of_version(self, version: int) -> VersionFingerprint:
         """The part that affects one version: the version's directory, and everything outside version directories."""

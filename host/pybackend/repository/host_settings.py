@@ -38,12 +38,7 @@ def make_host(
     """Make the host of models; its sandbox must be closed at the end.
 
     Args:
-        settings: the operator's.
-        launcher: starts model processes.
-        services: answers requests from model code.
-        router: sends ensembles' requests to their parts.
         shared_core: where the server and models' processes wait while requests come one at a time.
-        cache: the response cache, None for none.
         disconnect_slow_clients: called when the output memory of a process is short.
     """
     kept = cache_places(settings.environments.cache_directory or default_cache_directory())

@@ -22,25 +22,17 @@ _NOT_MODELS = frozenset({"__pycache__", "lost+found"})
 
 @dataclass(frozen=True, slots=True)
 class RepositoryScan:
-    """The models of all repositories.
-
-    Attributes:
-        models: directory by the model's full name, sorted by name; excludes duplicates.
-        duplicates: places by full name, for names that occur in several repositories; these models are not
-            served.
-        warnings: one sentence each, for the log.
-        model_directories: directories of single models, searched as well.
-        listings: the repositories in cloud storage, by the local directories that show them.
-        namespaces: of the server; None if names of models are unique in all repositories.
-    """
+    """The models of all repositories."""
 
     repositories: tuple[Path, ...]
-    models: Mapping[str, Path]
+    models: Mapping[str, Path]  # directory by the model's full name, sorted by name; excludes duplicates
+    # places by full name, for names that occur in several repositories; these models are not served
     duplicates: Mapping[str, tuple[str, ...]]
-    warnings: tuple[str, ...]
-    model_directories: tuple[Path, ...] = ()
+    warnings: tuple[str, ...]  # one sentence each, for the log
+    model_directories: tuple[Path, ...] = ()  # directories of single models, searched as well
+    # the repositories in cloud storage, by the local directories that show them
     listings: Mapping[Path, Listing] = field(default_factory=dict)
-    namespaces: Namespaces | None = None
+    namespaces: Namespaces | None = None  # of the server; None if names of models are unique in all repositories
 
     @property
     def places(self) -> tuple[Path, ...]:
@@ -68,13 +60,12 @@ def scan_repositories(
 ) -> RepositoryScan:
     """Find every model directory in the given repositories; a repository given twice is scanned once.
 
+    Raises ServerError: a repository is missing, is not a directory or cannot be read.
+
     Args:
         model_directories: directories of single models, each of which counts while it exists.
         listings: the repositories in cloud storage, by the local directories that show them; models need not be there yet.
         namespacing: several repositories may have a model of the same name: its repository is its namespace.
-
-    Raises:
-        ServerError: a repository is missing, is not a directory or cannot be read.
     """
     found: dict[str, list[Path]] = {}
     warnings: list[str] = []
@@ -127,11 +118,7 @@ def scan_repositories(
 
 
 def model_directory(scan: RepositoryScan, name: str) -> Path:
-    """The directory of a model.
-
-    Raises:
-        ModelLoadError: it is in no repository, or in several.
-    """
+    """The directory of a model."""
     if name in scan.duplicates:
         raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(scan.duplicates[name])}")
     if name not in scan.models:

@@ -21,7 +21,7 @@ from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
 from pybackend.repository.model_files import ModelFiles
-from pybackend.repository.stop_report import Unfinished
+from pybackend.repository.reports import Unfinished
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,7 @@ class ModelLifeCycle:
         Serving versions whose files have not changed stay as they are. New versions are loaded while old ones serve,
         and take over when all of them are ready.
 
-        Raises:
-            ModelLoadError: a version failed; the old versions keep serving.
+        Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         serving = {int(model.version): model for model in entry.ready_versions()}
         await self._change_instances(entry, serving, candidates)
@@ -129,8 +128,7 @@ class ModelLifeCycle:
     ) -> None:
         """Bring serving versions up to date if nothing but their instances has changed.
 
-        Raises:
-            ModelLoadError: an instance could not be started; its version keeps those that it has.
+        Raises ModelLoadError: an instance could not be started; its version keeps those that it has.
         """
         for version, model in serving.items():
             candidate = candidates.get(version)

@@ -12,13 +12,13 @@ from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError, ServerError
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
+from pybackend.repository.candidate import choose_versions
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.mirror.listed_repository import LATE_S
 from pybackend.repository.mirror.mirror import InUse
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.names import ModelNames
-from pybackend.repository.version_policy import choose_versions
 
 
 class ModelFiles:
@@ -41,22 +41,14 @@ class ModelFiles:
         self._scanning_since_s = 0.0
 
     async def scan(self) -> RepositoryScan:
-        """The models as they are now in local repositories, and as they were last listed in others.
-
-        Raises:
-            ModelLoadError: a repository cannot be read.
-        """
+        """The models as they are now in local repositories, and as they were last listed in others."""
         try:
             return await apart("the repositories", self._start.again, self._mirrors.listings)
         except ServerError as error:
             raise ModelLoadError(str(error)) from error
 
     async def look(self) -> RepositoryScan:
-        """The models as they are now, everywhere.
-
-        Raises:
-            ModelLoadError: a repository cannot be read.
-        """
+        """The models as they are now, everywhere."""
         await self._mirrors.look()
         return await self.scan()
 
@@ -96,11 +88,7 @@ class ModelFiles:
         return self._mirrors.listings
 
     async def list_all(self) -> None:
-        """List all files in cloud storage, for :attr:`listings`.
-
-        Raises:
-            ModelLoadError: a repository cannot be listed.
-        """
+        """List all files in cloud storage, for :attr:`listings`."""
         await self._mirrors.digests()
 
     async def follow(self, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
@@ -110,11 +98,10 @@ class ModelFiles:
     async def fetch(self, name: str, config_json: str | None = None, directory: Path | None = None) -> None:
         """Bring a model's directory up to date, if the model is in cloud storage.
 
+        Raises ModelLoadError: it cannot be downloaded; its directory is as before.
+
         Args:
             directory: where the model is known to be; None to ask all repositories for it.
-
-        Raises:
-            ModelLoadError: it cannot be downloaded; its directory is as before.
         """
         place, plain = self._names.split(name)
         choose = partial(self._chosen, config_json)
@@ -126,11 +113,7 @@ class ModelFiles:
             await self._mirrors.fetch(plain, choose, self._in_use, place, directory)
 
     async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
-        """Bring the configurations of models in cloud storage, and of all models that these consist of.
-
-        Raises:
-            ModelLoadError: one of them cannot be downloaded.
-        """
+        """Bring the configurations of models in cloud storage, and of all models that these consist of."""
         waiting, seen = list(names), set[str]()
         while waiting:
             name = waiting.pop()

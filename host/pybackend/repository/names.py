@@ -85,11 +85,10 @@ class ModelNames:
 
         Models that were unloaded count only if no other has the name.
 
+        Raises AmbiguousModelError: several models have this name.
+
         Args:
             home: the namespace of the model that sends it, ``""`` for a client.
-
-        Raises:
-            AmbiguousModelError: several models have this name.
         """
         spaces, entries = self._namespaces, self._entries
         if spaces is None:
@@ -112,8 +111,7 @@ class ModelNames:
     def to_load(self, name: str, home: str, models: Collection[str]) -> str:
         """The full name of the model that a load request means; the text itself for a model that is new.
 
-        Raises:
-            AmbiguousModelError: several models have this name.
+        Raises AmbiguousModelError: several models have this name.
         """
         spaces = self._namespaces
         if spaces is None:
@@ -172,11 +170,7 @@ class ModelNames:
 
 
 def _only(name: str, found: Sequence[str]) -> str:
-    """The only one of some full names.
-
-    Raises:
-        AmbiguousModelError: there are several.
-    """
+    """The only one of some full names."""
     if len(found) > 1:
         shown = ", ".join(f"'{each}'" for each in found[:_MOST_NAMED])
         raise AmbiguousModelError(

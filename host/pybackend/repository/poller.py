@@ -90,21 +90,14 @@ _Stamps = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class _Look:
-    """A model on disk, at one moment.
+    """A model on disk, at one moment."""
 
-    Attributes:
-        directory: the model's; None for a name that occurs in several repositories.
-        files: of the directory; None if they are too many to compare.
-        config: the name and the stamp of the configuration file.
-        remote: changes with the files of a model in cloud storage; 0 for others.
-        outside: stamps of the files outside the directory from which its versions were loaded, by path. Not compared
-            with ``==``, because the paths are known only after the first load.
-    """
-
-    directory: Path | None
-    files: Fingerprint | None = None
-    config: tuple[object, ...] = ()
-    remote: int = 0
+    directory: Path | None  # the model's; None for a name that occurs in several repositories
+    files: Fingerprint | None = None  # of the directory; None if they are too many to compare
+    config: tuple[object, ...] = ()  # the name and the stamp of the configuration file
+    remote: int = 0  # changes with the files of a model in cloud storage; 0 for others
+    # stamps of the files outside the directory from which its versions were loaded, by path. Not compared with
+    # ``==``, because the paths are known only after the first load.
     outside: _Stamps = field(default_factory=dict, compare=False)
 
     def equals(self, other: _Look | None) -> bool:
@@ -116,19 +109,12 @@ class _Look:
 
 @dataclass
 class _Unsettled:
-    """A model that differs from what was last loaded.
+    """A model that differs from what was last loaded."""
 
-    Attributes:
-        look: the last one; None if the model is gone.
-        moment: of that look.
-        since_s: when it began to change.
-        complained: the log has named it.
-    """
-
-    look: _Look | None
-    moment: int
-    since_s: float
-    complained: bool = False
+    look: _Look | None  # the last one; None if the model is gone
+    moment: int  # of that look
+    since_s: float  # when it began to change
+    complained: bool = False  # the log has named it
 
 
 class Poller:

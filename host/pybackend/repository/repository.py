@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from pybackend.author_files.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
+from pybackend.modelconfig.ensemble import part_names
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
+from pybackend.repository.candidate import candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
-from pybackend.repository.entry import ModelStatus
+from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.file_override import OverrideDirectories, check_keys
-from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.poller import Poller
-from pybackend.repository.start import RepositoryStart
-from pybackend.repository.stop_report import Unfinished
+from pybackend.repository.reports import Unfinished
 from pybackend.repository.traffic import change_traffic
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
@@ -95,11 +98,7 @@ class ModelRepository:
         return self._changes.life_cycle.unfinished()
 
     def alive(self, name: str) -> list[Model]:
-        """The versions of a model that have resources, even if they are loading, or answer their last requests.
-
-        Raises:
-            InferenceError: INVALID_ARG, there is no such model, or several have the name.
-        """
+        """The versions of a model that have resources, even if they are loading, or answer their last requests."""
         return self._changes.life_cycle.alive(self.catalogue.entry(name).full_name)
 
     def trim(self) -> None:
@@ -114,14 +113,13 @@ class ModelRepository:
         The load continues even if the caller stops waiting. Old versions serve until the new ones are ready, and keep
         serving if a new one fails.
 
+        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
+        INTERNAL if loading failed, with the reason.
+
         Args:
             request: what came with the request. Its files must not change before this returns.
             asked_by: the full name of the model that waits for this while it is being initialised, if any.
             home: the namespace of the model that requests this, ``""`` for a client.
-
-        Raises:
-            InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
-                INTERNAL if loading failed, with the reason.
         """
         self.check_control(name if request.is_retry else "")
         if self._scan.namespaces is not None:
@@ -157,13 +155,12 @@ class ModelRepository:
     ) -> None:
         """Begin to unload a model: it accepts no more requests and answers those it has. Unknown names are ignored.
 
+        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if
+        several models have the name.
+
         Args:
             unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
             grant: the rights of the confined model that requests this, None if the requester is not confined.
-
-        Raises:
-            InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if several
-                models have the name.
         """
         self.check_control()
         name = self.catalogue.names.known(name, home)
@@ -174,9 +171,8 @@ class ModelRepository:
     async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
         """Change the rules for requests to a model that name no version.
 
-        Raises:
-            InferenceError: UNAVAILABLE, model control is disabled; INVALID_ARG, there is no such model, or it cannot have
-                these rules.
+        Raises InferenceError: UNAVAILABLE, model control is disabled; INVALID_ARG, there is no such model, or it cannot
+        have these rules.
         """
         self.check_control()
         name = self.catalogue.names.known(name)
@@ -223,11 +219,7 @@ class ModelRepository:
         return self._changes.files.listings
 
     async def _look(self) -> RepositoryScan:
-        """The repositories now.
-
-        Raises:
-            InferenceError: one cannot be read.
-        """
+        """The repositories now."""
         try:
             return await self._changes.files.look()
         except ModelLoadError as error:
@@ -247,12 +239,11 @@ class ModelRepository:
     def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded on request.
 
+        Raises InferenceError: UNAVAILABLE, they may not.
+
         Args:
             to_load: a model that a client wants to load as it is in its repository: in every control mode it may, if the model
                 has failed.
-
-        Raises:
-            InferenceError: UNAVAILABLE, they may not.
         """
         if not (self.host.settings.is_explicit or (to_load and self.catalogue.is_broken(to_load))):
             raise InferenceError(
@@ -266,3 +257,65 @@ class ModelRepository:
 
 
 _STOPPING = InferenceError("the server is stopping: it no longer loads or unloads models", ErrorCode.UNAVAILABLE)
+
+
+class RepositoryStart:
+    """The first loads of a server."""
+
+    def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, host: ModelHost) -> None:
+        self._catalogue = catalogue
+        self._changes = changes
+        self._scan = scan
+        self._host = host
+        self._starts: dict[str, asyncio.Task[None]] = {}
+
+    async def load(self, names: Iterable[str]) -> None:
+        """Load models by their full names, and the parts of ensembles among them; failures are noted in the catalogue."""
+        for name in sorted(names):
+            self._start(name)
+        try:
+            await asyncio.gather(*self._starts.values())
+            await asyncio.gather(*self._starts.values())  # includes parts that only ensembles need
+        finally:
+            for start in self._starts.values():
+                start.cancel()
+
+    def _start(self, name: str, *, as_part: bool = False) -> None:
+        entry = self._catalogue.new_entry(name, as_part=as_part)
+        self._starts[name] = asyncio.create_task(self._load(name, entry))
+
+    async def _load(self, name: str, entry: ModelEntry) -> None:
+        if name in self._scan.duplicates:
+            entry.reason = DUPLICATE_REASON
+            return
+        try:
+            await self._changes.files.fetch(name, directory=self._scan.models.get(name))
+            # Before taking the lock, so that the first model to load knows which others share its environment.
+            reading = await read_model(model_directory(self._scan, name), self._host, namespace=entry.namespace)
+            reading.note_environment(self._host)
+            async with self._changes.locks.loading(name):
+                candidates = await candidates_of(reading, self._host)
+                if not reading.config.is_ensemble:
+                    with suppress(ModelLoadError):  # the failed version has logged the reason; the others serve
+                        await self._changes.change(entry, candidates)
+                    return
+            parts = self._catalogue.names.parts(part_names(reading.config), entry.namespace, self._scan.models)
+            await self._start_parts(name, parts)
+        except ModelLoadError as error:
+            entry.reason = error.reason()
+            log.error("failed to load '%s': %s", name, error.reason())  # noqa: TRY400  no bug of ours
+            return
+        with suppress(ModelLoadError):
+            await self._changes.change(entry, candidates)
+
+    async def _start_parts(self, name: str, parts: Sequence[str]) -> None:
+        """Wait for an ensemble's parts, without holding a place among the loads, because the parts need those."""
+        await self._changes.files.fetch_configurations(parts, self._scan.models)
+        check = self._catalogue.ensembles.check
+        await apart(f"the parts of ensemble '{name}'", check, name, parts, self._scan.models)
+        for part in parts:
+            if part not in self._starts and part in self._scan.models:
+                self._start(part, as_part=True)
+        starts = [self._starts[part] for part in parts if part in self._starts]
+        if starts:
+            await asyncio.wait(starts)

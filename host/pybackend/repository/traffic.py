@@ -23,11 +23,7 @@ def report_traffic(entry: ModelEntry) -> TrafficReport:
 
 
 def change_traffic(entry: ModelEntry, change: TrafficChange) -> TrafficReport:
-    """Change the rules of a model.
-
-    Raises:
-        InferenceError: INVALID_ARG, the model cannot have these rules.
-    """
+    """Change the rules of a model."""
     if change.reset:
         entry.choose_rules(None)
     else:

@@ -155,7 +155,7 @@ class _Server:
         check: bool,
     ) -> Document:
         from pybackend.errors import ModelLoadError
-        from pybackend.modelconfig.auto_complete import merge_completed
+        from pybackend.modelconfig.loader import merge_completed
         from pybackend.modelconfig.normalisation import with_scheduling
         from pybackend.modelconfig.schema import from_document
         from pybackend.modelconfig.validation import validate, validate_model_file

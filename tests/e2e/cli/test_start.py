@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pybackend.repository.start_report import LONGEST_TABLE
+from pybackend.repository.reports import LONGEST_TABLE
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model

@@ -1,1 +1,4 @@
-"""Calls between models, and other services that the host provides to running models."""
+"""Calls between models, and other services that the host provides to running models.
+
+The calling model gets the text of an InferenceError. A RemoteProtocolError ends its process.
+"""

@@ -116,9 +116,7 @@ class ModelCalls:
     """Passes stubs' calls to the engine.
 
     Args:
-        names: finds the models that callers name.
         open_bytes: counts the bytes of calls until they are answered.
-        shared_core: hears of executions that wait for calls.
         on_queued: called for each call after the scheduler has had a chance to dispatch it.
     """
 
@@ -151,11 +149,7 @@ class ModelCalls:
         return [call for outbox in self._outboxes.values() for call in outbox.open.values()]
 
     def on_call(self, caller: CallingStub, message: heard.Call, tail: bytes) -> None:
-        """Accept a call.
-
-        Raises:
-            RemoteProtocolError: the stub violated the protocol.
-        """
+        """Accept a call. Raises RemoteProtocolError: the stub violated the protocol."""
         outbox = self._outboxes.get(caller)
         if outbox is None:
             outbox = self._outboxes[caller] = _Outbox()
@@ -288,11 +282,7 @@ class ModelCalls:
         return tensor
 
     def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
-        """Submit a call to the engine as a request.
-
-        Raises:
-            InferenceError: the request is refused.
-        """
+        """Submit a call to the engine as a request."""
         message, admission = call.message, call.admission
         assert admission is not None
         request = InferenceRequest(
@@ -395,12 +385,7 @@ class ModelCalls:
     def _give(
         caller: CallingStub, outputs: Sequence[OutputTensor], leases: list[ArenaLease | None]
     ) -> list[tuple[Any, ...]]:
-        """Put outputs where the caller can read them, and return their places. Missing ``leases`` are added.
-
-        Raises:
-            InferenceError: the caller's model has no memory left for them.
-            OSError: this process has no file descriptors left.
-        """
+        """Put outputs where the caller can read them, and return their places. Missing ``leases`` are added."""
         places = []
         for index, output in enumerate(outputs):
             nbytes, lease = len(output.data), leases[index]

@@ -24,11 +24,7 @@ class OpenBytes:
         self._taken: Counter[CallingStub] = Counter()
 
     def acquire(self, caller: CallingStub, nbytes: int) -> None:
-        """Count the bytes of a call or question.
-
-        Raises:
-            InferenceError: the limit is reached; it is not counted.
-        """
+        """Count the bytes of a call or question. Raises InferenceError: the limit is reached; it is not counted."""
         taken = self._taken[caller]
         if taken + nbytes > MOST_OPEN_BYTES:
             raise InferenceError(

@@ -33,8 +33,7 @@ class MetricQuestions:
     def on_question(self, caller: CallingStub, question: MetricQuestion) -> None:
         """Answer a question, or apply a change.
 
-        Raises:
-            RemoteProtocolError: the stub names a metric of another owner, or sends something that its SDK refuses.
+        Raises RemoteProtocolError: the stub names a metric of another owner, or sends something that its SDK refuses.
         """
         match question:
             case heard.ChangeMetric(metric, change, value):
@@ -48,11 +47,7 @@ class MetricQuestions:
                     caller.refuse(question.call, error)
 
     def _answer(self, caller: CallingStub, question: heard.NewFamily | heard.NewMetric | heard.ReadMetric) -> float:
-        """The handle or value that answers a question.
-
-        Raises:
-            InferenceError: the question cannot be answered; the text gives the reason.
-        """
+        """The handle or value that answers a question."""
         metrics = self._metrics
         match question:
             case heard.NewFamily(_, name, description, kind):
@@ -96,8 +91,8 @@ class ModelControl:
     def on_question(self, caller: CallingStub, question: ControlQuestion, tail: bytes) -> None:
         """Accept a question.
 
-        Raises:
-            RemoteProtocolError: the files of a load lie where the stub may not write, or too many questions are open.
+        Raises RemoteProtocolError: the files of a load lie where the stub may not write, or too many questions are
+        open.
         """
         if self._open[caller] >= MOST_OPEN_QUESTIONS:
             raise RemoteProtocolError(f"{MOST_OPEN_QUESTIONS} questions about models are open already")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.calls.deadlock import WaitGraph
 from pybackend.frontend.calls.model_calls import ModelCalls, OpenCall
 from pybackend.frontend.calls.open_bytes import OpenBytes
 from pybackend.frontend.calls.questions import MetricQuestions, ModelControl
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.validation import Checked, validate
@@ -25,9 +26,6 @@ from pybackend.repository.catalogue import ModelCatalogue
 
 class ModelServices:
     """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called.
-
-    Args:
-        shared_core: hears of executions that wait for calls.
 
     Attributes:
         metrics: the custom metrics of all models.
@@ -118,11 +116,7 @@ class ModelServices:
 
 
 class EngineRouter:
-    """See :class:`pybackend.model.router.ModelRouter`. It serves once :meth:`open` was called.
-
-    Args:
-        services: knows which models wait for each other.
-    """
+    """See :class:`pybackend.model.router.ModelRouter`. It serves once :meth:`open` was called."""
 
     def __init__(self, services: ModelServices) -> None:
         self._services = services
@@ -135,11 +129,7 @@ class EngineRouter:
         self._engine, self._catalogue = engine, catalogue
 
     def find(self, name: str, version: str = "", home: str = "") -> Model:
-        """The version that stands for a model; see :meth:`ModelRouter.find`.
-
-        Raises:
-            InferenceError: there is no such version.
-        """
+        """The version that stands for a model; see :meth:`ModelRouter.find`."""
         catalogue = self._catalogue
         assert catalogue is not None
         return catalogue.representative(catalogue.names.known(name, home), version)
@@ -159,8 +149,7 @@ class EngineRouter:
     ) -> PendingRequest:
         """Validate a request against the model's signature and queue it; see :meth:`ModelRouter.submit`.
 
-        Raises:
-            InferenceError: the request is refused, and its memory remains the caller's.
+        Raises InferenceError: the request is refused, and its memory remains the caller's.
         """
         assert self._engine is not None
         if checked is not Checked.ALL:
@@ -178,3 +167,82 @@ class EngineRouter:
     def _check(self) -> None:
         self._checks = False
         self._services.check_cycles()
+
+
+class WaitGraph:
+    """The executions and calls that wait for each other, as far as they concern one call.
+
+    An execution is stuck if it has a blocked call. A call is blocked if it can continue only after one of several
+    executions ends, and all of them are stuck. Initially, every execution with an open call counts as stuck; executions
+    that can continue are then removed until nothing changes.
+
+    Args:
+        call: the most recent call; only it can have closed a cycle.
+        open_calls: returns the open calls of a caller.
+    """
+
+    def __init__(self, call: OpenCall, open_calls: Callable[[Any], Sequence[OpenCall]]) -> None:
+        self._open_calls = open_calls
+        self._calls: dict[RunningExecution, list[OpenCall]] = {}
+        self._stuck: set[RunningExecution] = set()
+        self._add([call])
+        self._free()
+
+    def cycle(self, call: OpenCall) -> list[str]:
+        """The model names along the cycle that ``call`` closed, the first name repeated at the end; empty if none."""
+        if not self._is_blocked(call):
+            return []
+        names = [call.caller.model_name]
+        while call.admission is not None:
+            name = call.admission.model.full_name
+            names.append(name)
+            if name in names[:-1]:
+                break
+            execution = next((each for each in _blockers(call) if each in self._stuck), None)
+            if execution is None:
+                return []
+            call = next(waiting for waiting in self._calls[execution] if self._is_blocked(waiting))
+            part = call.caller.model_name
+            if part != name:  # the model is an ensemble, and waits for this part of it
+                names.append(part)
+                if part in names[:-1]:
+                    break
+        return names[names.index(names[-1]) :]
+
+    def _add(self, calls: Iterable[OpenCall]) -> None:
+        """Add the executions of the models that these calls run, the calls those wait for, and so on."""
+        models = {part for call in calls if call.admission is not None for part in call.admission.model.runs_in}
+        instances = [instance for model in models for instance in model.instances]
+        for execution in [execution for instance in instances for execution in instance.running]:
+            if execution in self._calls or execution.caller is None:
+                continue
+            waiting = [
+                call for call in self._open_calls(execution.caller) if call.message.execution == execution.number
+            ]
+            if waiting:
+                self._calls[execution] = waiting
+                self._stuck.add(execution)
+                self._add(waiting)
+
+    def _free(self) -> None:
+        """Remove executions that can continue."""
+        while True:
+            free = {
+                execution
+                for execution in self._stuck
+                if not any(self._is_blocked(call) for call in self._calls[execution])
+            }
+            if not free:
+                return
+            self._stuck -= free
+
+    def _is_blocked(self, call: OpenCall) -> bool:
+        if call.pending is None or call.pending.answered:
+            return False
+        blockers = _blockers(call)
+        return bool(blockers) and all(execution in self._stuck for execution in blockers)
+
+
+def _blockers(call: OpenCall) -> Sequence[RunningExecution]:
+    assert call.pending is not None
+    return call.pending.holder.blockers(call.pending)

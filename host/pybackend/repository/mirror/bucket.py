@@ -72,24 +72,14 @@ class Changed(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to try again while storage does not answer.
+    """How long to try again while storage does not answer."""
 
-    Attributes:
-        total_s: from the first failure, without any progress, to the last attempt.
-        first_pause_s: before the second attempt; each further pause is twice as long, and varies by chance.
-        longest_pause_s: the limit on a pause.
-    """
-
-    total_s: float = 30.0
-    first_pause_s: float = 0.2
-    longest_pause_s: float = 5.0
+    total_s: float = 30.0  # from the first failure, without any progress, to the last attempt
+    first_pause_s: float = 0.2  # before the second attempt; each further pause is twice as long, and varies by chance
+    longest_pause_s: float = 5.0  # the limit on a pause
 
     async def persist(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat an attempt that raises :class:`Unreachable`.
-
-        Raises:
-            Unreachable: it still does at the end.
-        """
+        """Repeat an attempt that raises :class:`Unreachable`. Raises Unreachable: it still does at the end."""
         loop = asyncio.get_running_loop()
         end_s, pause_s = loop.time() + self.total_s, self.first_pause_s
         while True:
@@ -107,11 +97,10 @@ class Patience:
 class Bucket:
     """The objects of a repository; paths are below it.
 
+    Raises ServerError: the library is missing, or the credentials cannot be used.
+
     Attributes:
         patience: as given; it may be changed.
-
-    Raises:
-        ServerError: the library is missing, or the credentials cannot be used.
     """
 
     def __init__(self, url: RepositoryUrl, patience: Patience) -> None:
@@ -134,11 +123,7 @@ class Bucket:
             raise ServerError(f"the credentials for {url.text} cannot be used: {_first_line(error)}") from None
 
     async def names(self) -> list[str]:
-        """The names of the directories at the top, sorted.
-
-        Raises:
-            StorageError: the repository cannot be listed.
-        """
+        """The names of the directories at the top, sorted."""
 
         async def listed() -> list[str]:
             page = await self._asked(self._library.list_with_delimiter_async(self._store), "")
@@ -195,11 +180,7 @@ class Bucket:
             timer.cancel()
 
     async def files(self, name: str) -> list[RemoteFile]:
-        """The objects below a directory.
-
-        Raises:
-            StorageError: they cannot be listed.
-        """
+        """The objects below a directory."""
 
         async def listed() -> list[RemoteFile]:
             found: list[RemoteFile] = []
@@ -214,11 +195,7 @@ class Bucket:
         return await self.patience.persist(listed)
 
     async def digests(self) -> dict[str, int]:
-        """For each directory at the top, a number that changes when an object below it does.
-
-        Raises:
-            StorageError: the repository cannot be listed.
-        """
+        """For each directory at the top, a number that changes when an object below it does."""
 
         async def listed() -> dict[str, int]:
             found: dict[str, int] = {}
@@ -260,9 +237,7 @@ class Bucket:
     async def read(self, file: RemoteFile, start: int, stop: int) -> AsyncGenerator[memoryview]:
         """The bytes of an object from one offset to another, in pieces of about a megabyte.
 
-        Raises:
-            Changed: the object is another one now.
-            StorageError: it cannot be read.
+        Raises Changed: the object is another one now.
         """
         options: GetOptions = {"range": (start, stop)}
         if file.tag:

@@ -45,8 +45,7 @@ def configuration(url: RepositoryUrl, variables: Mapping[str, str]) -> Configura
 
     Whatever is left out here is found by the library: roles of the machine, web identities, keys in variables.
 
-    Raises:
-        ServerError: a file that the variables name cannot be used.
+    Raises ServerError: a file that the variables name cannot be used.
     """
     path = variables.get(CREDENTIAL_FILE)
     if path:
@@ -62,8 +61,7 @@ def configuration(url: RepositoryUrl, variables: Mapping[str, str]) -> Configura
 def s3_endpoint(variables: Mapping[str, str]) -> str:
     """The URL of the server for repositories that name none, from the variables of Amazon's own clients; "" for Amazon's.
 
-    Raises:
-        ServerError: it is no URL.
+    Raises ServerError: it is no URL.
     """
     name = next((name for name in _ENDPOINTS if variables.get(name)), "")
     text = variables.get(name, "").rstrip("/")
@@ -85,11 +83,7 @@ def _of_aws(variables: Mapping[str, str]) -> Configuration:
 
 
 def _of_profile(profile: str | None, variables: Mapping[str, str]) -> Configuration:
-    """The keys of a profile; those of ``default``, if there are any, for None.
-
-    Raises:
-        ServerError: the profile does not exist, or has no keys.
-    """
+    """The keys of a profile; those of ``default``, if there are any, for None."""
     home = Path(variables.get("HOME") or "/nonexistent") / ".aws"
     files = {
         Path(variables.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"): profile or "default",
@@ -167,8 +161,7 @@ def _entries(path: str, scheme: str) -> Mapping[str, Any]:
 def located(url: RepositoryUrl) -> RepositoryUrl:
     """The same place with the server that this process's variables name, if the URL names none.
 
-    Raises:
-        ServerError: the variable is no URL.
+    Raises ServerError: the variable is no URL.
     """
     if url.scheme != S3 or url.endpoint:
         return url

@@ -59,8 +59,7 @@ class ListedRepository:
     async def start(self) -> None:
         """List the repository for the first time. If storage does not answer, the last listing on this machine will do.
 
-        Raises:
-            StorageError: it cannot be listed, and never was.
+        Raises StorageError: it cannot be listed, and never was.
         """
         known = await asyncio.to_thread(self._cache.kept_names)
         if known is not None:
@@ -80,11 +79,7 @@ class ListedRepository:
             )
 
     async def look(self) -> None:
-        """Find out which models there are. Callers that come while this runs share its outcome.
-
-        Raises:
-            StorageError: the repository cannot be listed.
-        """
+        """Find out which models there are. Callers that come while this runs share its outcome."""
         await asyncio.shield(self.begin_look())
 
     def begin_look(self) -> asyncio.Task[None]:
@@ -136,11 +131,7 @@ class ListedRepository:
             )
 
     async def read_digests(self) -> dict[str, int]:
-        """For each model, a number that changes when one of its files does.
-
-        Raises:
-            StorageError: the repository cannot be listed.
-        """
+        """For each model, a number that changes when one of its files does."""
         try:
             digests = await self._bucket.digests()
         except StorageError as error:

@@ -13,11 +13,10 @@ from pathlib import Path
 from pybackend.author_files.apart import begin_apart
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
 from pybackend.repository.mirror.bucket import Bucket, Changed, Patience, StorageError, Unreachable
-from pybackend.repository.mirror.download import Downloader
+from pybackend.repository.mirror.download import Downloader, Progress
 from pybackend.repository.mirror.listed_repository import ListedRepository
 from pybackend.repository.mirror.local_model import LocalModel, entries_of
 from pybackend.repository.mirror.object_cache import ModelObjects, ObjectCache
-from pybackend.repository.mirror.progress import Progress
 from pybackend.repository.mirror.remote_files import RemoteFile, RemoteModel, remote_model
 from pybackend.repository.mirror.url import RepositoryUrl
 
@@ -35,12 +34,11 @@ _TRIES = 5
 class Mirror:
     """A repository.
 
+    Raises ServerError: the library is missing, or the credentials cannot be used.
+
     Attributes:
         directory: the local directory that shows it; set by :meth:`open`.
         listed: the repository as it was last listed.
-
-    Raises:
-        ServerError: the library is missing, or the credentials cannot be used.
     """
 
     def __init__(self, url: RepositoryUrl, cache_directory: Path, patience: Patience) -> None:
@@ -59,8 +57,7 @@ class Mirror:
     def open(self, directory: Path, staging: Path) -> None:
         """Take the local directories, which are on the cache's file system. Blocking.
 
-        Raises:
-            OSError: the cache is not writable.
+        Raises OSError: the cache is not writable.
         """
         self.directory, self._staging = directory, staging
         self._cache.open()
@@ -77,9 +74,8 @@ class Mirror:
 
         The directory changes when everything has arrived. If there is no such model, :attr:`names` says so.
 
-        Raises:
-            StorageError: it cannot be downloaded; the directory is as before.
-            ModelLoadError: a name in it cannot be a file's.
+        Raises StorageError: it cannot be downloaded; the directory is as before. Raises ModelLoadError: a name in it
+        cannot be a file's.
         """
         async with self._objects(name) as objects:
             model, files = await self._found(name, objects, choose, progress)
@@ -98,9 +94,7 @@ class Mirror:
     async def fetch_configuration(self, name: str, progress: Progress) -> None:
         """Bring a model's configuration, unless it was brought before.
 
-        Raises:
-            StorageError: it cannot be downloaded.
-            ModelLoadError: a name in the model cannot be a file's.
+        Raises ModelLoadError: a name in the model cannot be a file's.
         """
         local = self._local(name)
         if not local.is_empty:

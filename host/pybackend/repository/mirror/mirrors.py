@@ -12,9 +12,9 @@ from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
 from pybackend.repository.mirror.bucket import Patience, StorageError
 from pybackend.repository.mirror.credentials import located
+from pybackend.repository.mirror.download import Progress, terminal
 from pybackend.repository.mirror.listed_repository import LATE_S
 from pybackend.repository.mirror.mirror import Choose, InUse, Mirror
-from pybackend.repository.mirror.progress import Progress, terminal
 from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
@@ -40,11 +40,10 @@ _FETCHES = 4
 class Mirrors:
     """The repositories, each with a local directory; none on most servers.
 
+    Raises ServerError: the library is missing, or credentials cannot be used.
+
     Args:
         cache_directory: keeps what was downloaded, None for the usual place.
-
-    Raises:
-        ServerError: the library is missing, or credentials cannot be used.
     """
 
     def __init__(
@@ -71,8 +70,7 @@ class Mirrors:
     async def open(self) -> None:
         """List the repositories for the first time, and make the local directories.
 
-        Raises:
-            ServerError: a repository cannot be listed, nor was on this machine, or a cache is not writable.
+        Raises ServerError: a repository cannot be listed, nor was on this machine, or a cache is not writable.
         """
         for mirror in self._mirrors:
             place = mirror.cache_directory
@@ -98,11 +96,7 @@ class Mirrors:
     # Listing
 
     async def look(self) -> None:
-        """Find out which models there are now.
-
-        Raises:
-            StorageError: a repository cannot be listed.
-        """
+        """Find out which models there are now."""
         await asyncio.gather(*(mirror.listed.look() for mirror in self._mirrors))
 
     async def look_briefly(self) -> None:
@@ -126,11 +120,7 @@ class Mirrors:
                     await asyncio.wait({mirror.listed.begin_look()})
 
     async def digests(self) -> dict[Path, int]:
-        """For each model, by its local directory, a number that changes when one of its files does.
-
-        Raises:
-            StorageError: a repository cannot be listed.
-        """
+        """For each model, by its local directory, a number that changes when one of its files does."""
         found = await asyncio.gather(*(mirror.listed.read_digests() for mirror in self._mirrors))
         return {
             mirror.directory / name: digest
@@ -191,13 +181,12 @@ class Mirrors:
     ) -> None:
         """Bring a model's local directory up to date, if the model is in one of these repositories.
 
+        Raises ModelLoadError: it cannot be downloaded; its directory is as before.
+
         Args:
             place: the URL of its repository, ``""`` for all of them.
             directory: where the model is known to be, None to look for it in all of them.
             is_elsewhere: a local repository has it, so storage that does not answer is not needed.
-
-        Raises:
-            ModelLoadError: it cannot be downloaded; its directory is as before.
         """
         for mirror in self._at(place):
             if directory is not None and directory.parent != mirror.directory:
@@ -210,8 +199,7 @@ class Mirrors:
     async def fetch_configuration(self, name: str, place: str = "") -> None:
         """Bring the configuration of a model of these repositories, unless part of the model was brought before.
 
-        Raises:
-            ModelLoadError: it cannot be downloaded.
+        Raises ModelLoadError: it cannot be downloaded.
         """
         for mirror in self._at(place):
             if name in mirror.listed.names:

@@ -44,15 +44,10 @@ _MOST_LISTING_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class KnownNames:
-    """The models of a repository at one moment.
+    """The models of a repository at one moment."""
 
-    Attributes:
-        names: sorted.
-        listed_s: the moment, in seconds since 1970.
-    """
-
-    names: tuple[str, ...]
-    listed_s: float
+    names: tuple[str, ...]  # sorted
+    listed_s: float  # the moment, in seconds since 1970
 
 
 class Cancelled(Exception):
@@ -69,8 +64,7 @@ class ObjectCache:
     def open(self) -> None:
         """Create the directory, note its use, and remove those of repositories that are not used any more. Blocking.
 
-        Raises:
-            OSError: it cannot be created.
+        Raises OSError: it cannot be created.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         status = self._all.stat()
@@ -95,11 +89,7 @@ class ObjectCache:
                     _remove_model(path)
 
     def keep_names(self, known: KnownNames) -> None:
-        """Remember a listing for a start without the storage. Blocking.
-
-        Raises:
-            OSError: the cache is not writable.
-        """
+        """Remember a listing for a start without the storage. Blocking. Raises OSError: the cache is not writable."""
         _write(self.directory / _NAMES, known)
 
     def kept_names(self) -> KnownNames | None:
@@ -117,9 +107,7 @@ class ModelObjects:
     def take(self, cancelled: threading.Event) -> None:
         """Keep other servers, and other loads, away until :meth:`release`. Blocking: waits for them.
 
-        Raises:
-            Cancelled: ``cancelled`` was set first.
-            OSError: the directory is not writable.
+        Raises Cancelled: ``cancelled`` was set first. Raises OSError: the directory is not writable.
         """
         lock = FileLock(_lock_of(self.directory))
         try:

@@ -18,18 +18,12 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes, of Linux file systems
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """An object, at one moment.
+    """An object, at one moment."""
 
-    Attributes:
-        path: below the repository.
-        tag: its ETag; "" where the storage has none.
-        changed: when it was written.
-    """
-
-    path: str
+    path: str  # below the repository
     nbytes: int
-    tag: str
-    changed: datetime
+    tag: str  # its ETag; "" where the storage has none
+    changed: datetime  # when it was written
 
     @property
     def identity(self) -> str:
@@ -40,16 +34,11 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """The files of one model.
-
-    Attributes:
-        files: by path below the model's directory.
-        versions: names of the directories that are versions.
-    """
+    """The files of one model."""
 
     name: str
-    files: Mapping[str, RemoteFile]
-    versions: tuple[str, ...]
+    files: Mapping[str, RemoteFile]  # by path below the model's directory
+    versions: tuple[str, ...]  # names of the directories that are versions
 
     def shared(self) -> list[RemoteFile]:
         """The files outside version directories."""
@@ -67,11 +56,10 @@ def remote_model(name: str, listing: Iterable[RemoteFile], place: str) -> Remote
     An empty object may stand for a directory, since consoles make such objects: it does if other objects lie below it,
     or if its name is that of a version.
 
+    Raises ModelLoadError: a path cannot be a file's, or two of them contradict each other.
+
     Args:
         listing: its objects; paths begin with the name.
-
-    Raises:
-        ModelLoadError: a path cannot be a file's, or two of them contradict each other.
     """
     files: dict[str, RemoteFile] = {}
     directories: set[str] = set()
@@ -110,23 +98,15 @@ def _check(path: str, name: str, place: str) -> None:
 
 @dataclass(frozen=True)
 class Listing:
-    """A repository when it was last listed.
+    """A repository when it was last listed."""
 
-    Attributes:
-        place: its URL, for messages.
-        names: of its models.
-        number: how often all files were listed so far.
-        digests: for each model, a number that changed when one of its files did; from the last of those listings.
-        listed_s: when the names were listed, in seconds since 1970.
-        doubt: why the names may be others by now, as a sentence; ``""`` while the storage answers.
-    """
-
-    place: str
-    names: Collection[str]
-    number: int = 0
+    place: str  # its URL, for messages
+    names: Collection[str]  # of its models
+    number: int = 0  # how often all files were listed so far
+    # for each model, a number that changed when one of its files did; from the last of those listings
     digests: Mapping[str, int] = field(default_factory=dict)
-    listed_s: float = 0.0
-    doubt: str = ""
+    listed_s: float = 0.0  # when the names were listed, in seconds since 1970
+    doubt: str = ""  # why the names may be others by now, as a sentence; ``""`` while the storage answers
 
 
 def moment(time_s: float) -> str:

@@ -23,23 +23,14 @@ _FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class RepositoryUrl:
-    """A place in cloud storage.
+    """A place in cloud storage."""
 
-    Attributes:
-        text: as the operator wrote it, for messages, without a slash at the end.
-        scheme: ``s3``, ``gs`` or ``as``.
-        bucket: the bucket, or Azure's container.
-        prefix: the path of the models in it, ``""`` for its top.
-        endpoint: URL of a server other than Amazon's, ``""`` for none.
-        account: Azure's account, ``""`` for others.
-    """
-
-    text: str
-    scheme: str
-    bucket: str
-    prefix: str
-    endpoint: str = ""
-    account: str = ""
+    text: str  # as the operator wrote it, for messages, without a slash at the end
+    scheme: str  # ``s3``, ``gs`` or ``as``
+    bucket: str  # the bucket, or Azure's container
+    prefix: str  # the path of the models in it, ``""`` for its top
+    endpoint: str = ""  # URL of a server other than Amazon's, ``""`` for none
+    account: str = ""  # Azure's account, ``""`` for others
 
     @property
     def identity(self) -> str:
@@ -53,11 +44,7 @@ def is_url(text: str) -> bool:
 
 
 def parse_url(text: str) -> RepositoryUrl:
-    """Read a URL of a repository.
-
-    Raises:
-        ServerError: it has another form.
-    """
+    """Read a URL of a repository. Raises ServerError: it has another form."""
     match = _SCHEME.fullmatch(text)
     assert match is not None
     scheme, rest = match[1].lower(), match[2]

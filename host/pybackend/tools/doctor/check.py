@@ -30,7 +30,7 @@ from pybackend.observability.log_collector import collected_warnings
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
-from pybackend.repository.ensembles import Ensembles
+from pybackend.repository.catalogue import Ensembles
 from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
 from pybackend.repository.names import ModelNames

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import InferenceError, PybackendError, ServerError
-from pybackend.modelconfig.minimal import minimal_document
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.modelconfig.normalisation import minimal_document
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.modelconfig.sandbox import PREFIX as SANDBOX_PREFIX
 from pybackend.observability.log_collector import collected_warnings

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.author_files import beneath
-from pybackend.author_files.beneath import open_beneath, walk_beneath
+from pybackend.author_files import reading
+from pybackend.author_files.reading import open_beneath, walk_beneath
 from pybackend.sandbox.removal import remove_tree
 
 Open = Callable[[int, str], int]
@@ -143,12 +143,12 @@ def test_the_kernel_is_asked(model):
     """The number and the structure are right: this kernel knows the call."""
     with held(model) as top:
         try:
-            os.close(beneath._open_by_kernel(top, "config.pbtxt"))
+            os.close(reading._open_by_kernel(top, "config.pbtxt"))
         except OSError as error:
             if error.errno in {1, 38}:
                 pytest.skip("the kernel here has no openat2, or forbids it")
             raise
-    assert ctypes.sizeof(beneath._OpenHow) == 24
+    assert ctypes.sizeof(reading._OpenHow) == 24
 
 
 def test_a_deep_path_takes_few_descriptors(opening, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.auto_complete import merge_completed
+from pybackend.modelconfig.loader import merge_completed
 from pybackend.modelconfig.parser import parse_config_json, parse_config_text
 
 CONFIGURED = 'name: "m" backend: "python" max_batch_size: 2 input { name: "A" data_type: TYPE_FP32 dims: 1 }'

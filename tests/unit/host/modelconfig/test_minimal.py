@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pybackend.modelconfig.minimal import minimal_document
-from pybackend.modelconfig.normalisation import with_policies, with_scheduling
+from pybackend.modelconfig.normalisation import minimal_document, with_policies, with_scheduling
 from pybackend.modelconfig.parser import format_config_text, parse_config_text
 
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: 4 }'

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from pybackend.errors import InferenceError
-from pybackend.repository.model_locks import ModelLocks
+from pybackend.repository.changes import ModelLocks
 
 
 class Changes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.repository.entry import ModelStatus
-from pybackend.repository.start_report import LONGEST_TABLE, StartReport
+from pybackend.repository.reports import LONGEST_TABLE, StartReport
 from pybackend.settings import DebugSettings, HttpSettings, Settings
 
 

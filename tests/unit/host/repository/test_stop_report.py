@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pybackend.repository.stop_report import REPEAT_S, StopReport, Unfinished
+from pybackend.repository.reports import REPEAT_S, StopReport, Unfinished
 
 DEADLINE_S = 1030.0
 END = "The server waits at most {} s for this, its exit timeout; a second Ctrl-C or SIGTERM ends it at once."
