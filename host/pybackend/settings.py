@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import inf
 from pathlib import Path
 
-from pybackend.observability.log_settings import LogSettings
+from pybackend.observability.log_lines import LogSettings
 from pybackend.observability.memory import usable_memory_bytes
 from pybackend.observability.tracing.settings import TraceSettings
 

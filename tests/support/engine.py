@@ -14,8 +14,7 @@ import numpy as np
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.environment.environment import Environment
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
-from pybackend.inference.pending import NoHolder, PendingRequest
-from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.inference.pending import NoHolder, PendingRequest, QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor

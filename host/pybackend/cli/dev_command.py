@@ -20,7 +20,7 @@ from pybackend.cli.terminal import has_terminal
 from pybackend.errors import SettingError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
-from pybackend.observability.log_settings import LogFormat
+from pybackend.observability.log_lines import LogFormat
 from pybackend.settings import ModelControlMode, Settings
 from pybackend.tools.importing.entry import StagedEntry, place_of
 from pybackend.tools.importing.kinds import Found

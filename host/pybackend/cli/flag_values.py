@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pybackend.errors import SettingError
-from pybackend.observability.log_settings import LogFormat
+from pybackend.observability.log_lines import LogFormat
 from pybackend.repository.mirror.url import is_url, parse_url
 from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction
 

@@ -9,7 +9,7 @@ unchanged. A model has only the stages that it needs, in this order:
 1. ``scheduler/ordered_delivery.py``: sends responses in the order of their requests.
 2. ``scheduler/sequence_batcher.py``: keeps state tensors, and lets the sequence continue.
 3. ``model/cached_answers.py``: copies the response into the cache.
-4. ``inference/queued_bytes.py``: stops counting the request's bytes.
+4. :class:`QueuedBytes`: stops counting the request's bytes.
 
 A model that needs none of them uses :func:`to_sender`.
 """
@@ -32,10 +32,8 @@ log = logging.getLogger(__name__)
 class RunningExecution(NamedTuple):
     """An execution that is running in a stub.
 
-    Attributes:
-        instance: the model instance.
-        number: the execution's number within this life of the instance's stub.
-        caller: identifies the calls that the model makes during the execution.
+    The number counts within this life of the instance's stub. The caller identifies the calls that the model makes
+    during it.
     """
 
     instance: object
@@ -200,13 +198,7 @@ def guarded(path: ResponsePath) -> ResponsePath:
 
 
 class Mention(NamedTuple):
-    """How a line of the log names requests.
-
-    Attributes:
-        text: how many they are, and which.
-        ids: their ids, as far as they have one.
-        traces: the ids of their traces, as far as they are traced.
-    """
+    """How a line of the log names requests."""
 
     text: str
     ids: str
@@ -222,3 +214,38 @@ def mention(requests: Sequence[PendingRequest]) -> Mention:
     named = "; ".join([f"id {ids}"] * bool(ids) + [f"trace {traces}"] * bool(traces))
     text = f"{len(requests) or 'no'} request{'' if len(requests) == 1 else 's'}"
     return Mention(f"{text} ({named})" if named else text, ids, traces)
+
+
+class QueuedBytes:
+    """The total bytes of all models' client requests. Calls between models are neither counted nor refused.
+
+    It is the last stage of every model's response path.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._nbytes: dict[PendingRequest, int] = {}
+
+    def weigh(self, request: InferenceRequest) -> int:
+        """The request's size in bytes. Raises InferenceError UNAVAILABLE if it would exceed the limit."""
+        nbytes = sum(len(tensor.data) for tensor in request.inputs)  # type: ignore[arg-type,misc]  # bytes are there
+        if self.used_bytes + nbytes > self.limit_bytes:
+            raise InferenceError(
+                f"{request.prefix}the server is overloaded: it holds {self.used_bytes} bytes of waiting and running "
+                f"requests, and {nbytes} more would exceed its limit of {self.limit_bytes} (--max-queued-bytes). Try "
+                "again later",
+                ErrorCode.UNAVAILABLE,
+            )
+        return nbytes
+
+    def add(self, pending: PendingRequest, nbytes: int) -> None:
+        """Count a request of this size until it is answered."""
+        self._nbytes[pending] = nbytes
+        self.used_bytes += nbytes
+
+    def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
+        """Pass a response on to the sender; a final response ends the request's count."""
+        if response.final:
+            self.used_bytes -= self._nbytes.pop(pending, 0)
+        to_sender(pending, response)

@@ -14,30 +14,19 @@ from pybackend.inference.tensor import Buffer, InputTensor, Lease
 
 
 class Region(Protocol):
-    """A registered region. It lives as long as it is registered, or a request refers to it.
-
-    Attributes:
-        name: the name under which it was registered.
-    """
+    """A registered region. It lives as long as it is registered, or a request refers to it."""
 
     name: str
 
     def write(self, offset: int, data: Buffer) -> None:
         """Copy bytes into the shared memory object.
 
-        Raises:
-            InferenceError: the object has become too small, or the system has no memory for the bytes.
+        Raises InferenceError if the object has become too small, or the system has no memory for the bytes.
         """
 
 
 class RegionPart:
-    """A part of a region.
-
-    Attributes:
-        region: the region.
-        offset: first byte, counted from the start of the shared memory object.
-        nbytes: number of bytes.
-    """
+    """A part of a region. Its offset counts from the start of the shared memory object."""
 
     __slots__ = ("nbytes", "offset", "region")
 
@@ -55,9 +44,8 @@ class RegionPart:
 class RegionInput(RegionPart):
     """The source of an input's bytes. It stands for both the bytes, which have a length only, and their lease.
 
-    Attributes:
-        block: input memory of the model, into which the stub copies the bytes; None if it needs none.
-        is_view: the model gets a view of the region itself.
+    The stub copies the bytes into ``block``, if the model needs input memory for them. If ``is_view``, the model gets a
+    view of the region itself.
     """
 
     __slots__ = ("block", "is_view")
@@ -96,8 +84,7 @@ def source_of(tensor: InputTensor) -> RegionInput | None:
 class RegionOutput(RegionPart):
     """The destination of an output.
 
-    Attributes:
-        by_stub: the stub writes there. If false, the host copies the output when it has arrived.
+    The stub writes there (``by_stub``), or the host copies the output when it has arrived.
     """
 
     __slots__ = ("by_stub",)
@@ -118,11 +105,7 @@ class RegionFinder(Protocol):
     """Finds registered regions."""
 
     def find(self, name: str, offset: int, nbytes: int) -> RegionPart:
-        """A part of a region; ``offset`` counts from the start of the region.
-
-        Raises:
-            InferenceError: NOT_FOUND, there is no such region. INVALID_ARG, the part is not within it.
-        """
+        """A part of a region; ``offset`` counts from the start of the region."""
 
 
 class NoRegions:

@@ -31,9 +31,7 @@ class InferenceRequest(Struct, eq=False):
     """One request to one model. It owns its inputs' memory until :meth:`release`.
 
     Attributes:
-        model_name: the requested model.
         model_version: decimal version, or ``""`` for the newest ready version.
-        id: the client's request id, ``""`` if the client sent none.
         inputs: in the client's order.
         requested_outputs: names in the client's order; empty means every configured output.
         parameters: custom parameters that the model may read; None if there are none.
@@ -46,7 +44,6 @@ class InferenceRequest(Struct, eq=False):
         queued_ns: ``time.monotonic_ns()`` when the engine accepted the request.
         regions: the destinations of outputs that clients want in shared memory regions; empty if only inputs lie in
             regions, None if no tensor does.
-        trace: the record of the request; None if it is not traced.
     """
 
     model_name: str

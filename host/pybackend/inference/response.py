@@ -15,11 +15,8 @@ class InferenceResponse(Struct, eq=False):
     """One response. Its outputs may lie in shared memory: call :meth:`release` once they have been sent or copied.
 
     Attributes:
-        model_name: the model that answered.
         model_version: decimal version that answered.
-        id: the request's id.
         outputs: in the order in which the model produced them.
-        parameters: response parameters, None if there are none.
         on_release: called by :meth:`release`; None if the outputs' memory is private.
         error: the failure, None for a result.
         final: True on the last element of the stream.

@@ -18,8 +18,7 @@ Buffer = bytes | bytearray | memoryview
 class Lease(Protocol):
     """A block of shared tensor memory with exactly one owner.
 
-    Attributes:
-        is_of_model: the block belongs to the model that the request was sent to; otherwise to a client.
+    ``is_of_model`` says that it belongs to the model that the request was sent to; otherwise to a client.
     """
 
     is_of_model: ClassVar[bool]
@@ -39,8 +38,7 @@ class Lease(Protocol):
     def arrived(self, nbytes: int) -> None:
         """Set the total number of bytes that have arrived: these use memory from now on.
 
-        Raises:
-            InferenceError: UNAVAILABLE, there is no memory for them.
+        Raises InferenceError UNAVAILABLE if there is no memory for them.
         """
 
     def release(self) -> None:
@@ -51,7 +49,6 @@ class InputTensor(Struct, eq=False):
     """One input of a request.
 
     Attributes:
-        name: the input's name.
         datatype: wire name, e.g. ``FP32`` or ``BYTES``.
         shape: dimensions as the client sent them, including the batch dimension.
         data: the tensor's bytes in wire form; a view of ``lease`` if there is one. None until they have arrived. Only their
@@ -109,8 +106,7 @@ INT64_MAX = 2**63 - 1
 def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
     """The number of elements that an input's shape claims.
 
-    Raises:
-        InferenceError: INVALID_ARG, the element count, the byte size or a dimension does not fit in 63 bits.
+    Raises InferenceError INVALID_ARG if the count, the byte size or a dimension does not fit in 63 bits.
     """
     count = 0 if 0 in shape else _bounded_product(shape)
     if count > INT64_MAX or any(dim > INT64_MAX for dim in shape):
@@ -148,12 +144,7 @@ _T = TypeVar("_T")
 def obtain(attempt: Callable[[], _T], on_shortage: Callable[[], bool]) -> _T:
     """The result of an attempt, which is repeated after each shortage that ``on_shortage`` could relieve.
 
-    Args:
-        attempt: obtains memory, or raises UNAVAILABLE.
-        on_shortage: makes others release memory; returns False if nobody can.
-
-    Raises:
-        InferenceError: any error of ``attempt``; UNAVAILABLE only when nobody can release memory any more.
+    UNAVAILABLE is only raised when nobody can release memory any more.
     """
     while True:
         try:

@@ -48,16 +48,8 @@ def validate_header(
 ) -> Checked:
     """Run the checks that need no tensor bytes, and set ``batch_size``.
 
-    Args:
-        request: its inputs may lack data.
-        signature: the model's signature.
-        announced: the inputs without data, in order, with the number of bytes still to arrive.
-
-    Returns:
-        What has been checked now: everything, unless there are BYTES tensors.
-
-    Raises:
-        InferenceError: INVALID_ARG, describes the first mismatch with the signature.
+    ``announced`` are the inputs without data, in order, with the number of bytes still to arrive. Returns what has
+    been checked now: everything, unless there are BYTES tensors.
     """
     for name in request.requested_outputs:
         if name not in signature.outputs:
@@ -199,9 +191,6 @@ def validate_bytes_tensors(request: InferenceRequest, signature: ModelSignature)
 
     The stub does that with the ones that lie in clients' regions. The last of several invalid inputs is described, as by the
     reference.
-
-    Raises:
-        InferenceError: INVALID_ARG, describes an invalid input.
     """
     for tensor in reversed(request.inputs):
         if tensor.datatype == "BYTES" and tensor.data is not None and source_of(tensor) is None:

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
-from pybackend.inference.pending import PendingRequest
-from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.inference.pending import PendingRequest, QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.validation import Checked

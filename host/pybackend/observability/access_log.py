@@ -24,8 +24,6 @@ class Access(NamedTuple):
         protocol: ``http`` or ``grpc``.
         path: the path, without a query.
         status: the answer's status; None if the client left before its answer.
-        received_bytes: size of the request's body.
-        sent_bytes: size of the answer's body.
         duration_ns: from the request's head until the answer was handed over to be sent.
         ended_s: when that was, in seconds since 1970.
         about: what is known of ``model``, ``version``, ``request_id`` and ``trace_id``.

@@ -1,19 +1,23 @@
 """Custom metrics: the families and series that models register, shared by all instances of all models.
 
 A series is identified by its family and labels, and exists while it has a holder: a stub with a Metric object for it
-or, after a stub died, its instance. Counters and histograms therefore survive a restart of their stub.
+or, after a stub died, its instance. Counters and histograms therefore survive a restart of their stub. prometheus-client
+stores the values, which are shown under the models' names for them.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from math import isfinite, isnan
+from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, invalid
 from pybackend.observability.metrics import Family, head_bytes, labels_text, series_bytes
-from pybackend.observability.series import CounterSeries, GaugeSeries, HistogramSeries, Series, new_series
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import MetricChange, MetricKind
 from pybackend_wire.metric_rules import family_problem, series_problem
@@ -63,8 +67,6 @@ class _Stub:
 
     Attributes:
         instance: keeps the stub's counters if it dies, None if nothing does.
-        model_name: the stub's model.
-        held: families and series by the stub's handles.
         issued: the last handle; handles count from 1 and are never reused.
         added: amounts added to gauges since they were last set, with :attr:`_Series.settings` at that time.
     """
@@ -94,14 +96,7 @@ class CustomMetrics:
     ) -> int:
         """Register a family, or find the existing one of that name.
 
-        Args:
-            description: its help text, unless it has one already.
-
-        Returns:
-            The stub's handle for it.
-
-        Raises:
-            InferenceError: the family cannot be registered; the message says why.
+        The description counts unless the family has one already. Returns the stub's handle.
         """
         family = self._families.get(name)
         if family is None:
@@ -117,12 +112,7 @@ class CustomMetrics:
     def new_series(
         self, stub: object, family_handle: int, labels: dict[str, str], buckets: Sequence[float] | None
     ) -> int:
-        """Register a series, or share the existing one with these labels; returns the stub's handle for it.
-
-        Raises:
-            InferenceError: the series cannot be registered; the message says why.
-            RemoteProtocolError: the stub does not hold this family, or sent a request that the SDK refuses.
-        """
+        """Register a series, or share the existing one with these labels; returns the stub's handle for it."""
         family = self._held(stub, family_handle)
         if family is None:
             raise invalid("the metric family is deleted.")
@@ -147,11 +137,7 @@ class CustomMetrics:
         return handle
 
     def change(self, stub: object, handle: int, change: MetricChange, value: float) -> None:
-        """Change a series; no effect if the stub has just released it.
-
-        Raises:
-            RemoteProtocolError: the stub sent a change that the SDK refuses.
-        """
+        """Change a series; no effect if the stub has just released it."""
         series = self._held(stub, handle)
         if series is None:
             return
@@ -172,12 +158,7 @@ class CustomMetrics:
                 raise RemoteProtocolError("a metric was changed in a way that its kind does not allow")
 
     def value(self, stub: object, handle: int) -> float:
-        """The value of a counter or gauge.
-
-        Raises:
-            InferenceError: the stub has just released it.
-            RemoteProtocolError: the stub does not hold this handle, or its metric is a histogram or a family.
-        """
+        """The value of a counter or gauge."""
         series = self._held(stub, handle)
         if series is None:
             raise invalid("the metric is deleted.")
@@ -186,11 +167,7 @@ class CustomMetrics:
         return series.state.value
 
     def drop(self, stub: object, handle: int) -> None:
-        """Release the stub's hold on a series or a family.
-
-        Raises:
-            RemoteProtocolError: the stub does not hold this handle.
-        """
+        """Release the stub's hold on a series or a family."""
         dropped = self._held(stub, handle)
         if dropped is None:
             return
@@ -336,3 +313,110 @@ class CustomMetrics:
 
 def _article(kind: MetricKind) -> str:
     return f"a {kind.name.lower()}"
+
+
+Sample = tuple[str, dict[str, str], float]
+"""Suffix of the family's name, labels beyond the series' own, value."""
+
+
+class _ValueSeries:
+    """A series with one value."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def increment(self, value: float) -> None:
+        """Add a value; for a counter, one that is not negative."""
+        self._metric.inc(value)
+
+    @property
+    def value(self) -> float:
+        """The current value."""
+        return next(float(sample.value) for sample in _samples(self._metric) if not sample.name.endswith("_created"))
+
+    def samples(self) -> list[Sample]:
+        return [("", {}, self.value)]
+
+
+class CounterSeries(_ValueSeries):
+    """A value that only grows."""
+
+    def __init__(self) -> None:
+        super().__init__(_prometheus().Counter(_NAME, "", registry=None))
+
+
+class GaugeSeries(_ValueSeries):
+    """A value that goes up and down."""
+
+    def __init__(self) -> None:
+        super().__init__(_prometheus().Gauge(_NAME, "", registry=None))
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self._metric.set(value)
+
+
+class HistogramSeries:
+    """A histogram of observations. The bounds of ``buckets`` are finite and strictly increasing; there may be none."""
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        # The library requires at least one bound, and hides the sum if a bound is negative.
+        self._histogram = _prometheus().Histogram(_NAME, "", buckets=buckets or (0.0,), registry=None)
+        self._has_bounds = bool(buckets)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count an observation."""
+        self._histogram.observe(value)
+        self._sum += value
+
+    def samples(self) -> list[Sample]:
+        samples = [(sample.labels["le"], sample.value) for sample in _samples(self._histogram) if "le" in sample.labels]
+        shown = samples if self._has_bounds else samples[-1:]
+        buckets = [("_bucket", {"le": bound.removesuffix(".0")}, count) for bound, count in shown]
+        return [*buckets, ("_sum", {}, self._sum), ("_count", {}, samples[-1][1])]
+
+
+Series = CounterSeries | GaugeSeries | HistogramSeries
+
+
+def new_series(kind: MetricKind, buckets: Sequence[float]) -> Series:
+    """A series of this kind; only a histogram has ``buckets``."""
+    match kind:
+        case MetricKind.COUNTER:
+            return CounterSeries()
+        case MetricKind.GAUGE:
+            return GaugeSeries()
+        case MetricKind.HISTOGRAM:
+            return HistogramSeries(buckets)
+
+
+_NAME = "series"
+"""Name of the library's objects. It is never shown: the library would alter some of the names that models give."""
+
+
+def _samples(metric: Any) -> list[Any]:
+    return [sample for collected in metric.collect() for sample in collected.samples]
+
+
+@cache
+def _prometheus() -> Any:
+    """The library; imported on first use, because that takes a twentieth of a second."""
+    with _in_this_process():
+        import prometheus_client
+    return prometheus_client
+
+
+@contextmanager
+def _in_this_process() -> Iterator[None]:
+    """Hide the variables that make the library store its values in files.
+
+    They may be set for a model that runs its own multi-process server; our values would mix with those of all processes
+    that use the same files.
+    """
+    names = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
+    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)

@@ -1,4 +1,7 @@
-"""The forms of a log line: the reference's two, JSON, and a short one. No text can end a line early or pass for another one."""
+"""The settings of the log, and the forms of its lines: the reference's two, JSON, and a short one.
+
+No text can end a line early or pass for another one.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
-
-from pybackend.observability.log_settings import LogFormat, LogSettings
 
 _LETTERS = {logging.ERROR: "E", logging.CRITICAL: "E", logging.WARNING: "W"}
 _LEVELS = {logging.ERROR: "ERROR", logging.CRITICAL: "ERROR", logging.WARNING: "WARNING", logging.DEBUG: "VERBOSE"}
@@ -67,12 +71,7 @@ class LineFormatter(logging.Formatter):
         message: str,
         fields: Mapping[str, Any] | None = None,
     ) -> str:
-        """A line.
-
-        Args:
-            place: file and number of a line, safe to print.
-            fields: the message's facts; only JSON shows them.
-        """
+        """A line. The place is safe to print; ``fields`` are the message's facts, and only JSON shows them."""
         now = time.gmtime(created_s)
         letter = _LETTERS.get(level, "I")
         if self._iso8601:
@@ -184,3 +183,36 @@ def one_line(text: str) -> str:
 
 def _escaped(character: re.Match[str]) -> str:
     return f"\\u{ord(character[0]):04x}"
+
+
+class LogFormat(StrEnum):
+    """The form of a line."""
+
+    DEFAULT = "default"
+    """``LMMDD hh:mm:ss.uuuuuu``, then process, place and text."""
+    ISO8601 = "ISO8601"
+    """``YYYY-MM-DDThh:mm:ssZ L``, then process, place and text."""
+    JSON = "json"
+    """A JSON object."""
+    SHORT = "short"
+    """``hh:mm:ss``, the place if it is in a model, and the text: for people, not for programs."""
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """The settings of the log.
+
+    Attributes:
+        verbose_level: 0 for none; from 1 on verbose lines are written, including those of models.
+        access: every answered request has a line.
+        escapes: messages are quoted as in JSON, so that each record is one line.
+    """
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose_level: int = 0
+    format: LogFormat = LogFormat.DEFAULT
+    file: Path | None = None
+    access: bool = False
+    escapes: bool = True

@@ -10,10 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TextIO
 
-from pybackend.observability.log_file import LogFile
-from pybackend.observability.log_lines import LineFormatter, formatter_for
-from pybackend.observability.log_settings import LogFormat, LogSettings
-from pybackend.observability.log_stream import LogStream
+from pybackend.observability.log_lines import LineFormatter, LogFormat, LogSettings, formatter_for
+from pybackend.observability.log_stream import LogFile, LogStream
 
 _ROOT = "pybackend"
 _MODEL = logging.getLogger("pybackend.models")
@@ -105,11 +103,7 @@ class ServerLog:
     def open(self, settings: LogSettings, informational: TextIO | None) -> None:
         """Begin to write this package's log; called once, by the command line.
 
-        Args:
-            informational: where informational lines go without a file, such as ``sys.stdout``. All others go to stderr.
-
-        Raises:
-            ServerError: the log file cannot be written.
+        Informational lines go to this stream, all others to stderr, unless there is a file.
         """
         logger = logging.getLogger(_ROOT)
         logger.propagate = False
@@ -268,10 +262,8 @@ def write_model_line(
 ) -> None:
     """Write a log line of a model.
 
-    Args:
-        level: number of a ``pb_utils.Logger.LogLevel``.
-        file: source file; ``output`` for printed text.
-        about: further facts, which only JSON shows; empty ones are left out.
+    ``level`` is the number of a ``pb_utils.Logger.LogLevel``, and ``file`` is ``output`` for printed text. Only JSON
+    shows ``about``, without its empty facts.
     """
     record = _MODEL.makeRecord(_MODEL.name, _model_level(level), file, line, message, (), None)
     record.filename = f"{instance_name}/{record.filename}"

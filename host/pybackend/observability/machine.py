@@ -1,16 +1,22 @@
-"""CPU, memory and GPUs of the machine, read at intervals: several readers of the metrics page see the same figures.
+"""What the machine and the server's processes use: CPU, memory, GPUs, and delays of the event loop.
 
-CPU and memory come from /proc.
+The machine's figures are read at intervals, so that several readers of the metrics page see the same ones. GPUs are read
+through NVIDIA's management library: the package nvidia-ml-py is optional, and imported late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import os
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pybackend.observability.gpu import FIELDS, GpuFigures, GpuMeter
 from pybackend.observability.metrics import Family, labels_text
 
 
@@ -96,3 +102,175 @@ class Machine:
 
 def _gauge(name: str, text: str, value: float) -> Family:
     return Family(name, "gauge", text, [("", "", value)])
+
+
+@dataclass(frozen=True)
+class GpuFigures:
+    """One GPU at one moment; None for figures that it does not have.
+
+    Utilization is from 0 to 1; energy counts from the server's start.
+    """
+
+    uuid: str
+    utilization: float | None
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    power_w: float | None
+    power_limit_w: float | None
+    energy_j: float | None
+
+
+class GpuMeter:
+    """Reads the GPUs."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._devices = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        self._energy_at_start_j = [self._energy_j(device) for device in self._devices]
+
+    def figures(self) -> list[GpuFigures]:
+        """The present figures of each GPU. Takes milliseconds."""
+        return [self._of(device, start) for device, start in zip(self._devices, self._energy_at_start_j, strict=True)]
+
+    def _of(self, device: Any, energy_at_start_j: float | None) -> GpuFigures:
+        library, ask = self._library, self._ask
+        uuid = library.nvmlDeviceGetUUID(device)
+        memory = ask(library.nvmlDeviceGetMemoryInfo, device)
+        energy_j = self._energy_j(device)
+        rates = ask(library.nvmlDeviceGetUtilizationRates, device)
+        return GpuFigures(
+            uuid.decode() if isinstance(uuid, bytes) else uuid,
+            None if rates is None else rates.gpu / 100,
+            None if memory is None else memory.total,
+            None if memory is None else memory.used,
+            _scaled(ask(library.nvmlDeviceGetPowerUsage, device)),
+            _scaled(ask(library.nvmlDeviceGetPowerManagementLimit, device)),
+            None if energy_j is None or energy_at_start_j is None else energy_j - energy_at_start_j,
+        )
+
+    def _energy_j(self, device: Any) -> float | None:
+        return _scaled(self._ask(self._library.nvmlDeviceGetTotalEnergyConsumption, device))
+
+    def _ask(self, question: Callable[[Any], Any], device: Any) -> Any:
+        """The answer of the library, None if the GPU lacks the feature."""
+        try:
+            return question(device)
+        except self._library.NVMLError:
+            return None
+
+
+def _scaled(thousandths: int | None) -> float | None:
+    return None if thousandths is None else thousandths / 1000
+
+
+def open_gpu_meter(gpu_count: int) -> GpuMeter | None:
+    """A meter for the GPUs of this machine; None, with a warning, if they cannot be read.
+
+    Without any that the server may use, there is no warning.
+    """
+    if not gpu_count:
+        return None
+    way_out = "or switch them off with --allow-gpu-metrics=false"
+    try:
+        import pynvml
+    except ImportError:
+        log.warning("no metrics of GPUs: install the package nvidia-ml-py, %s", way_out)
+        return None
+    try:
+        pynvml.nvmlInit()
+        return GpuMeter(pynvml)
+    except pynvml.NVMLError as error:
+        log.warning("no metrics of GPUs: NVIDIA's management library answers '%s'. Mend its driver, %s", error, way_out)
+        return None
+
+
+FIELDS: Mapping[str, tuple[str, str, Callable[[GpuFigures], float | None]]] = {
+    "nv_gpu_utilization": ("gauge", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
+    "nv_gpu_memory_total_bytes": ("gauge", "GPU total memory, in bytes", lambda gpu: gpu.memory_total_bytes),
+    "nv_gpu_memory_used_bytes": ("gauge", "GPU used memory, in bytes", lambda gpu: gpu.memory_used_bytes),
+    "nv_gpu_power_usage": ("gauge", "GPU power usage in watts", lambda gpu: gpu.power_w),
+    "nv_gpu_power_limit": ("gauge", "GPU power management limit in watts", lambda gpu: gpu.power_limit_w),
+    "nv_energy_consumption": (
+        "counter",
+        "GPU energy consumption in joules since the Triton Server started",
+        lambda gpu: gpu.energy_j,
+    ),
+}
+"""Metric families: type, help text, value."""
+
+
+_PARENT, _CPU_TICKS, _RESIDENT_PAGES = 1, slice(11, 15), 21
+"""Positions in /proc/<pid>/stat, counted from the end of the name: the parent, the times of the process and of those of its
+children that have ended, and the pages that are in memory."""
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class ProcessUsage:
+    """The usage of some processes.
+
+    Attributes:
+        resident_bytes: the sum of their resident sets. Pages that several of them share count for each: to divide them
+            (Pss), the kernel would have to visit every page.
+        cpu_s: user and system time since their start, with that of children that have ended.
+    """
+
+    resident_bytes: int = 0
+    cpu_s: float = 0.0
+
+
+def usage_of(pids: Iterable[int]) -> dict[int, ProcessUsage]:
+    """Sum the usage of each process and of all its descendants, without those that have ended.
+
+    Blocking: it takes about 15 us for each process of the machine.
+    """
+    found: dict[int, ProcessUsage] = {}
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):  # it has ended
+                _read(int(name), found, children)
+    totals = {pid: ProcessUsage() for pid in pids if pid in found}
+    for pid, total in totals.items():
+        waiting = [pid]
+        while waiting:
+            one = waiting.pop()
+            total.resident_bytes += found[one].resident_bytes
+            total.cpu_s += found[one].cpu_s
+            waiting += children[one]
+    return totals
+
+
+def _read(pid: int, found: dict[int, ProcessUsage], children: defaultdict[int, list[int]]) -> None:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    found[pid] = ProcessUsage(int(fields[_RESIDENT_PAGES]) * _PAGE_BYTES, sum(map(int, fields[_CPU_TICKS])) * _TICK_S)
+    children[int(fields[_PARENT])].append(pid)
+
+
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+_PERIOD_S = 0.25
+
+
+class LoopLag:
+    """How late the event loop calls its timers, as a histogram: it is late while a callback runs for long.
+
+    The last of ``counts`` has no bound.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    async def measure(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + _PERIOD_S
+            await asyncio.sleep(_PERIOD_S)
+            late_s = max(0.0, loop.time() - due_s)
+            self.sum_s += late_s
+            self.counts[bisect_left(BOUNDS_S, late_s)] += 1

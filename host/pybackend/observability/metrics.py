@@ -11,12 +11,7 @@ Sample = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class Family:
-    """One metric family as Prometheus sees it.
-
-    Attributes:
-        kind: ``counter``, ``gauge``, ``histogram`` or ``summary``.
-        samples: taken one by one while the page is written.
-    """
+    """One metric family as Prometheus sees it."""
 
     name: str
     kind: str

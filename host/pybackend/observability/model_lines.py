@@ -19,15 +19,7 @@ _NOTE_TYPES = (int, str, int, int, str, str)
 class ModelLine:
     """One line of a model's output.
 
-    Attributes:
-        text: without its line feed; a record may have several lines.
-        pid: process that logged it, None for printed text.
-        level: number of a ``pb_utils.Logger.LogLevel``.
-        file: name of the source file, empty for printed text.
-        line: line number in that file.
-        failure: number of the failure that it is about, 0 for other lines.
-        request_ids: of the requests that it is about, empty if that is not known.
-        trace_ids: of their traces.
+    A record may have several lines. Printed text has neither ``pid`` nor ``file``; ``failure`` is 0 unless it is about one.
     """
 
     text: str
@@ -42,13 +34,7 @@ class ModelLine:
 
 @dataclass(frozen=True, slots=True)
 class FailureNote:
-    """The note that an execution has failed; see :func:`pybackend_wire.log_record.encode_failure_note`.
-
-    Attributes:
-        file: name of the source file.
-        who: the execution's requests.
-        what: the error in short.
-    """
+    """The note that an execution has failed; see :func:`pybackend_wire.log_record.encode_failure_note`."""
 
     pid: int
     file: str

@@ -31,13 +31,8 @@ _UNIT_BYTES = 100
 class ModelOutput:
     """The output of one instance, across restarts of its process.
 
-    Args:
-        failures: counts those of its model; None for a process that executes nothing.
-
-    Attributes:
-        instance_name: label of its lines.
-        about: what lines in JSON say of the instance: ``model`` and ``version``.
-        dropped_lines: number of lines beyond the budget since the instance was created.
+    Without ``failures`` of its model, it is that of a process that executes nothing. ``about`` is what lines in JSON
+    say of the instance, and ``dropped_lines`` count since it was created.
     """
 
     def __init__(self, instance_name: str, failures: RepeatedFailures | None = None) -> None:
@@ -82,8 +77,7 @@ class ModelOutput:
     def write(self, line: ModelLine | FailureNote, pid: int, number: int) -> None:
         """Write a line to the log, if its level is enabled.
 
-        Args:
-            number: number of a printed line, which has no position in a file.
+        ``number`` is that of a printed line, which has no position in a file.
         """
         if isinstance(line, FailureNote):
             self._failures.count(line, self.instance_name, self.about)

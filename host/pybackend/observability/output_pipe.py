@@ -37,11 +37,7 @@ _LAST_BYTES = 8192
 class OutputPipe:
     """The output of one process.
 
-    Args:
-        descriptor: the read end, owned by this object from now on.
-
-    Attributes:
-        output: receives the lines; must be set before :meth:`start`.
+    Owns the descriptor, a pipe's read end. ``output`` receives the lines; it must be set before :meth:`start`.
     """
 
     def __init__(self, descriptor: int, pid: int) -> None:

@@ -23,13 +23,7 @@ _ERROR = 2
 class _Kind:
     """Failures with the same text.
 
-    Attributes:
-        timer: ends the counting.
-        count: notes since the last line about it, less the failure whose text was written.
-        is_written: whether the text was written.
-        last: the last note.
-        instance_name: the instance that the last note came from.
-        about: its model and version.
+    ``count`` is the number of notes since the last line about it, less the failure whose text was written.
     """
 
     timer: asyncio.TimerHandle

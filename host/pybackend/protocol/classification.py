@@ -30,10 +30,8 @@ _UNSUPPORTED = frozenset({"BOOL", "FP16", "BF16", "BYTES"})
 class ClassRequest:
     """The classification requested for one output.
 
-    Attributes:
-        count: number of classes, at least 1.
-        batches: the output has a batch dimension, and each item gets its own classes.
-        labels: by index; elements beyond have none.
+    ``batches`` says that the output has a batch dimension, and each item gets its own classes. Elements beyond
+    ``labels`` have none.
     """
 
     count: int
@@ -42,11 +40,7 @@ class ClassRequest:
 
 
 def classes_of(tensor: OutputTensor, asked: ClassRequest) -> OutputTensor:
-    """A BYTES tensor ``[batch, k]``, or ``[k]``, of ``value:index`` or ``value:index:label``, the largest value first.
-
-    Raises:
-        InferenceError: INVALID_ARG; the output cannot be sorted or has too many elements.
-    """
+    """A BYTES tensor ``[batch, k]``, or ``[k]``, of ``value:index`` or ``value:index:label``, the largest value first."""
     return at_once(classes_in_steps(tensor, asked))
 
 

@@ -25,6 +25,7 @@ from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.documents.metadata import encode_error
 from pybackend.protocol.json.document import parse_document, type_error
 from pybackend.protocol.json.infer_response import encode_document, json_values
+from pybackend.protocol.json.large_request import SlicedData
 from pybackend.protocol.json.outline import (
     LARGEST_SKELETON_BYTES,
     SLICE_BYTES,
@@ -34,7 +35,6 @@ from pybackend.protocol.json.outline import (
     unescaped_end,
 )
 from pybackend.protocol.json.parameters import custom_parameter
-from pybackend.protocol.json.slices import SlicedData
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.steps import Steps
 from pybackend.spelling import closest
@@ -60,11 +60,7 @@ _value = msgspec.json.Decoder().decode
 def parse_generate(
     body: bytes, signature: ModelSignature, model_version: str, limits: BodyLimits
 ) -> Steps[InferenceRequest]:
-    """The request in a body, in steps of a few milliseconds. It has passed ``validate_header``.
-
-    Raises:
-        InferenceError: INTERNAL for JSON syntax and types, INVALID_ARG for all other mistakes.
-    """
+    """The request in a body, in steps of a few milliseconds. It has passed ``validate_header``."""
     limits.check_json(len(body))
     if PARAMETERS in signature.inputs:
         raise invalid(
@@ -255,11 +251,7 @@ def _shape(name: str, dims: tuple[int, ...], nested: list[int], count: int) -> l
 
 
 def generate_document(response: InferenceResponse) -> bytes:
-    """The JSON object for one response, or for the error in it; members are sorted by name.
-
-    Raises:
-        InferenceError: an output cannot be sent as JSON, or the outputs are too large.
-    """
+    """The JSON object for one response, or for the error in it; members are sorted by name."""
     if response.error is not None:
         return encode_error(response.error.message)
     nbytes = sum(len(tensor.data) for tensor in response.outputs)

@@ -23,10 +23,8 @@ SMALL_BYTES = 4096
 class OutputFormat:
     """Which outputs the client wants as binary tensors; all others are sent as JSON. Immutable.
 
-    Attributes:
-        binary_default: the format of outputs that ``overrides`` does not name.
-        overrides: format by output name, True for binary.
-        classes: outputs requested as classes, by name; None if there are none.
+    ``overrides`` tell the format of the outputs that they name, True for binary. ``classes`` are outputs requested as
+    classes; None if there are none.
     """
 
     __slots__ = ("binary_default", "classes", "overrides")
@@ -58,9 +56,7 @@ def output_format(
 ) -> OutputFormat:
     """The output format for a request.
 
-    Args:
-        forms: True for binary, by the name of each requested output; empty if the client named none.
-        binary_default: the format of outputs that the client did not name.
+    ``forms`` are True for binary, by the name of each requested output; empty if the client named none.
     """
     if classes:
         return OutputFormat(binary_default=binary_default, overrides=forms, classes=classes)
@@ -74,7 +70,6 @@ class InferPlan(Struct, eq=False):
     """A parsed request, and the form in which its client wants the outputs.
 
     Attributes:
-        request: inputs in the client's order. Inputs from JSON have their bytes.
         binary_inputs: the inputs whose bytes are missing, in the order of the bytes, with their announced sizes in bytes.
         checked: how far the request was checked against the model's signature.
         wants_empty_final: the client of a gRPC stream wants a last response even if the model sends none.
@@ -101,11 +96,7 @@ def request_like(template: InferenceRequest, inputs: list[InputTensor], request_
 
 
 def check_body_size(plan: InferPlan, available_bytes: int) -> None:
-    """Check the number of bytes after the JSON part against the announced sizes.
-
-    Raises:
-        InferenceError: INVALID_ARG; there are too few bytes, or bytes that belong to no input.
-    """
+    """Check the number of bytes after the JSON part against the announced sizes."""
     if plan.binary_bytes != available_bytes:
         raise body_size_error(plan.binary_inputs, available_bytes, plan.request.model_name)
 

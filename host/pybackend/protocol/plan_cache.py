@@ -45,8 +45,7 @@ class PlanCaches:
 class PlanCache:
     """Validated plans of one model version, by the bytes of their head.
 
-    Attributes:
-        templates: the plans of requests that are JSON only.
+    ``templates`` are the plans of requests that are JSON only.
     """
 
     def __init__(self) -> None:
@@ -105,12 +104,8 @@ class PlanCache:
     def whole(self, message: bytes, start: int, end: int) -> InferPlan | None:
         """A private copy of the plan for a JSON part, with the bytes of its tensors, which follow it.
 
-        Args:
-            message: bytes of a request, up to the end of its body.
-            start: of the JSON part in the message; it may begin with an id.
-
-        Returns:
-            None if the JSON part is not cached, or the number of bytes behind it does not fit it.
+        The message ends with the body; its JSON part may begin with an id. None if the JSON part is not cached, or
+        the number of bytes behind it does not fit it.
         """
         head = message[start:end]
         known, request_id = self._plans.get(head), ""
@@ -141,7 +136,6 @@ class PlanCache:
         change with the parts of an ensemble, and regions whenever clients register and unregister them.
 
         Args:
-            plan: the plan; its id and options are not stored.
             whole: False if the request's id and options came apart from the head.
         """
         request = plan.request

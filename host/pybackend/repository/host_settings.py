@@ -7,7 +7,7 @@ import sys
 from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.environment.specification import pack_in_process
-from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.inference.pending import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.devices import count_gpus
 from pybackend.instance.resources import ResourceTable

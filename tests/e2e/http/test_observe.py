@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pybackend.observability.gpu import FIELDS
+from pybackend.observability.machine import FIELDS
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving

@@ -12,8 +12,7 @@ from pybackend.frontend.access.api_keys import NO_KEY, WRONG_KEY, ApiKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.groups import grpc_group
 from pybackend.frontend.access.guard import Guard
-from pybackend.frontend.access.restrictions import Restrictions
-from pybackend.frontend.access.secrets import concealed
+from pybackend.frontend.access.restrictions import Restrictions, concealed
 from pybackend.frontend.grpc.head import RESTRICTED_PREFIX, CallPolicy
 from pybackend.settings import ApiGroup, Restriction
 from tests.support.engine import engine_on

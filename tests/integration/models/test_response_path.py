@@ -12,8 +12,7 @@ import pytest
 
 from pybackend.errors import ErrorCode
 from pybackend.inference import pending
-from pybackend.inference.pending import PendingRequest
-from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.inference.pending import PendingRequest, QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.model.cache.response_cache import LocalCache

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pybackend.errors import ServerError
-from pybackend.frontend.access.restrictions import Headers, only_value
-from pybackend.frontend.access.secrets import Secrets, bearer_key
+from pybackend.frontend.access.restrictions import Headers, Secrets, bearer_key, only_value
 from pybackend.frontend.followed_files import FollowedFiles
 
 log = logging.getLogger(__name__)
@@ -33,15 +32,8 @@ WRONG_KEY = "the API key is not one of this server's: ask its operator for a key
 class ApiKeys:
     """The keys of one server.
 
-    Args:
-        file: one key a line; empty lines and those that begin with ``#`` are comments.
-
-    Attributes:
-        files: reads the file again when it changes.
-        on_change: called after the keys have changed: decisions that were made with the old ones are void.
-
-    Raises:
-        ServerError: the file cannot be read, has no key, or one that is too short.
+    The file has one key a line; empty lines and those that begin with ``#`` are comments. ``on_change`` is called
+    after the keys have changed: decisions that were made with the old ones are void.
     """
 
     READS: ClassVar = frozenset({b"x-api-key", b"authorization"})

@@ -18,12 +18,8 @@ _RESERVED = frozenset({*RESERVED_NAMES, "headers", BINARY_DATA_OUTPUT})
 class ForwardedHeaders:
     """The headers that one port forwards.
 
-    Args:
-        pattern: RE2; a header is forwarded if the pattern matches a part of its name. Capitals make no difference, unless the
-            pattern says ``(?-i)``.
-
-    Raises:
-        ValueError: it is no pattern of RE2; the text says why.
+    A part of their names matches the pattern, which is one of RE2. Capitals make no difference, unless it says
+    ``(?-i)``. Raises ValueError, which says why, for any other text.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -40,9 +36,6 @@ class ForwardedHeaders:
         """The parameters that a request's headers become, by the headers' names; None for none.
 
         The values of a repeated header are joined with commas, in their order (RFC 9110 section 5.3).
-
-        Raises:
-            InferenceError: INVALID_ARG; a header has a reserved name, or there are too many.
         """
         if len(headers) > MOST_HEADERS:
             raise invalid(

@@ -29,8 +29,7 @@ _BY_BEGIN = {
 def http_group(path: str) -> ApiGroup | None:
     """The group of a route; None for a path that belongs to none.
 
-    Args:
-        path: decoded, without the query. A line break at its end is ignored, as the router ignores it.
+    The path is decoded, without the query. A line break at its end is ignored, as the router ignores it.
     """
     root, *parts = path.removesuffix("\n").split("/")
     if root or parts[:1] != ["v2"]:

@@ -6,18 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pybackend.frontend.access.api_keys import ApiKeys
-from pybackend.frontend.access.restrictions import Headers, Restrictions
-from pybackend.frontend.access.secrets import CREDENTIALS
+from pybackend.frontend.access.restrictions import CREDENTIALS, Headers, Restrictions
 from pybackend.settings import ApiGroup
 
 
 class Denial(NamedTuple):
-    """The answer to a call that may not be made.
-
-    Attributes:
-        message: for the client.
-        lacks_key: an API key is missing or wrong; otherwise the header of a restricted group is.
-    """
+    """The answer to a call that may not be made."""
 
     message: str
     lacks_key: bool

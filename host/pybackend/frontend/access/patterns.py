@@ -10,8 +10,7 @@ import re2
 def compile_pattern(pattern: str) -> Callable[[bytes], object]:
     """A search for a pattern in Latin-1 text, which ignores case unless the pattern says ``(?-i)``; None if it is not found.
 
-    Raises:
-        ValueError: it is no pattern of RE2; the text says why.
+    Raises ValueError, which says why, if it is no pattern of RE2.
     """
     options = re2.Options()
     options.case_sensitive = False

@@ -1,10 +1,12 @@
-"""Restricted groups: calls of them need a header with a secret value."""
+"""Restricted groups: calls of them need a header with a secret value, which is compared in a time that tells nothing about it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from hmac import compare_digest
 
-from pybackend.frontend.access.secrets import Concealed, Secrets
 from pybackend.settings import ApiGroup, Restriction
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -23,10 +25,8 @@ def only_value(headers: Headers, name: bytes) -> bytes | None:
 class Restrictions:
     """The restrictions of one port.
 
-    Args:
-        restrictions: no group occurs twice.
-        prefix: precedes their headers' names.
-        text: the beginning of a refusal's message; the header's name follows.
+    No group occurs twice. ``prefix`` precedes the headers' names, and ``text`` begins a refusal's message; the
+    header's name follows.
     """
 
     def __init__(self, restrictions: Sequence[Restriction], prefix: str = "", text: str = "") -> None:
@@ -57,3 +57,49 @@ class Restrictions:
         if value is not None and value in secret:
             return None
         return f"{self._text} '{name}'"
+
+
+CREDENTIALS = frozenset({b"authorization", b"proxy-authorization", b"x-api-key", b"cookie"})
+"""Headers that say who calls, in lower case; those of restricted groups come to them."""
+
+_BEARER = re.compile(rb"bearer +(\S+)", re.IGNORECASE)
+
+
+class Concealed(bytes):
+    """The digest of a secret, in the place of a header's value."""
+
+
+def concealed(name: bytes, value: bytes) -> bytes:
+    """The value of a header with credentials in a form that can be remembered: nobody can send it as a credential.
+
+    The name is in lower case, the value without blanks around it.
+    """
+    secret = bearer_key(value) if name == b"authorization" else value
+    return Concealed(_digest(secret)) if secret else b""
+
+
+def bearer_key(authorization: bytes) -> bytes:
+    """The key in a header ``authorization``; empty if there is none."""
+    if type(authorization) is Concealed:
+        return authorization
+    found = _BEARER.fullmatch(authorization)
+    return b"" if found is None else found[1]
+
+
+def _digest(value: bytes) -> bytes:
+    return sha256(value).hexdigest().encode()
+
+
+class Secrets:
+    """Secrets that are remembered as digests, so that a dump of memory does not contain them."""
+
+    def __init__(self, values: Iterable[bytes]) -> None:
+        self._digests = tuple(_digest(value) for value in values)
+
+    def __contains__(self, value: object) -> bool:
+        """True if the value is one of them; the time depends on their number only."""
+        assert isinstance(value, bytes)
+        digest, found = value if type(value) is Concealed else _digest(value), False
+        for each in self._digests:
+            found |= compare_digest(digest, each)
+        return found

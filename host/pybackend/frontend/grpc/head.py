@@ -10,7 +10,7 @@ from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.guard import Guard
-from pybackend.frontend.access.secrets import CREDENTIALS, concealed
+from pybackend.frontend.access.restrictions import CREDENTIALS, concealed
 from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.length_prefixed import ACCEPTED, ENCODINGS
 from pybackend.frontend.http2 import Fields, HeaderBlock, RequestHead

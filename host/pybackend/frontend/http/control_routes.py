@@ -23,9 +23,10 @@ from pybackend.protocol.documents.repository import (
     parse_index_request,
     parse_load_request,
     parse_unload_request,
+    traffic_change_in,
+    traffic_document,
 )
 from pybackend.protocol.documents.settings import log_changes_in, log_document, trace_changes_in, trace_document
-from pybackend.protocol.documents.traffic import traffic_change_in, traffic_document
 
 _JSON = "application/json"
 

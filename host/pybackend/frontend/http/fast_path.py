@@ -29,7 +29,7 @@ from msgspec import Struct
 from pybackend.engine.admission import Admission, Route
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.guard import Guard
-from pybackend.frontend.access.secrets import CREDENTIALS
+from pybackend.frontend.access.restrictions import CREDENTIALS
 from pybackend.frontend.http.connection import HttpConnection, State
 from pybackend.frontend.http.infer_answer import BINARY_HEAD, JSON_HEAD, InferAnswer
 from pybackend.frontend.http.infer_body import SMALL_BODY_BYTES

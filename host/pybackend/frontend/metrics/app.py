@@ -14,10 +14,8 @@ from pybackend.frontend.metrics.model_lines import ModelLines
 from pybackend.frontend.metrics.optional_families import LatencyFamilies, cache_families
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.observability.custom_metrics import CustomMetrics
-from pybackend.observability.gpu import open_gpu_meter
-from pybackend.observability.machine import Machine
+from pybackend.observability.machine import BOUNDS_S, LoopLag, Machine, ProcessUsage, open_gpu_meter, usage_of
 from pybackend.observability.metrics import Family, Sample, labels_text, lines
-from pybackend.observability.process_usage import BOUNDS_S, LoopLag, ProcessUsage, usage_of
 from pybackend.settings import MetricsSettings
 
 PART_CHARACTERS = 64 * 1024

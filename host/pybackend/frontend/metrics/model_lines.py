@@ -57,10 +57,7 @@ class _ModelFamily:
     """A family of versions.
 
     Attributes:
-        name: its name.
-        kind: ``counter`` or ``gauge``.
         source: the attribute of a version that has its figure, or a function that reads it.
-        help: a one-line description.
         label: name of the label that tells a version's series apart; ``""`` if it has only one.
         is_latency: the settings may leave it out.
         is_rare: the page has the family only if there are series.

@@ -17,11 +17,7 @@ _random = SystemRandom()
 class TraceContext(NamedTuple):
     """A span, as seen by the services that continue its trace.
 
-    Attributes:
-        trace_id: of the trace, 128 bits.
-        span_id: of the span, 64 bits.
-        sampled: the sender records the trace.
-        state: the senders' own notes.
+    ``sampled`` says that the sender records the trace; ``state`` has the senders' own notes.
     """
 
     trace_id: int

@@ -21,11 +21,7 @@ class TraceSink(Protocol):
     """Where traces go; used by one thread."""
 
     def write(self, traces: list[RequestTrace]) -> None:
-        """Write traces.
-
-        Raises:
-            TraceLossError: they are lost.
-        """
+        """Write traces. Raises TraceLossError if they are lost."""
 
     def interrupt(self) -> None:
         """Called by another thread: a write that waits for somebody must end soon."""
@@ -41,10 +37,7 @@ class TraceLossError(Exception):
 class Recorder:
     """A queue and a thread.
 
-    Args:
-        most_waiting: traces that may wait; further ones are lost.
-        period_s: the longest that a trace waits for others.
-        batch_size: traces that are enough not to wait longer.
+    Further traces than ``most_waiting`` are lost. They wait ``period_s`` for others, unless ``batch_size`` are there.
     """
 
     def __init__(self, sink: TraceSink, *, most_waiting: int, period_s: float, batch_size: int) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from pybackend.observability.tracing.context import TraceContext
 from pybackend.observability.tracing.settings import TraceLevel, TraceMode, TraceSettings
+from pybackend_wire.dtypes import DATATYPES
 
 MOST_EVENTS = 1024
 """Most times of one trace; a stream has two per response."""
@@ -85,15 +89,7 @@ class TracedResponse(Protocol):
 
 
 class RecordedTensor(NamedTuple):
-    """The beginning of a tensor.
-
-    Attributes:
-        activity: the station at which it was seen.
-        datatype: wire name of its datatype.
-        data: its first bytes.
-        nbytes: how many there were.
-        ns: when, by ``time.monotonic_ns()``.
-    """
+    """The beginning of a tensor. ``activity`` is the station at which it was seen, ``nbytes`` its whole size."""
 
     activity: str
     name: str
@@ -110,18 +106,14 @@ class RequestTrace:
     Attributes:
         number: its id in trace files and for models.
         parent: the record of the request that it was made for; None for a client's.
-        model_version: the version that answered.
-        namespace: of that model; empty on a server without namespaces.
         settings: those under which it was sampled.
         context: its span; with front ends, that of the client's whole request.
-        model_context: the span of the model's part.
         compute_context: the span that calls of the model belong to.
         outer: the context that the client sent, None if it sent none.
         protocol: ``HTTP`` or ``GRPC`` for a client's request, empty for others.
         events: moments, in the order in which they became known.
         times: of its last execution; None before it is over.
         executed_ns: when the host had that execution's outputs.
-        error: text of the failure, empty for a success.
     """
 
     __slots__ = (
@@ -203,11 +195,7 @@ class RequestTrace:
     def follow(
         self, request: TracedRequest, model: TracedModel, on_response: Callable[[Any], None]
     ) -> Callable[[Any], None]:
-        """Begin: the request is about to be queued.
-
-        Returns:
-            Receives the responses instead, and passes them on.
-        """
+        """Begin: the request is about to be queued. Returns what receives the responses instead, and passes them on."""
         self.model_name, self.model_version, self.namespace = model.name, model.version, model.namespace
         self.request_id = request.id
         self._request = request
@@ -276,8 +264,7 @@ class RequestTrace:
     def child(self, *, of_execution: bool) -> RequestTrace | None:
         """The record of a request that is made for this one; None if there are too many.
 
-        Args:
-            of_execution: the model makes it while it executes; otherwise it is a step of an ensemble.
+        The model makes it while it executes (``of_execution``), or it is a step of an ensemble.
         """
         first = self
         while first.parent is not None:
@@ -306,3 +293,39 @@ class RequestTrace:
             self.queued_ns = request.queued_ns
             self.events.append(Event("QUEUE_START", request.queued_ns))
         self._finish(self)
+
+
+_LENGTH = struct.Struct("<I")
+
+
+def described(tensor: RecordedTensor) -> dict[str, str]:
+    """A tensor as records of both forms show it."""
+    shape = ",".join(map(str, tensor.shape))
+    return {"name": tensor.name, "data": elements_text(tensor), "shape": shape, "dtype": tensor.datatype}
+
+
+def elements_text(tensor: RecordedTensor) -> str:
+    """The elements that were recorded, separated by commas."""
+    if tensor.datatype == "BYTES":
+        return ",".join(_strings(tensor.data))
+    if tensor.datatype == "BF16":
+        halves = np.frombuffer(tensor.data[: len(tensor.data) // 2 * 2], np.uint16)
+        values = (halves.astype(np.uint32) << 16).view(np.float32)
+    else:
+        dtype = DATATYPES[tensor.datatype].numpy
+        assert dtype is not None  # only BF16 has none
+        values = np.frombuffer(tensor.data[: len(tensor.data) // dtype.itemsize * dtype.itemsize], dtype)
+    if values.dtype == np.bool_:
+        values = values.astype(np.uint8)
+    return ",".join(map(str, values.tolist()))
+
+
+def _strings(data: bytes) -> Iterator[str]:
+    """The strings of serialised elements, as far as they are whole."""
+    at = 0
+    while at + _LENGTH.size <= len(data):
+        (size,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size + size
+        if at > len(data):
+            return
+        yield data[at - size : at].decode("utf-8", "backslashreplace")

@@ -33,15 +33,7 @@ class TraceLevel(StrEnum):
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """How spans reach a collector.
-
-    Attributes:
-        url: of the collector.
-        resource: attributes of this server.
-        max_queue_size: most spans that wait; further ones are dropped.
-        schedule_delay_ms: the longest that spans wait for others.
-        max_export_batch_size: most spans in one message.
-    """
+    """How spans reach a collector. More waiting spans than ``max_queue_size`` are dropped."""
 
     url: str = "http://localhost:4318/v1/traces"
     resource: Mapping[str, str] = field(default_factory=lambda: {"service.name": "triton-inference-server"})
@@ -55,13 +47,10 @@ class TraceSettings:
     """The settings at the start.
 
     Attributes:
-        mode: where traces go.
         levels: what is recorded; empty for no traces.
         rate: one of ``rate`` requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
         count: how many more requests may be sampled; -1 for any number.
         log_frequency: traces per file; 0 for one file.
-        file: the path of trace files, as it was given; ``""`` if there is none.
-        export: how spans reach a collector.
     """
 
     mode: TraceMode = TraceMode.TRITON
@@ -84,11 +73,7 @@ class TraceSettings:
         return "trace file name is not given" if not self.file else ""
 
     def changed(self, changes: Mapping[str, Any]) -> TraceSettings:
-        """These settings with other values of some attributes.
-
-        Raises:
-            InferenceError: INVALID_ARG, they do not fit together.
-        """
+        """These settings with other values of some attributes."""
         made = replace(self, **changes)
         if made.invalid_reason:
             advice = "" if made.rate == 0 else ": restart the server with --trace-config=triton,file=FILE"
@@ -116,11 +101,7 @@ class TraceSettingsBook:
         return [name for name in self._changes if name]
 
     def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
-        """Change attributes for a model, or the whole server; None ends an earlier change.
-
-        Raises:
-            InferenceError: INVALID_ARG, the settings do not fit together.
-        """
+        """Change attributes for a model, or the whole server; None ends an earlier change."""
         changed = {**self._changes.get(model_name, {}), **changes}
         kept = {name: value for name, value in changed.items() if value is not None}
         if model_name:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pybackend.errors import SettingError
 from pybackend.observability.tracing.context import TraceContext
 from pybackend.observability.tracing.recorder import TraceLossError, wall_offset_ns
-from pybackend.observability.tracing.request_trace import Event, RequestTrace
+from pybackend.observability.tracing.request_trace import Event, RequestTrace, described
 from pybackend.observability.tracing.settings import ExportSettings
-from pybackend.observability.tracing.tensor_text import described
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -23,11 +22,7 @@ EXPORT_TIMEOUT_S = 5.0
 
 
 class SpanExport:
-    """Sends spans.
-
-    Raises:
-        ServerError: the packages of OpenTelemetry are not installed.
-    """
+    """Sends spans."""
 
     def __init__(self, settings: ExportSettings) -> None:
         try:

@@ -10,19 +10,14 @@ from typing import Any
 
 from pybackend.errors import SettingError
 from pybackend.observability.tracing.recorder import TraceLossError
-from pybackend.observability.tracing.request_trace import RequestTrace
-from pybackend.observability.tracing.tensor_text import described
+from pybackend.observability.tracing.request_trace import RequestTrace, described
 
 MOST_HELD_BYTES = 16 * 1024 * 1024
 """Fragments that wait for a file to be full. Beyond it, the file is written with fewer traces."""
 
 
 class TraceFile:
-    """Writes ``path``, or ``path.0``, ``path.1``, ... with a number of traces each. Each file is complete at any time.
-
-    Raises:
-        ServerError: it cannot be written.
-    """
+    """Writes ``path``, or ``path.0``, ``path.1``, ... with a number of traces each. Each file is complete at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

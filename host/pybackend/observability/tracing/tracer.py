@@ -19,11 +19,8 @@ _OFF = TraceSettings()
 class _Sampler:
     """Chooses every n-th request.
 
-    Attributes:
-        settings: those in force.
-        count: how many more requests may be chosen; -1 for any number.
-        takes_any: False if none is ever chosen.
-        left: requests until the next one that is chosen.
+    ``count`` is how many more requests may be chosen, -1 for any number; ``left`` counts the requests until the next
+    one.
     """
 
     __slots__ = ("count", "left", "settings", "takes_any")
@@ -47,12 +44,8 @@ class _Sampler:
 class Tracer:
     """The traces of one server.
 
-    Args:
-        recorder: receives finished traces; None records nothing.
-
-    Attributes:
-        active: some request may be traced. Front ends read this before they ask.
-        continues: contexts that clients send are continued.
+    If ``active``, some request may be traced: front ends read this before they ask. If it ``continues``, contexts
+    that clients send are continued.
     """
 
     def __init__(self, settings: TraceSettings = _OFF, recorder: Recorder | None = None) -> None:
@@ -72,11 +65,7 @@ class Tracer:
         return replace(self._book.of(model_name), count=sampler.count)
 
     def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
-        """Change settings of a model, or of the whole server for ``""``; see :meth:`TraceSettingsBook.change`.
-
-        Raises:
-            InferenceError: INVALID_ARG, the settings do not fit together.
-        """
+        """Change settings of a model, or of the whole server for ``""``; see :meth:`TraceSettingsBook.change`."""
         self._book.change(model_name, changes)
         if not model_name:
             self._server = _Sampler(self._book.of())
@@ -110,8 +99,7 @@ class Tracer:
     def begin(self, model_name: str, protocol: str, *, sends: bool) -> RequestTrace:
         """The record of a client's request that :meth:`takes` has sampled.
 
-        Args:
-            sends: the front end says when the answer was sent.
+        The front end ``sends`` if it says when the answer was sent.
         """
         sampler = self._models.get(model_name, self._server)
         return RequestTrace(sampler.settings, self._finish, protocol=protocol, context=new_context(), sends=sends)
@@ -133,11 +121,7 @@ _FILE_PERIOD_S = 0.05
 
 
 def make_recorder(settings: TraceSettings) -> Recorder | None:
-    """The recorder; None if traces have no place to go.
-
-    Raises:
-        ServerError: the settings do not fit together, the file cannot be written, or a package is missing.
-    """
+    """The recorder; None if traces have no place to go."""
     if settings.invalid_reason:
         raise SettingError(f"--trace-config: {settings.invalid_reason}. Add --trace-config=triton,file=FILE")
     if settings.mode is TraceMode.OPENTELEMETRY:

@@ -26,9 +26,7 @@ def server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes
 def model_metadata(signature: ModelSignature, versions: Sequence[str], model_platform: str) -> bytes:
     """The JSON document that describes a model's tensors. It has the protocol's members only: some clients are strict.
 
-    Args:
-        versions: decimal, ascending: the ready ones, or the requested one.
-        model_platform: the configuration's ``platform``, or its backend's name.
+    ``versions`` are decimal and ascending: the ready ones, or the requested one.
     """
     batching = signature.max_batch_size > 0
     return _encode(

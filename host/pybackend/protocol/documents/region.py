@@ -9,12 +9,7 @@ from pybackend.protocol.json.document import as_object, as_string, as_unsigned, 
 
 
 class Registration(NamedTuple):
-    """A region to register.
-
-    Attributes:
-        key: the name of the shared memory object.
-        offset: start of the region in the object, in bytes.
-    """
+    """A region to register. ``offset`` is where it starts in the shared memory object, in bytes."""
 
     key: str
     offset: int
@@ -22,11 +17,7 @@ class Registration(NamedTuple):
 
 
 def parse_registration(body: bytes) -> Registration:
-    """Read the body of a request to register a region.
-
-    Raises:
-        InferenceError: INTERNAL for JSON syntax and types, INVALID_ARG for a missing member.
-    """
+    """Read the body of a request to register a region."""
     document = as_object(parse_document(body, None), "key")
     for member in ("key", "byte_size"):
         if member not in document:

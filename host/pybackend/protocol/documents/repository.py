@@ -1,16 +1,24 @@
-"""The JSON documents of the model repository extension: the index, and requests to load and unload."""
+"""The JSON documents of the model repository extension: the index, requests to load and unload, and the traffic of a model's versions."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from pybackend.errors import ErrorCode, InferenceError, invalid
+from pybackend.modelconfig.traffic import (
+    SHADOW_FORM,
+    WEIGHTS_FORM,
+    Shadow,
+    TrafficRules,
+    shadow_of,
+    weights_of,
+)
 from pybackend.protocol.json.document import as_bool, as_object, as_string, parse_document
 
 CONFIG, UNLOAD_DEPENDENTS = "config", "unload_dependents"
@@ -39,12 +47,8 @@ _encode = msgspec.json.Encoder().encode
 class IndexRow(Protocol):
     """A row of the index.
 
-    Attributes:
-        name: the model's name.
-        version: decimal, ``""`` if it has none.
-        state: the stage of the version's life, ``""`` for a model that was never loaded.
-        reason: why it is not available, ``""`` if it is.
-        namespace: the model's, ``""`` on a server without namespaces.
+    The empty text stands for what a row does not have: a version, a reason (it is available), a namespace, a state
+    (it was never loaded).
     """
 
     @property
@@ -76,11 +80,7 @@ def _index_member(row: IndexRow) -> dict[str, str]:
 
 
 def parse_index_request(body: bytes) -> bool:
-    """True if the index is to have ready versions only.
-
-    Raises:
-        InferenceError: INTERNAL for JSON syntax, INVALID_ARG for a value that is not a boolean.
-    """
+    """True if the index is to have ready versions only."""
     ready = _document(body).get("ready", False)
     if type(ready) is not bool:
         raise invalid("Invalid value for 'ready': expected a boolean, true or false")
@@ -91,10 +91,6 @@ def parse_load_request(body: bytes) -> tuple[str | None, dict[str, bytes]]:
     """The configuration and the files in a load request: None and empty if there are none. Blocking for large files.
 
     Files are decoded in pieces: no call of a library keeps other threads waiting for long.
-
-    Raises:
-        InferenceError: INTERNAL for JSON syntax and types, and for unknown parameters; INVALID_ARG for a file that is not
-            base64, and for too much beside the files.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -158,11 +154,7 @@ def unknown_parameter(name: str) -> str:
 
 
 def parse_unload_request(body: bytes) -> bool:
-    """True if the parts of an ensemble should be unloaded with it.
-
-    Raises:
-        InferenceError: INTERNAL for JSON syntax and types.
-    """
+    """True if the parts of an ensemble should be unloaded with it."""
     return as_bool(_parameters(body).get(UNLOAD_DEPENDENTS, False), UNLOAD_DEPENDENTS)
 
 
@@ -189,3 +181,68 @@ def _document(body: bytes) -> dict[str, Any]:
 
 def _parameters(body: bytes) -> dict[str, Any]:
     return as_object(_document(body).get("parameters", {}), "parameters")
+
+
+class _Shadow(msgspec.Struct, forbid_unknown_fields=True):
+    version: int | str
+    percent: float
+
+
+class _Change(msgspec.Struct, forbid_unknown_fields=True):
+    weights: dict[str, int] | msgspec.UnsetType | None = msgspec.UNSET
+    shadow: _Shadow | msgspec.UnsetType | None = msgspec.UNSET
+    reset: bool = False
+
+
+def traffic_document(name: str, rules: TrafficRules, source: str, shares: Mapping[str, float]) -> bytes:
+    """The rules of a model as JSON.
+
+    ``shares`` are the percentages of the requests without a version that the versions answer now.
+    """
+    shadow = rules.shadow
+    document: dict[str, Any] = {
+        "name": name,
+        "weights": {str(version): weight for version, weight in rules.weights.items()},
+        "shadow": None if shadow is None else {"version": str(shadow.version), "percent": shadow.percent},
+        "source": source,
+        "shares": {version: round(percent, 3) for version, percent in shares.items()},
+    }
+    return msgspec.json.encode(document)
+
+
+def traffic_change_in(body: bytes) -> dict[str, Any]:
+    """The change that a body requests: ``weights``, ``shadow`` with ``sets_shadow``, or ``reset``."""
+    try:
+        change = msgspec.json.decode(body or b"{}", type=_Change)
+    except msgspec.DecodeError as error:
+        raise _invalid(f"{error}") from None
+    if change.reset:
+        return {"reset": True}
+    found: dict[str, Any] = {}
+    if not isinstance(change.weights, msgspec.UnsetType):
+        found["weights"] = _weights(change.weights or {})
+    if not isinstance(change.shadow, msgspec.UnsetType):
+        found |= {"shadow": _shadow(change.shadow), "sets_shadow": True}
+    if not found:
+        raise _invalid("it names none of 'weights', 'shadow' and 'reset'")
+    return found
+
+
+def _weights(given: Mapping[str, int]) -> Mapping[int, int]:
+    try:
+        return weights_of(",".join(f"{version}={weight}" for version, weight in given.items())) if given else {}
+    except ValueError:
+        raise _invalid(f"'weights' must be {WEIGHTS_FORM}, as an object") from None
+
+
+def _shadow(given: _Shadow | None) -> Shadow | None:
+    try:
+        return None if given is None else shadow_of(f"{given.version}={given.percent!r}")
+    except ValueError:
+        raise _invalid(f"'shadow' must be {SHADOW_FORM}, as an object with 'version' and 'percent'") from None
+
+
+def _invalid(reason: str) -> InferenceError:
+    return invalid(
+        f'the body must be JSON such as {{"weights": {{"1": 90, "2": 10}}, "shadow": {{"version": 3, "percent": 5}}}}: {reason}'
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pybackend.errors import ErrorCode, InferenceError, invalid
-from pybackend.observability.log_settings import LogFormat, LogSettings
+from pybackend.observability.log_lines import LogFormat, LogSettings
 from pybackend.observability.tracing.settings import SIGNED_32, UNSIGNED_32, TraceLevel, TraceMode, TraceSettings
 from pybackend.protocol.json.document import as_array, as_bool, as_object, as_string, as_unsigned, parse_document
 from pybackend.spelling import closest
@@ -39,11 +39,7 @@ def log_document(settings: LogSettings) -> bytes:
 
 
 def log_changes_in(body: bytes) -> dict[str, Any]:
-    """The changes that a body asks for, as :func:`log_changes`; null leaves a setting as it is.
-
-    Raises:
-        InferenceError: the body is no JSON object, or asks for something that cannot be.
-    """
+    """The changes that a body asks for, as :func:`log_changes`; null leaves a setting as it is."""
     given = as_object(parse_document(body), "settings")
     changes = {name: value for name, value in given.items() if value is not None}
     for name in _SWITCHES:
@@ -57,11 +53,7 @@ def log_changes_in(body: bytes) -> dict[str, Any]:
 
 
 def log_changes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes by names in the protocol, as attributes of :class:`LogSettings`; values have the right types.
-
-    Raises:
-        InferenceError: there is no such setting, or it cannot have this value, or not be changed.
-    """
+    """Changes by names in the protocol, as attributes of :class:`LogSettings`; values have the right types."""
     if "log_file" in given:
         raise InferenceError(
             "log file location can not be updated through network protocol: restart the server with --log-file",
@@ -132,11 +124,7 @@ def trace_document(settings: TraceSettings) -> bytes:
 
 
 def trace_changes_in(body: bytes) -> dict[str, Any]:
-    """The changes that a body asks for, as attributes of :class:`TraceSettings`; None ends an earlier change.
-
-    Raises:
-        InferenceError: the body is no JSON object, or asks for something that cannot be.
-    """
+    """The changes that a body asks for, as attributes of :class:`TraceSettings`; None ends an earlier change."""
     given = as_object(parse_document(body), "settings")
     values: dict[str, list[str] | None] = {}
     for name, value in given.items():
@@ -150,11 +138,7 @@ def trace_changes_in(body: bytes) -> dict[str, Any]:
 
 
 def trace_changes(given: Mapping[str, Sequence[str] | None]) -> dict[str, Any]:
-    """Changes by names in the protocol, as attributes of :class:`TraceSettings`; None ends an earlier change.
-
-    Raises:
-        InferenceError: there is no such setting, or it cannot have this value, or not be changed.
-    """
+    """Changes by names in the protocol, as attributes of :class:`TraceSettings`; None ends an earlier change."""
     if "trace_file" in given:
         raise InferenceError(
             "trace file location can not be updated through network protocol: restart the server with "

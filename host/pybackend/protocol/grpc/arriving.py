@@ -49,7 +49,6 @@ class ArrivingMessage:
         """Nothing has arrived.
 
         Args:
-            limits: bounds of all that is not a raw tensor.
             plan_of: called once, when all that precedes the first raw tensor has arrived, or at the end.
             make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
             on_shortage: called when the model has no memory left; returns True if some may be available now.
@@ -70,11 +69,7 @@ class ArrivingMessage:
         self._surplus_bytes = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Process the next bytes.
-
-        Raises:
-            InferenceError: the bytes make the request invalid, or there is no memory for them.
-        """
+        """Process the next bytes."""
         view = memoryview(data)
         while view:
             room = self._room

@@ -47,9 +47,8 @@ _LENGTH = Struct("<I")
 def cut_contents(head: bytes) -> tuple[bytes, dict[int, memoryview]]:
     """Take the large contents out of a request's head.
 
-    Returns:
-        The head in which those contents are empty, and their bytes by the number of the input. Inputs whose fields are
-        not as encoders write them keep their contents.
+    Returns the head in which those contents are empty, and their bytes by the number of the input. Inputs whose
+    fields are not as encoders write them keep theirs.
     """
     if len(head) <= _CUT_BYTES:
         return head, {}
@@ -102,15 +101,8 @@ def encode_contents(
 ) -> Steps[bytearray]:
     """The wire bytes of an input.
 
-    Args:
-        contents: a serialized ``InferTensorContents``; integers that are too large for 8 or 16 bits lose their upper bits.
-
-    Returns:
-        As many elements as the list has, none if every list is empty.
-
-    Raises:
-        InferenceError: INVALID_ARG; the values are in a list for another datatype, in two lists, too many, or not packed.
-            INTERNAL; the bytes are no such message.
+    ``contents`` is a serialized ``InferTensorContents``; integers that are too large for 8 or 16 bits lose their
+    upper bits. There are as many elements as the list has, none if every list is empty.
     """
     data = bytearray()
     found = ""

@@ -40,8 +40,6 @@ class MessageLayout:
     """A message whose id and tensors may vary.
 
     Attributes:
-        model_name: as the client sent it.
-        model_version: likewise.
         head: the message without id and raw tensors.
         unpack: unpacks the raw tensors, and between two of them the tag and length of the second.
         tags: these tags and lengths.
@@ -75,8 +73,7 @@ class MessageLayouts:
     def find(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
         """Recognise a serialized ``ModelInferRequest`` that lies between two offsets.
 
-        Returns:
-            Its layout, its id (``""`` if it has none) and its raw tensors; None if it is not known.
+        Returns its layout, its id (``""`` if it has none) and its raw tensors; None if it is not known.
         """
         nbytes = stop - start
         for size in self._beginnings.get(nbytes, ()):
@@ -114,8 +111,7 @@ class MessageLayouts:
     def split(self, data: bytes, limits: BodyLimits) -> tuple[InferMessage, MessageLayout | None]:
         """Cut a serialized ``ModelInferRequest``; see :func:`~pybackend.protocol.grpc.message.split_message`.
 
-        Returns:
-            Its parts, and its layout if that was known.
+        Returns its parts, and its layout if that was known.
         """
         found = self.find(data, 0, len(data))
         if found is not None:

@@ -41,13 +41,9 @@ _MOST_PARTS = 8
 class InferMessage:
     """The parts of one request message.
 
-    Attributes:
-        model_name: as the client sent it.
-        model_version: as the client sent it, ``""`` for the newest ready version.
-        id: the request's id, ``""`` if it has none.
-        parameters: the request's parameters, as bytes of a message that has nothing else.
-        head: the message without id, parameters and raw tensors.
-        raw: the raw tensors: copies up to 4 KB, else views of the message.
+    An empty ``model_version`` means the newest ready one. ``parameters`` is a message that has nothing else, ``head``
+    has neither id nor parameters nor raw tensors, and ``raw`` tensors are copies up to 4 KB, else views of the
+    message.
     """
 
     __slots__ = ("head", "id", "model_name", "model_version", "parameters", "raw")
@@ -68,11 +64,7 @@ class UnusualError(Exception):
 
 
 def split_message(data: bytes, limits: BodyLimits) -> InferMessage:
-    """Cut a serialized ``ModelInferRequest``. Its inputs and outputs are not checked yet.
-
-    Raises:
-        InferenceError: INTERNAL; the bytes are no such message. INVALID_ARG; it has too many parts, or too large ones.
-    """
+    """Cut a serialized ``ModelInferRequest``. Its inputs and outputs are not checked yet."""
     try:
         message = _split(data)
     except (UnusualError, IndexError, UnicodeDecodeError):
@@ -82,11 +74,7 @@ def split_message(data: bytes, limits: BodyLimits) -> InferMessage:
 
 
 def parse_part(part: bytes) -> Any:
-    """The ``ModelInferRequest`` that has the fields of a part only.
-
-    Raises:
-        InferenceError: INTERNAL; protobuf cannot read it.
-    """
+    """The ``ModelInferRequest`` that has the fields of a part only."""
     try:
         return message_class("inference.ModelInferRequest").FromString(part)
     except (DecodeError, UnicodeDecodeError) as error:  # UnicodeDecodeError: protobuf in plain Python
@@ -114,11 +102,7 @@ def _in_usual_order(data: bytes, limits: BodyLimits) -> bytes:
 
 
 def check_field_count(data: bytes) -> None:
-    """Refuse a message of too many fields, before protobuf makes objects of them; broken ones are left to protobuf.
-
-    Raises:
-        InferenceError: INVALID_ARG; there are more than :data:`MOST_FIELDS`. INTERNAL; there is a group.
-    """
+    """Refuse a message of too many fields, before protobuf makes objects of them; broken ones are left to protobuf."""
     with suppress(IndexError, UnusualError):
         for _ in _fields(data, 0, len(data), MOST_FIELDS):
             pass
@@ -217,9 +201,7 @@ def _behind(data: bytes, at: int, tag: int) -> int:
 def read_varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
     """An unsigned number of up to ten bytes, and the offset behind it.
 
-    Raises:
-        IndexError: the data ends before the number does.
-        UnusualError: the number is longer.
+    Raises IndexError if the data ends first, UnusualError if the number is longer.
     """
     value = shift = 0
     while True:

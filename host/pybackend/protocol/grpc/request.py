@@ -21,15 +21,16 @@ from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.grpc.contents import cut_contents, encode_contents
 from pybackend.protocol.grpc.message import InferMessage, parse_part
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
-from pybackend.protocol.limits import MOST_DIMS, BodyLimits
-from pybackend.protocol.plan_cache import PlanCache
-from pybackend.protocol.refusals import (
+from pybackend.protocol.limits import (
+    MOST_DIMS,
+    BodyLimits,
     classes_in_region_error,
     datatype_error,
     region_size_error,
     repeated_error,
     too_many_dims_error,
 )
+from pybackend.protocol.plan_cache import PlanCache
 from pybackend.protocol.request_parameters import RESERVED_PREFIX, Readers, apply_parameters
 from pybackend.protocol.steps import Steps, at_once
 from pybackend_wire.dtypes import DATATYPES, ITEMSIZE
@@ -52,12 +53,8 @@ def decode_message(
 ) -> InferPlan:
     """The request in a message.
 
-    Returns:
-        A plan whose inputs have their bytes. It has passed ``validate_header``. All outputs are binary.
-
-    Raises:
-        InferenceError: INTERNAL for bytes that protobuf cannot read, INVALID_ARG for invalid requests, NOT_FOUND for
-            unregistered shared memory.
+    The plan's inputs have their bytes. It has passed ``validate_header``, and ``plans`` remember it unless they are
+    None. All outputs are binary.
     """
     plan = None if plans is None else plans.filled(message.head, message.raw)
     if plan is not None:
@@ -93,9 +90,8 @@ def plan_arriving(
 ) -> InferPlan:
     """The request in a message whose raw tensors have not arrived.
 
-    Returns:
-        A plan as from :func:`decode_message`. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors
-        may have any.
+    At least one will follow. ``binary_inputs`` have the sizes that follow from their shapes; BYTES tensors may have
+    any.
     """
     plan = None if plans is None else plans.get(message.head)
     if plan is None:

@@ -35,10 +35,7 @@ _MOST_HEADERS = 512
 class EncodedMessage:
     """A serialized message, in pieces.
 
-    Attributes:
-        pieces: what to send, in this order.
-        nbytes: total length.
-        borrows_memory: True if a piece is a view of the response's memory: release the response after sending it.
+    If it ``borrows_memory``, a piece is a view of the response's memory: release the response after sending it.
     """
 
     __slots__ = ("borrows_memory", "nbytes", "pieces")
@@ -52,12 +49,7 @@ class EncodedMessage:
 def encode_message(
     response: InferenceResponse, output_format: OutputFormat, headers: MessageHeaders | None = None
 ) -> EncodedMessage:
-    """Encode a result as a ``ModelInferResponse``; not for responses that hold an error.
-
-    Raises:
-        InferenceError: INVALID_ARG; an output cannot be classified, or the message is too large. INTERNAL; a parameter
-            cannot be sent.
-    """
+    """Encode a result as a ``ModelInferResponse``; not for responses that hold an error."""
     return _encode(response, output_format, _parameters(response.parameters) if response.parameters else b"", headers)
 
 
@@ -120,12 +112,8 @@ def id_field(request_id: str) -> bytes:
 class _Header(NamedTuple):
     """The recurring part of the responses of a model whose outputs have the same shapes.
 
-    Attributes:
-        model: the fields before the id.
-        tensors: the outputs.
-        tags: what precedes each raw tensor.
-        nbytes: length of all of these and of the raw tensors.
-        is_small: every raw tensor is short enough to be copied.
+    A ``model`` comes before the id, then ``tensors`` describe the outputs, and a tag precedes each raw tensor.
+    ``nbytes`` includes the raw tensors. If ``is_small``, each of them is short enough to be copied.
     """
 
     model: bytes

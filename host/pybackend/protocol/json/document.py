@@ -43,12 +43,7 @@ NESTING_TEXT = f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING}
 def parse_document(text: bytes, offset: Callable[[int], int] | None = None) -> Any:
     """Parse a whole JSON text to plain Python objects.
 
-    Args:
-        offset: maps a position in the text to the position to report, if the text is part of the client's.
-
-    Raises:
-        InferenceError: INTERNAL for malformed JSON, with the parser's message and offset; INVALID_ARG for text that is
-            not Unicode or nested too deeply.
+    ``offset`` maps a position in the text to the position to report, if the text is part of the client's.
     """
     collecting = gc.isenabled()
     gc.disable()  # ten million new lists are not garbage: searching them makes parsing take four times as long
@@ -116,11 +111,7 @@ def type_error(field: str, wanted: str) -> InferenceError:
 
 
 def member(parent: Any, name: str) -> Any:
-    """A required member.
-
-    Raises:
-        InferenceError: INTERNAL; ``parent`` is not an object or has no such member.
-    """
+    """A required member."""
     if type(parent) is not dict:
         raise type_error(name, "non-object as object")
     if name not in parent:

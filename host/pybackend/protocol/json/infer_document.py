@@ -32,8 +32,9 @@ from pybackend.protocol.json.document import (
 from pybackend.protocol.json.outline import CutTensors
 from pybackend.protocol.json.parameters import apply_json_parameters
 from pybackend.protocol.json.tensor import FLOATS, UNSIGNED, encode_values, is_json_integer
-from pybackend.protocol.limits import MOST_DIMS, BodyLimits
-from pybackend.protocol.refusals import (
+from pybackend.protocol.limits import (
+    MOST_DIMS,
+    BodyLimits,
     classes_in_region_error,
     datatype_error,
     region_size_error,
@@ -51,10 +52,8 @@ class DocumentReader:
     """Reads one document.
 
     Attributes:
-        has_header_length: the client sent the length of the JSON part, which binary inputs require.
         available_bytes: body bytes after the JSON part; None if unknown yet.
         cut_tensors: receives the tensors whose data was cut out of the document; None if the document is complete.
-        regions: finds the parts of regions that the document names.
     """
 
     signature: ModelSignature
@@ -66,11 +65,7 @@ class DocumentReader:
     regions: RegionFinder = NO_REGIONS
 
     def read(self, text: bytes) -> InferPlan:
-        """Parse and check.
-
-        Raises:
-            InferenceError: the first mistake; INTERNAL for JSON syntax and types, else INVALID_ARG.
-        """
+        """Parse and check."""
         document = parse_document(text, None if self.cut_tensors is None else self.cut_tensors.offset)
         request = InferenceRequest(self.signature.model_name, self.model_version)
         binary_default = self._read_head(document, request)
@@ -231,11 +226,7 @@ def missing_elements_error(count: int) -> InferenceError:
 
 
 def check_values(datatype: str, values: list[Any]) -> None:
-    """Check the JSON types of a tensor's elements.
-
-    Raises:
-        InferenceError: INTERNAL; an element has the wrong type for the datatype.
-    """
+    """Check the JSON types of a tensor's elements."""
     if datatype == "BYTES":
         _check_strings(values)
     else:

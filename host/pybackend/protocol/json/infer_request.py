@@ -99,17 +99,9 @@ def parse_infer(
 
     Args:
         header: the JSON part; the whole body if the client did not send its length.
-        header_length: the length sent by the client; None if it sent none.
         available_bytes: body bytes after the JSON part, if the caller knows: then sizes are checked here, in the
             reference's order; otherwise by ``check_body_size``.
         cut_tensors: receives the tensors whose data was cut out of the JSON part; None if it is complete.
-
-    Returns:
-        The plan. JSON inputs have their wire bytes.
-
-    Raises:
-        InferenceError: INTERNAL for JSON syntax and types, INVALID_ARG for invalid requests, NOT_FOUND for unregistered
-            shared memory, UNSUPPORTED for unsupported features.
     """
     if header_length is not None and len(header) < header_length:
         raise invalid(f"unexpected size for request JSON, expecting {header_length - len(header)} more bytes")
@@ -241,11 +233,7 @@ _HEADER_LENGTH_ADVICE = (
 
 
 def parse_header_length(value: bytes, content_length: int) -> int:
-    """The value of ``Inference-Header-Content-Length``; 0 means a raw body without JSON.
-
-    Raises:
-        InferenceError: INVALID_ARG; the value is not a number, or not between 0 and the body's length.
-    """
+    """The value of ``Inference-Header-Content-Length``; 0 means a raw body without JSON."""
     if value.isdigit() and len(value) < 10:  # the ordinary case
         length = int(value)
         if length <= content_length:
@@ -275,17 +263,8 @@ def parse_raw(
 ) -> InferPlan:
     """Make a request from a raw body (header length 0): the data of the only input; the model's signature defines the rest.
 
-    Every output of the response is binary.
-
-    Args:
-        body: the input's bytes; for BYTES the one element without a length.
-        signature: of a model with one input.
-
-    Returns:
-        A plan whose input has its data: a view of ``body``, except for BYTES. It is not validated.
-
-    Raises:
-        InferenceError: INVALID_ARG; the body is too large or the shape cannot be deduced.
+    Every output of the response is binary. The body of a BYTES tensor is the one element without a length; any other
+    input's data is a view of ``body``. The plan is not validated.
     """
     limits.check_raw(len(body))
     if len(signature.inputs) != 1:

@@ -31,12 +31,8 @@ LONGEST_CACHED_NAMES = 4096
 class EncodedResponse:
     """The body of a response, in pieces.
 
-    Attributes:
-        header_json: the JSON part, or the whole body.
-        json_length: value of ``Inference-Header-Content-Length``; None if nothing follows the JSON part.
-        chunks: the binary tensors, sent after ``header_json`` in this order.
-        body_bytes: total length.
-        borrows_memory: True if a chunk is a view of the response's memory: release the response after sending it.
+    ``chunks`` follow the JSON part, whose length is None if there are none. If the response ``borrows_memory``, a
+    chunk is a view of its memory: release it after sending.
     """
 
     __slots__ = ("body_bytes", "borrows_memory", "chunks", "header_json", "json_length")
@@ -90,12 +86,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_response(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
-    """Encode a result; not for responses that hold an error.
-
-    Raises:
-        InferenceError: INVALID_ARG; a BYTES output requested as JSON is not text, or an output cannot be classified.
-            INTERNAL; a BYTES output is malformed.
-    """
+    """Encode a result; not for responses that hold an error."""
     if output_format is ALL_BINARY and not response.parameters and response.id.isascii():
         return _encode_binary(response)
     outputs: list[_Output] = []
@@ -164,8 +155,7 @@ def binary_header(
 ) -> bytes:
     """The JSON part of a response whose outputs are all binary, without an id.
 
-    Args:
-        layout: name, datatype, shape and size in bytes of each output.
+    The layout is name, datatype, shape and size in bytes of each output.
     """
     outputs = [_Output(name, datatype, shape, BinaryParameters(size)) for name, datatype, shape, size in layout]
     document = _Document(

@@ -1,24 +1,31 @@
 """Parses a request with much JSON in steps of a few milliseconds, so that other requests need not wait.
 
 Used by: front ends, for JSON parts above :data:`LARGE_JSON_BYTES`. Requests that do not fit the model are refused
-before any tensor data is converted.
+before any tensor data is converted, in slices that are cut at a comma and parsed separately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
+from itertools import pairwise
 from operator import add
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import InferPlan
-from pybackend.protocol.json.document import parse_document
+from pybackend.protocol.json.document import MAX_NESTING, parse_document, type_error
+from pybackend.protocol.json.infer_document import check_values, flatten, missing_elements_error, surplus_elements_error
 from pybackend.protocol.json.infer_request import parse_infer
-from pybackend.protocol.json.outline import CutTensors, Outline, check_skeleton, outline_in_steps
-from pybackend.protocol.json.slices import SlicedData
+from pybackend.protocol.json.outline import CutTensors, Outline, check_skeleton, outline_in_steps, unescaped_end
+from pybackend.protocol.json.tensor import decode_list, encode_values, opening_depth
 from pybackend.protocol.limits import BodyLimits
 from pybackend_wire.dtypes import ITEMSIZE
 
@@ -39,12 +46,10 @@ def parse_large(
 ) -> Generator[None, None, InferPlan]:
     """The work of ``parse_infer`` and then ``validate_header``, in steps.
 
-    Args:
-        text: the JSON part; it must not change before the end.
-        make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
+    The ``text`` must not change before the end.
 
-    Raises:
-        InferenceError: the errors of both; INVALID_ARG if too much of the JSON is not tensor data.
+    Args:
+        make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
     """
     limits.check_json(len(text))
     outline = yield from outline_in_steps(text)
@@ -96,3 +101,131 @@ def _copy(pieces: list[bytes], room: memoryview) -> Generator[None, None, None]:
         if since >= _COPIED_PER_STEP:
             since = 0
             yield
+
+
+SLICE_BYTES = 64 * 1024
+"""At most 32,768 elements: some milliseconds of work."""
+
+LONGEST_NUMBER_BYTES = 64 * 1024
+
+_SPACES = b" \t\r\n"
+_MOST_DEPTH = MAX_NESTING + 1
+
+
+class SlicedData:
+    """One ``data`` member.
+
+    ``span`` includes the brackets. ``count`` is the number of elements: before encoding by the shape, None if the
+    data has its own (see :attr:`shape`).
+    """
+
+    def __init__(
+        self, text: bytes | bytearray, span: tuple[int, int], name: str, datatype: str, count: int | None
+    ) -> None:
+        self._text = text
+        self._begin, self._end = span
+        self._name = name
+        self._datatype = datatype
+        self._expected = count
+        self.count = 0
+        self._opened = np.zeros(_MOST_DEPTH, np.int64)
+        self._nesting = opening_depth(bytes(text[self._begin : self._begin + 256]))
+        self._depth = 0
+        self._last = b""
+
+    def encode_in_steps(self, limits: BodyLimits) -> Generator[None, None, list[bytes]]:
+        """The tensor's wire bytes, in pieces."""
+        wire: list[bytes] = []
+        expected, wire_bytes = self._expected, 0
+        at = self._begin
+        while at < self._end:
+            cut, depth = yield from self._cut_in_steps(at)
+            count, encoded = self._encode(at, cut, depth)
+            self._depth = depth
+            self.count += count
+            if expected is not None and self.count > expected:
+                raise surplus_elements_error(self._datatype, expected)
+            wire_bytes += len(encoded)
+            limits.check_json_tensor(self._name, wire_bytes)
+            wire.append(encoded)
+            at = cut + 1
+            yield
+        if expected is not None and self.count < expected:
+            raise missing_elements_error(expected)
+        return wire
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape of nested lists, by the number of lists at each depth; as in infer, nobody asks for equal lengths."""
+        counts = [*self._opened[1 : self._nesting + 1].tolist(), self.count]
+        return [len_ // max(above, 1) for above, len_ in pairwise(counts)]
+
+    def _cut_in_steps(self, begin: int) -> Generator[None, None, tuple[int, int]]:
+        """The place of a comma between two elements, or the end; and the depth there."""
+        at, in_text, depth = begin, 0, self._depth
+        while True:
+            stop = min(unescaped_end(self._text, at, at + SLICE_BYTES), self._end)
+            octets, in_text = self._outside_texts(at, stop, in_text)
+            cut = stop
+            if stop < self._end:
+                commas = np.flatnonzero(octets == ord(","))
+                if len(commas):
+                    cut = at + int(commas[-1])
+                    octets = octets[: commas[-1]]
+            opens, closes = octets == ord("["), octets == ord("]")
+            if self._expected is None:
+                depths = depth + np.cumsum(opens.view(np.int8) - closes.view(np.int8), dtype=np.int64)
+                self._opened += np.bincount(np.clip(depths[opens], 0, _MOST_DEPTH - 1), minlength=_MOST_DEPTH)
+            depth += int(np.count_nonzero(opens) - np.count_nonzero(closes))
+            if cut < stop or stop == self._end:
+                return cut, depth
+            if self._datatype != "BYTES" and stop - begin >= LONGEST_NUMBER_BYTES:
+                raise invalid(
+                    f"input '{self._name}' has a value of {LONGEST_NUMBER_BYTES} bytes or more, and numbers never take so much"
+                )
+            at = stop  # within one long text
+            yield
+
+    def _outside_texts(self, begin: int, end: int, in_text: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """The octets of a part, zeros for those of texts; and 1 if it ends within a text, as it begins with ``in_text``."""
+        part = bytes(self._text[begin:end])
+        if self._datatype != "BYTES":
+            return np.frombuffer(part, np.uint8), 0
+        octets = np.frombuffer(part.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
+        inside = (np.cumsum(octets == ord('"'), dtype=np.uint8) + in_text) & 1
+        return np.where(inside, 0, octets), int(inside[-1])
+
+    def _encode(self, begin: int, end: int, depth: int) -> tuple[int, bytes]:
+        """How many elements a slice has, and their wire bytes."""
+        part = bytes(self._text[begin:end])
+        whole = b"[" * self._depth + part + b"]" * depth
+        last, self._last = self._last, part.rstrip(_SPACES)[-1:]
+        if end < self._end and self._last in {b"[", b""}:
+            raise _no_value_error(end)
+        is_first = begin == self._begin
+        try:
+            if is_first or self._goes_on(begin, last, part):
+                values = decode_list(self._datatype, self._nesting, whole)
+                return len(values), encode_values(self._datatype, values)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+            pass
+        document = parse_document(whole, partial(add, begin - self._depth))
+        if not is_first and not self._goes_on(begin, last, part):
+            check_values(self._datatype, [[]])  # an array where an element was to be
+            raise type_error("data", "non-array as array")
+        values = []
+        flatten(document, 1, values)
+        check_values(self._datatype, values)
+        return len(values), encode_values(self._datatype, values)
+
+    def _goes_on(self, begin: int, last: bytes, part: bytes) -> bool:
+        """True if the element behind a comma is of the same kind as the one before: an array, or none."""
+        first = part.lstrip(_SPACES)[:1]
+        if first in {b"]", b""}:
+            raise _no_value_error(begin)
+        return (last == b"]") == (first == b"[")
+
+
+def _no_value_error(place: int) -> InferenceError:
+    """The error for a comma without an element on one side."""
+    return InferenceError(f"failed to parse the request JSON buffer: Invalid value. at {place}")

@@ -27,10 +27,8 @@ SLICE_BYTES = 256 * 1024
 class Form:
     """The place of the data in a kind of document.
 
-    Attributes:
-        depth: nesting depth of a flat tensor's elements.
-        key: matches what comes before the array of data.
-        skeleton_bytes: limit of the rest.
+    ``depth`` is that of a flat tensor's elements, ``key`` matches what comes before the array of data, and
+    ``skeleton_bytes`` limit the rest.
     """
 
     depth: int
@@ -151,11 +149,7 @@ def unescaped_end(text: bytes | bytearray, begin: int, end: int) -> int:
 
 
 def outline_in_steps(text: bytes | bytearray, form: Form = INFER) -> Generator[None, None, Outline]:
-    """Split a document; each step takes about a millisecond. It need not be valid JSON: the parsers of its parts check.
-
-    Raises:
-        InferenceError: INVALID_ARG; it is nested too deeply, or too much of it is not tensor data.
-    """
+    """Split a document; each step takes about a millisecond. It need not be valid JSON: the parsers of its parts check."""
     outliner, begin, size = _Outliner(text, form), 0, len(text)
     while begin < size:
         end = min(unescaped_end(text, begin, begin + SLICE_BYTES), size)
@@ -168,10 +162,7 @@ def outline_in_steps(text: bytes | bytearray, form: Form = INFER) -> Generator[N
 class CutTensor(NamedTuple):
     """A tensor without its data.
 
-    Attributes:
-        tensor: the tensor.
-        number: index of its data among all arrays that were cut out.
-        element_count: according to its shape.
+    ``number`` is the index of its data among all arrays that were cut out, ``element_count`` follows from its shape.
     """
 
     tensor: InputTensor

@@ -24,11 +24,7 @@ def apply_json_parameters(request: InferenceRequest, parameters: Mapping[str, An
 
 
 def custom_parameter(name: str, value: Any) -> ParameterValue:
-    """The value of a parameter for the model, given in JSON.
-
-    Raises:
-        InferenceError: INVALID_ARG for a reserved prefix, or a value that is not a string, integer, boolean or number.
-    """
+    """The value of a parameter for the model, given in JSON."""
     if name.startswith(RESERVED_PREFIX):
         raise invalid(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."

@@ -46,17 +46,7 @@ SECOND_ID = re.compile(rb'"id"|\\')
 
 
 class _TemplateInput(NamedTuple):
-    """An input, and how its array of data becomes bytes.
-
-    Attributes:
-        name: of the input.
-        datatype: its wire name.
-        shape: as the client sent it.
-        element_count: number of its elements.
-        decode: reads the array.
-        pack: makes wire bytes of the elements; raises an error if the datatype does not hold one of them.
-        after: what follows the array, up to the next one or the end.
-    """
+    """An input, and how its array of data becomes bytes."""
 
     name: str
     datatype: str

@@ -66,13 +66,8 @@ def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
     """Wire bytes of a flat list of elements.
 
     Integers are truncated to the datatype's width, floats rounded to its precision (too large ones become infinite).
-
-    Args:
-        values: ``bool`` for BOOL, ``int`` for integers, ``int`` or ``float`` for floats, ``str`` for BYTES.
-
-    Raises:
-        OverflowError: an integer does not fit 64 bits of the datatype's signedness.
-        UnicodeEncodeError: a string holds a lone surrogate.
+    Values are ``bool`` for BOOL, ``int`` or ``float`` for floats, ``str`` for BYTES. Raises OverflowError for an
+    integer beyond 64 bits of the datatype's signedness, UnicodeEncodeError for a lone surrogate.
     """
     if datatype == "BYTES":
         return encode_elements(values)
@@ -92,8 +87,7 @@ def encode_values(datatype: str, values: Sequence[Any]) -> bytes:
 def packer(datatype: str, count: int) -> Callable[..., bytes] | None:
     """A function that makes wire bytes of ``count`` elements, as :func:`encode_values` does, and raises an error if one is out of range.
 
-    Returns:
-        None if only :func:`encode_values` can.
+    None if only :func:`encode_values` can.
     """
     code = _CODES.get(datatype)
     return None if code is None else Struct(f"<{count}{code}").pack
@@ -145,8 +139,7 @@ _DECODE_NESTED: dict[tuple[str, int], Callable[[Any], list[Any]]] = {}
 def encode_json(datatype: str, text: msgspec.Raw, count: int) -> bytes | None:
     """Wire bytes of a ``data`` member, directly from its JSON text; None if it needs the slow path.
 
-    Raises:
-        ValueError, OverflowError: some element does not fit the datatype: the slow path reports which.
+    Raises ValueError or OverflowError if some element does not fit the datatype: the slow path reports which.
     """
     try:
         values = _DECODE_FLAT[datatype](text)
@@ -171,8 +164,7 @@ def _decode_nested(datatype: str, text: msgspec.Raw) -> list[Any] | None:
 def decode_list(datatype: str, depth: int, text: msgspec.Raw | bytes) -> list[Any]:
     """The elements of lists nested to this depth, all of them, in order.
 
-    Raises:
-        ValueError: the text is not such a list, or is nested too deeply for typed decoding.
+    Raises ValueError for any other text, and beyond the depth of typed decoding.
     """
     if not 1 <= depth <= _MAX_TYPED_DEPTH:
         raise ValueError("nested too deep for typed decoding")
@@ -202,12 +194,8 @@ def opening_depth(text: bytes) -> int:
 def decode_values(datatype: str, data: Buffer) -> Sequence[Any]:
     """A tensor's elements as a flat sequence of JSON-compatible values.
 
-    Returns:
-        ``bool``, ``int``, ``float`` (FP16, BF16 and FP32 as the double of the same value) or ``str``.
-
-    Raises:
-        BytesTensorError: a BYTES tensor's length fields do not fit its bytes.
-        UnicodeDecodeError: a BYTES element is not UTF-8.
+    FP16, BF16 and FP32 become the double of the same value. Raises BytesTensorError if length fields do not fit
+    the bytes, UnicodeDecodeError if an element is not UTF-8.
     """
     if datatype == "BYTES":
         return [element.decode() for element in decode_elements(data)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import NoHolder, PendingRequest, guarded, to_sender
-from pybackend.inference.queued_bytes import QueuedBytes
+from pybackend.inference.pending import NoHolder, PendingRequest, QueuedBytes, guarded, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor

@@ -501,7 +501,7 @@ def test_questions_are_answered(metrics):
 # --- The library ---
 
 SEPARATE = """
-from pybackend.observability.series import new_series
+from pybackend.observability.custom_metrics import new_series
 from pybackend_wire.messages import MetricKind
 first, second = new_series(MetricKind.COUNTER, ()), new_series(MetricKind.COUNTER, ())
 first.increment(1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
-from pybackend.observability.gpu import GpuFigures, GpuMeter, open_gpu_meter
-from pybackend.observability.machine import Machine
+from pybackend.observability.machine import GpuFigures, GpuMeter, Machine, open_gpu_meter
 from pybackend.observability.metrics import lines
 
 

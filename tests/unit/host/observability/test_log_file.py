@@ -8,8 +8,8 @@ import os
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.observability import log_file
-from pybackend.observability.log_file import LogFile
+from pybackend.observability import log_stream
+from pybackend.observability.log_stream import LogFile
 from tests.support.gates import wait_until
 
 
@@ -71,7 +71,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(tmp_path, file, complaints, m
         room[0] -= count
         return count
 
-    monkeypatch.setattr(log_file.os, "write", write)
+    monkeypatch.setattr(log_stream.os, "write", write)
     for number in (b"one", b"two", b"three"):
         file.write(number + b"\n" + number + b"\n")
         file.flush(30)
@@ -86,7 +86,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(tmp_path, file, complaints, m
 
 
 def test_more_than_may_wait_is_lost(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(log_file, "MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr(log_stream, "MOST_WAITING_BYTES", 10)
     file.write(b"a line that is too long\n")
     file.write(b"short\n")
     file.flush(30)

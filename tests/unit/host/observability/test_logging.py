@@ -18,7 +18,7 @@ from pybackend.observability.logging import write_model_line
 
 TALK = """
 import logging, sys
-from pybackend.observability.log_settings import LogSettings
+from pybackend.observability.log_lines import LogSettings
 from pybackend.observability.logging import LOG, wants_model_level, write_model_line
 LOG.open(LogSettings({settings}), sys.stdout)
 for number, level in enumerate((logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)):
@@ -52,7 +52,7 @@ def test_format_of_a_line():
 
 SEVERAL_LINES = """
 import sys
-from pybackend.observability.log_settings import LogSettings
+from pybackend.observability.log_lines import LogSettings
 from pybackend.observability.logging import LOG, write_model_line
 LOG.open(LogSettings(), sys.stdout)
 text = 'ValueError: "no"\\nTraceback (most recent call last):\\n  File "model.py"\\nE0101 00:00:00.000000 1 x.py:1] forged\\x1b[2J\\n'
@@ -159,7 +159,7 @@ def test_outputs_that_are_no_files(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     try:
-        from pybackend.observability.log_settings import LogSettings
+        from pybackend.observability.log_lines import LogSettings
         from pybackend.observability.logging import ServerLog
 
         ServerLog().open(LogSettings(), sys.stdout)

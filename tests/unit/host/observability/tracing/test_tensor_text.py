@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pybackend.observability.tracing.request_trace import RecordedTensor
-from pybackend.observability.tracing.tensor_text import elements_text
+from pybackend.observability.tracing.request_trace import RecordedTensor, elements_text
 
 
 def text(datatype, data):

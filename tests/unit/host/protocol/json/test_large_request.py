@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pybackend.errors import InferenceError
 from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
+from pybackend.protocol.json import large_request as json_slices
 from pybackend.protocol.json import outline as json_outline
-from pybackend.protocol.json import slices as json_slices
 from pybackend.protocol.json.infer_request import parse_infer
 from pybackend.protocol.json.large_request import parse_large
 from pybackend.protocol.json.outline import LARGEST_SKELETON_BYTES
