@@ -2,19 +2,19 @@
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.logger import Logger, async_event_future_done_callback
-from pybackend_sdk.memory import (
+from pybackend_sdk.metrics import Metric, MetricFamily, MetricKind
+from pybackend_sdk.model_control import is_model_ready, load_model, unload_model
+from pybackend_sdk.request import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_MEMORY_GPU,
+    InferenceRequest,
+    InferenceTrace,
     MemoryType,
     PreferredMemory,
     SharedMemory,
     shared_memory,
 )
-from pybackend_sdk.metrics import Metric, MetricFamily, MetricKind
-from pybackend_sdk.model_control import is_model_ready, load_model, unload_model
-from pybackend_sdk.request import InferenceRequest, InferenceTrace
-from pybackend_sdk.response import InferenceResponse
-from pybackend_sdk.response_iterator import ResponseIterator
+from pybackend_sdk.response import InferenceResponse, ResponseIterator
 from pybackend_sdk.response_sender import InferenceResponseSender
 from pybackend_sdk.tensor import Tensor
 

@@ -15,7 +15,6 @@ from pybackend_sdk.datatypes import (
 )
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.logger import Logger
-from pybackend_sdk.memory import TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU, PreferredMemory
 from pybackend_sdk.metrics import MetricFamily
 from pybackend_sdk.model_config import (
     ModelConfig,
@@ -25,11 +24,14 @@ from pybackend_sdk.model_config import (
 )
 from pybackend_sdk.model_control import is_model_ready, load_model, unload_model
 from pybackend_sdk.request import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
+    PreferredMemory,
     get_input_tensor_by_name,
 )
 from pybackend_sdk.response import InferenceResponse, get_output_tensor_by_name

@@ -69,7 +69,7 @@ else:
 
 
 def export_memory(owner: object, address: int, shape: "Sequence[int]", datatype: str) -> Any:
-    """Offer host memory to another library.
+    """Offer host memory to another library, as a capsule that keeps ``owner`` alive while it, or an array made from it, is in use.
 
     The owner is kept alive while the capsule, or an array made from it, is in use. The address is that of the first element,
     C-contiguous; 0 if there are none. Any datatype but ``BYTES``.
@@ -98,7 +98,7 @@ class _ForeignMemory:
 
 
 def import_memory(source: Any) -> "Tuple[np.ndarray, str]":
-    """Take over memory that another library offers. Memory that is refused stays with its owner.
+    """Take over memory of a capsule named ``dltensor``, or of an object with ``__dlpack__`` and ``__dlpack_device__``.
 
     Returns an array over the memory (BF16 as 16-bit integers), and the datatype's wire name.
     """

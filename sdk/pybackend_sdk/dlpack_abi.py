@@ -30,13 +30,7 @@ class TypeCode(IntEnum):
 
 
 class Element(NamedTuple):
-    """How DLPack describes a datatype.
-
-    Attributes:
-        code: a :class:`TypeCode`.
-        bits: bits per element.
-        carrier: type of the NumPy arrays that hold such elements, in the array interface's notation.
-    """
+    """How DLPack describes a datatype; ``carrier`` is the type of the arrays that hold it, in the array interface's notation."""
 
     code: int
     bits: int

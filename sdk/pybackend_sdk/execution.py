@@ -137,7 +137,7 @@ def _unanswered(message: str) -> InferenceResponse:
 
 
 def prune(response: InferenceResponse, requested_output_names: "Sequence[str]") -> List[Tensor]:
-    """Return the outputs to send: the requested ones, in the model's order. The response does not change.
+    """Return the outputs to send: the requested ones, in the model's order; no names stand for all.
 
     The response may answer several requests at once. Without requested names, all outputs are sent. Callers must not change the
     list: it may belong to the response.

@@ -1,11 +1,46 @@
 """``InferenceResponse``: the answer that ``execute`` returns or a response sender sends."""
 
-from typing import Any, List, NoReturn, Optional, Sequence
+import json
+import threading
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Union
 
-from pybackend_sdk.arguments import incompatible, sequence
+from pybackend_sdk.arguments import INT64_MAX, INT64_MIN, incompatible, sequence, text
 from pybackend_sdk.error import TritonError, TritonModelException
-from pybackend_sdk.parameters import Parameters, checked_parameters, parameters_json
 from pybackend_sdk.tensor import Tensor
+
+ParameterValue = Union[bool, int, float, str]
+Parameters = Dict[str, ParameterValue]
+
+
+def checked_parameters(parameters: Any) -> Optional[Parameters]:
+    """Return a private copy of the parameters that a model set; None if it set none.
+
+    Raises:
+        TritonModelException: not a dict of ``str`` to ``bool``, ``int`` or ``str``, or an int beyond 64 bits.
+        TypeError: text that UTF-8 cannot express.
+    """
+    if parameters is None:
+        return None
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect dict, got {type(parameters)}: parameters map names to bool, int or str.")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        text("parameters", key, key)
+        if isinstance(value, str):
+            text("parameters", key, value)
+        elif not isinstance(value, int):  # bool is an int too
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+        elif not INT64_MIN <= value <= INT64_MAX:
+            raise TritonModelException(
+                f"Parameter '{key}' is {value}, which does not fit into 64 bits; send it as str."
+            )
+    return dict(parameters)
+
+
+def parameters_json(parameters: Optional[Parameters]) -> str:
+    """Return parameters as JSON text, ``{}`` if there are none."""
+    return json.dumps(parameters) if parameters else "{}"
 
 
 class InferenceResponse:
@@ -83,3 +118,59 @@ def _refuse(tensor: Any) -> NoReturn:
     if tensor is None:
         raise TritonModelException("Output tensor for inference response should not be empty.")
     incompatible("InferenceResponse", "output_tensors", "a sequence of Tensor", tensor)
+
+
+class ResponseIterator:
+    """Iterates over responses as they arrive, and can repeat once all have; made by ``exec`` only."""
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("__weakref__", "_cancel", "_finished", "_lock", "_next", "_receive", "_responses")
+
+    _receive: "Callable[[], Optional[InferenceResponse]]"
+    _cancel: "Callable[[], None]"
+    _responses: List[InferenceResponse]
+    _next: int
+    _finished: bool
+    _lock: threading.Lock
+
+    def __init__(self) -> None:
+        raise TypeError("ResponseIterator: No constructor defined! Use request.exec(decoupled=True).")
+
+    @classmethod
+    def _create(
+        cls, receive: "Callable[[], Optional[InferenceResponse]]", cancel: "Callable[[], None]"
+    ) -> "ResponseIterator":
+        """Make the iterator of a running request: ``receive`` waits for the next response and returns None after the last."""
+        iterator = cls.__new__(cls)
+        iterator._receive = receive
+        iterator._cancel = cancel
+        iterator._lock = threading.Lock()
+        iterator._responses = []
+        iterator._next = 0
+        iterator._finished = False
+        return iterator
+
+    def __iter__(self) -> "ResponseIterator":
+        """This iterator: it starts again once all responses were read, and otherwise continues."""
+        if self._finished and self._next == len(self._responses):
+            self._next = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        """Wait for the next response. Threads that share the iterator share its responses: each goes to one thread."""
+        with self._lock:
+            if self._next == len(self._responses) and not self._finished:
+                response = self._receive()
+                if response is None:
+                    self._finished = True
+                else:
+                    self._responses.append(response)
+            if self._next == len(self._responses):
+                raise StopIteration("Iteration is done for the responses.")
+            self._next += 1
+            return self._responses[self._next - 1]
+
+    def cancel(self) -> None:
+        """Ask the server to stop the request; has no effect once all its responses have arrived."""
+        if not self._finished:
+            self._cancel()

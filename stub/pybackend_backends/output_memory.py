@@ -1,7 +1,7 @@
 """Memory for large outputs, taken before they are computed, so that a library writes them where they are sent from."""
 
 from math import prod
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -11,6 +11,15 @@ from pybackend_sdk.tensor import Tensor
 
 LARGE_BYTES = 256 * 1024
 """From this size on, handing memory to a library costs less than copying an output."""
+
+
+def sent_copy(name: str, array: "np.ndarray") -> "Union[np.ndarray, Tensor]":
+    """A copy of an output whose memory the next run overwrites; a large one lies where it is sent from."""
+    if array.nbytes < LARGE_BYTES:
+        return array.copy()
+    output = Tensor.empty(name, array.shape, array.dtype)
+    np.copyto(output.as_numpy(), array)
+    return output
 
 
 class SizedOutputs:

@@ -16,8 +16,7 @@ import numpy as np
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.request import InferenceRequest
-from pybackend_sdk.response import InferenceResponse
-from pybackend_sdk.response_iterator import ResponseIterator
+from pybackend_sdk.response import InferenceResponse, ResponseIterator
 from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
 from pybackend_sdk.tensor import Tensor
 from pybackend_stub.model_calls import RECEIVED

@@ -7,8 +7,7 @@ from typing import Any, Awaitable, Callable, Deque, List, Optional, Union
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.request import InferenceRequest
-from pybackend_sdk.response import InferenceResponse
-from pybackend_sdk.response_iterator import ResponseIterator
+from pybackend_sdk.response import InferenceResponse, ResponseIterator
 from pybackend_stub.host_calls import HostCalls, MessageTooLong
 from pybackend_stub.receiver import Receiver, Waiter
 from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter, TensorReader

@@ -9,8 +9,7 @@ from pybackend_wire.messages import MetricChange
 
 if TYPE_CHECKING:
     from pybackend_sdk.request import InferenceRequest
-    from pybackend_sdk.response import InferenceResponse
-    from pybackend_sdk.response_iterator import ResponseIterator
+    from pybackend_sdk.response import InferenceResponse, ResponseIterator
     from pybackend_sdk.response_sender import InferenceResponseSender
     from pybackend_stub.host_calls import ModelControl, StubMetrics
     from pybackend_stub.model_calls import ModelCalls

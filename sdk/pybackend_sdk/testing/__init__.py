@@ -28,26 +28,6 @@ if TYPE_CHECKING:
     from pybackend_sdk.testing.request import Request
     from pybackend_sdk.testing.result import OutputWarning, Result, Stream
 
-_HOMES = {
-    "errors": (
-        "ConfigError",
-        "FinalizeError",
-        "HarnessError",
-        "InferenceFailed",
-        "InputError",
-        "LoadError",
-        "ModelDirectoryError",
-        "NoResponse",
-        "OutputError",
-    ),
-    "harness": ("ModelHarness", "Readiness"),
-    "logs": ("LogLine",),
-    "metrics": ("MetricRegistry",),
-    "request": ("Request",),
-    "result": ("OutputWarning", "Result", "Stream"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 __all__ = [
     "ConfigError",
     "FinalizeError",
@@ -71,9 +51,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Late, because pytest imports this package in every test run wherever it is installed.
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    if name in __all__:
+        for home in ("errors", "harness", "result"):
+            module = import_module(f"{__name__}.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> List[str]:

@@ -98,7 +98,6 @@ class EnvironmentProcess:
         os.write(self._nudges, how)
 
     def fate(self) -> str:
-        """Return how the process ended."""
         try:
             status = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -115,7 +114,6 @@ class EnvironmentProcess:
         self._clean_up()
 
     def kill(self) -> None:
-        """End the process now."""
         self._process.kill()
 
     def _clean_up(self) -> None:

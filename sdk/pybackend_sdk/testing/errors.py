@@ -1,15 +1,4 @@
-"""Errors in a test of a model. Each message says what was found, what was expected and what to do.
-
-HarnessError
-├── ModelDirectoryError  there is no such model at that path
-├── ConfigError          the model's configuration is missing or wrong
-├── LoadError            the model cannot be imported, completed or initialised; the text is the server's
-├── InputError           a request does not fit the model
-├── InferenceFailed      the model answered with an error, or raised
-├── OutputError          a response does not fit the model's configuration
-├── NoResponse           a request got no answer, or its last response did not carry the final flag
-└── FinalizeError        the model did not end properly
-"""
+"""Errors in a test of a model. Each message says what was found, what was expected and what to do."""
 
 import asyncio
 import os
@@ -93,7 +82,6 @@ class PendingFailures:
         self._lock = threading.Lock()
 
     def keep(self, error: BaseException) -> None:
-        """Remember an exception."""
         with self._lock:
             self._errors.append(error)
 

@@ -76,7 +76,6 @@ class Exchange:
         self._put(Arrival(response, final, unknown, exception))
 
     def fail(self, error: TritonError, exception: Optional[BaseException] = None) -> None:
-        """Deliver an error as the last response."""
         self._put(Arrival(InferenceResponse(error=error), final=True, exception=exception))
 
     def _put(self, arrival: Arrival) -> None:
@@ -84,7 +83,6 @@ class Exchange:
         self._arrivals.put(arrival)
 
     def receive(self, wait_s: float) -> Optional[Arrival]:
-        """Wait for the next arrival; None if none comes in time."""
         try:
             return self._arrivals.get(timeout=max(0.0, wait_s))
         except queue.Empty:

@@ -117,7 +117,6 @@ class ModelExecutor:
         self._worker: Optional[threading.Thread] = None
 
     def is_ready(self) -> Tuple[bool, str]:
-        """Ask the model; returns the answer, and the reason if it is False."""
         ready = self.host.is_ready()
         self.failures.raise_first()
         return ready
@@ -136,7 +135,6 @@ class ModelExecutor:
             raise FinalizeError(problem) from cause
 
     def release(self) -> None:
-        """Remove everything of the model."""
         self.host.calls.close()
         self.host.process.release()
 
@@ -241,7 +239,6 @@ class ModelExecutor:
         raise NoResponse(head + self._why_none(exchange))
 
     def _why_none(self, exchange: Exchange) -> str:
-        """Say why a response does not come."""
         if not exchange.execution:
             return f"'execute' was not called: {self._whereabouts()}"
         if not exchange.ended and self._turn.locked():
@@ -255,5 +252,4 @@ class ModelExecutor:
         )
 
     def _whereabouts(self) -> str:
-        """Describe where the model's code is now."""
         return self.host.process.whereabouts() if self._turn.locked() else "it is idle"

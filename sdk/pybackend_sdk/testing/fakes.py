@@ -136,7 +136,6 @@ class _FakeReplies:
         self._cancelled = False
 
     def take(self, value: Any) -> None:
-        """Accept the function's result, which may be an iterator or a coroutine."""
         if inspect.iscoroutine(value):
             value = self._run_coroutine(value)
         if inspect.isasyncgen(value):
@@ -148,7 +147,6 @@ class _FakeReplies:
             self._last = self._model.response(value, self._requested)
 
     def end_with(self, response: InferenceResponse) -> None:
-        """Make this the last response."""
         self._values, self._last = None, response
 
     def receive(self) -> Tuple[Optional[InferenceResponse], bool]:

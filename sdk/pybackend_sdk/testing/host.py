@@ -54,7 +54,6 @@ class _OpenCall:
         self.wanted = threading.Event()
 
     def cancel(self) -> None:
-        """Stop: the caller wants no more responses."""
         self.cancelled = True
         self.wanted.set()
         if self.replies is not None:
@@ -77,7 +76,6 @@ class CallsOfModel:
             call.wanted.set()
 
     def close(self) -> None:
-        """End the model's calls of other models."""
         for call in list(self._calls.values()):
             call.cancel()
 
@@ -194,7 +192,6 @@ class Host:
         self._probing = threading.Lock()
 
     def connect(self, process: ModelProcess) -> None:
-        """Set where the model runs."""
         self.process = process
         self._memory = TensorMemory(process)
         self.calls = CallsOfModel(process, self._memory, self._table)
@@ -227,7 +224,6 @@ class Host:
         return execution.again
 
     def _begun(self, execution: Execution) -> Execute:
-        """Give an execution its number."""
         number = next(self._numbers)
         self._executions[number] = execution
         for place, exchange in enumerate(execution.exchanges):
@@ -334,7 +330,6 @@ class Host:
     # Questions
 
     def _on_question(self, message: Any, tail: bytes) -> None:
-        """Answer a question."""
         failure, value = None, None
         try:
             value = self._value(message, tail)

@@ -41,7 +41,6 @@ class ModelLog:
         self._logger = logging.getLogger(f"pybackend.model.{model_name}")
 
     def add(self, level: Logger.LogLevel, file: str, line: int, message: str) -> None:
-        """Keep a line."""
         self.lines.append(LogLine(level.name, message, file, line))
         python_level = _PYTHON_LEVELS[level]
         if self._logger.isEnabledFor(python_level):

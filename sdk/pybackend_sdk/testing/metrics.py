@@ -136,7 +136,6 @@ class MetricRegistry(Mapping[str, float]):
             series.value = value if change == MetricChange.SET else series.value + value
 
     def read(self, metric: int) -> float:
-        """Return the value of a counter or gauge."""
         with self._lock:
             value: float = self._held[metric].value
             return value

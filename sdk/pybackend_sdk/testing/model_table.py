@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import threading
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.testing.errors import HarnessError, LoadError, PendingFailures
@@ -14,40 +14,8 @@ from pybackend_stub.coroutines import CoroutineRunner
 from pybackend_stub.host_calls import HostRefusal
 from pybackend_wire.errors import ErrorCode
 
-
-class RunningModel(Protocol):
-    """A model that runs in a harness, as other models see it.
-
-    Attributes:
-        name: the name that models call it by.
-    """
-
-    name: str
-
-    @property
-    def version(self) -> int:
-        """The running version."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is loaded."""
-
-    @property
-    def decoupled(self) -> bool:
-        """Whether it sends any number of responses per request."""
-
-    def open(self, config: Optional[str] = None) -> Any:
-        """Load it, optionally with another configuration."""
-
-    def close(self) -> None:
-        """Unload it."""
-
-    def is_ready(self) -> Any:
-        """True if it accepts requests."""
-
-    def call(self, request: InferenceRequest) -> Replies:
-        """Run another model's request."""
-
+RunningModel = Any
+"""A ``ModelHarness``, which imports this module."""
 
 Target = Union[str, "os.PathLike[str]", RunningModel, "Callable[..., Any]"]
 """A model's directory, a harness, or a function: see :mod:`pybackend_sdk.testing.fakes`."""
@@ -67,7 +35,6 @@ class _Entry:
 
     @property
     def model(self) -> Union[FakeModel, RunningModel]:
-        """The fake or the harness."""
         model = self.harness if self.fake is None else self.fake
         assert model is not None
         return model

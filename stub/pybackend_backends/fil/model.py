@@ -183,7 +183,6 @@ class TritonPythonModel:
         return complete_config(config, signature, file.path, batch_size=_BATCH_SIZE)
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Load the file."""
         config = json.loads(args["model_config"])
         file = ForestFile(config)
         self._forest = file.forest
@@ -194,7 +193,6 @@ class TritonPythonModel:
         self._batches = config["max_batch_size"] > 0
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
-        """Answer the requests, together if the model batches."""
         return execute_batch(requests, self._run, batches=self._batches, repeats=True)
 
     def _run(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, np.ndarray]":
@@ -209,7 +207,6 @@ class TritonPythonModel:
         return outputs
 
     def finalize(self) -> None:
-        """Release the forest."""
         del self._forest
 
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
-from pybackend_backends.output_memory import LARGE_BYTES
+from pybackend_backends.output_memory import sent_copy
 from pybackend_sdk.backend import (
     Signature,
     TensorInfo,
@@ -59,11 +59,6 @@ class OpenFile(NamedTuple):
     runner: Any
     inputs: Dict[str, Mapping[str, Any]]
     outputs: Dict[str, Mapping[str, Any]]
-
-
-def find_file(config: Mapping[str, Any]) -> str:
-    """The path of a model's file."""
-    return model_path(config, FILES)
 
 
 def open_file(config: Mapping[str, Any], path: str, *, threads: Optional[int] = None) -> OpenFile:
@@ -221,7 +216,6 @@ class Computation:
         """Shapes of the inputs that memory is allocated for, None if there is none."""
 
     def __call__(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> Mapping[str, Output]:
-        """Compute the named outputs; arguments and result as of :data:`pybackend_sdk.backend.Run`."""
         if self._scalars:
             inputs = {name: array.reshape(()) if name in self._scalars else array for name, array in inputs.items()}
         try:
@@ -253,13 +247,7 @@ class Computation:
             text: np.ndarray = self._interpreter.get_tensor(index)
             return text
         # While a view exists, the interpreter refuses to run: it must not outlive this method.
-        view = np.asarray(self._interpreter.tensor(index)())  # a scalar comes as such
-        if view.nbytes < LARGE_BYTES:
-            array: np.ndarray = view.copy()
-            return array
-        output = Tensor.empty(name, view.shape, view.dtype)
-        np.copyto(output.as_numpy(), view)
-        return output
+        return sent_copy(name, np.asarray(self._interpreter.tensor(index)()))  # a scalar comes as such
 
 
 class TritonPythonModel:
@@ -267,15 +255,13 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: ModelConfig) -> ModelConfig:
-        """Fill in the tensors and the batching that the file states."""
         document = config.as_dict()
-        path = find_file(document)
+        path = model_path(document, FILES)
         return complete_config(config, read_signature(document, path, open_file(document, path, threads=1)), path)
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Load the file."""
         config = json.loads(args["model_config"])
-        path = find_file(config)
+        path = model_path(config, FILES)
         opened = open_file(config, path)
         signature = read_signature(config, path, opened)
         check_config(config, signature, path)
@@ -284,5 +270,4 @@ class TritonPythonModel:
         self._computation = Computation(opened, signature)
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
-        """Compute the requests, together if the model batches."""
         return execute_batch(requests, self._computation, batches=self._batches)

@@ -7,7 +7,7 @@ import numpy as np
 
 from pybackend_backends.openvino.model_file import find_file, read_model
 from pybackend_backends.openvino.settings import compile_model, new_core, read_settings, reason, runtime
-from pybackend_backends.output_memory import LARGE_BYTES, SizedOutputs
+from pybackend_backends.output_memory import SizedOutputs, sent_copy
 from pybackend_sdk.backend import Signature, check_config, complete_config, execute_batch, memory_advice
 from pybackend_sdk.backend.batching import Run
 from pybackend_sdk.error import TritonModelException
@@ -47,7 +47,6 @@ class Computation:
         self._sized = SizedOutputs(signature, most_rows)
 
     def __call__(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> Mapping[str, Output]:
-        """Compute the named outputs; arguments and result as of :data:`pybackend_sdk.backend.Run`."""
         rows = self._sized.rows(inputs)
         large = self._sized.large(rows, names) if self._sized.can_be_large else {}
         if self._compiled is None:
@@ -115,12 +114,7 @@ class Computation:
         if name in self._texts:
             text: np.ndarray = tensor.bytes_data
             return text
-        array: np.ndarray = tensor.data
-        if array.nbytes < LARGE_BYTES:
-            return array.copy()
-        output = Tensor.empty(name, array.shape, array.dtype)
-        np.copyto(output.as_numpy(), array)
-        return output
+        return sent_copy(name, tensor.data)
 
 
 class FixedBatch:
@@ -132,7 +126,6 @@ class FixedBatch:
         self._pads = pads
 
     def __call__(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, Any]":
-        """Compute the named outputs for as many rows as there are; as of :data:`pybackend_sdk.backend.Run`."""
         rows = len(next(iter(inputs.values())))
         if rows == self._size:
             return self._run(inputs, names)
@@ -160,7 +153,6 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: ModelConfig) -> ModelConfig:
-        """Fill in the tensors and the batching that the file states."""
         document = config.as_dict()
         path, settings = find_file(document), read_settings(document)
         return complete_config(
@@ -168,7 +160,6 @@ class TritonPythonModel:
         )
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Read and compile the file."""
         config = json.loads(args["model_config"])
         path, settings = find_file(config), read_settings(config)
         core = new_core(config, settings)
@@ -188,5 +179,4 @@ class TritonPythonModel:
             self._run = FixedBatch(self._run, served.fixed_batch, pads=settings.pads)
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
-        """Compute the requests, together if the model batches."""
         return execute_batch(requests, self._run, batches=self._batches)

@@ -12,11 +12,14 @@ torch = require("torch", backend="pytorch", extra="torch")
 
 # After torch is known to be there.
 from pybackend_backends.pytorch.completion import bind_inputs, complete, signature_for  # noqa: E402
-from pybackend_backends.pytorch.devices import device_of  # noqa: E402
 from pybackend_backends.pytorch.exported import ExportedProgram  # noqa: E402
 from pybackend_backends.pytorch.files import ModelFiles, find_files, load  # noqa: E402
 from pybackend_backends.pytorch.programs import Execution, Program  # noqa: E402
-from pybackend_backends.pytorch.settings import apply_to_process, read_settings  # noqa: E402
+from pybackend_backends.pytorch.settings import (  # noqa: E402
+    apply_to_process,
+    device_of,
+    read_settings,
+)
 from pybackend_backends.pytorch.tensors import TorchTensors  # noqa: E402
 
 
@@ -28,7 +31,6 @@ class TritonPythonModel:
 
     @classmethod
     def auto_complete_config(cls, config: ModelConfig) -> ModelConfig:
-        """Fill in what the file tells."""
         document = config.as_dict()
         files = find_files(document)
         program = load(document, files, "cpu", read_settings(document))
@@ -60,12 +62,10 @@ class TritonPythonModel:
         return load(config, files, device, read_settings(config))
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
-        """Run the requests, together if the model batches."""
         responses = execute_batch(requests, self._execution.run, batches=self._batches, form=self._form)
         if self._cleans_cache:
             torch.cuda.empty_cache()
         return responses
 
     def finalize(self) -> None:
-        """Release the model."""
         del self._execution

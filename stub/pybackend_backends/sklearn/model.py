@@ -39,13 +39,11 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: ModelConfig) -> ModelConfig:
-        """Fill in the tensors and the batching that the estimator shows."""
         document = config.as_dict()
         file = _EstimatorFile(document)
         return complete_config(config, file.signature, file.path, batch_size=_BATCH_SIZE)
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Load the file."""
         from pybackend_backends.sklearn.methods import converter
 
         config = json.loads(args["model_config"])
@@ -75,7 +73,6 @@ class TritonPythonModel:
         warnings.filterwarnings("ignore", "X does not have valid feature names")
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
-        """Answer the requests, together if the model batches."""
         return execute_batch(requests, self._run, batches=self._batches, repeats=self._repeats)
 
     def _run(self, inputs: "Dict[str, np.ndarray]", names: Sequence[str]) -> "Mapping[str, np.ndarray]":
@@ -89,7 +86,6 @@ class TritonPythonModel:
         return outputs
 
     def finalize(self) -> None:
-        """Release the estimator."""
         del self._outputs
 
 

@@ -137,7 +137,6 @@ class Texts:
         self.example = np.array(["a"], np.object_)
 
     def rows(self, inputs: "Mapping[str, np.ndarray]") -> "np.ndarray":
-        """The argument for the estimator."""
         return _decoded(inputs[self._name]).reshape(-1)
 
 
@@ -156,7 +155,6 @@ class Columns:
         self.example = self._frame({name: [column.example] for name, column in found.items()})
 
     def rows(self, inputs: "Mapping[str, np.ndarray]") -> Any:
-        """The argument for the estimator."""
         return self._frame({name: _decoded(inputs[name]).reshape(-1) for name in self._names})
 
 

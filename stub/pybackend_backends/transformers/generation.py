@@ -21,9 +21,18 @@ from pybackend_backends.text_requests import (
     text_of,
     truth_of,
 )
-from pybackend_backends.transformers.batch import Row, Rules, TextBatch, can_batch, has_stop, rules_of
+from pybackend_backends.transformers.batch import (
+    Piece,
+    PromptlessPieces,
+    Receiver,
+    Row,
+    Rules,
+    TextBatch,
+    can_batch,
+    has_stop,
+    rules_of,
+)
 from pybackend_backends.transformers.checkpoints import Checkpoint, Settings
-from pybackend_backends.transformers.receivers import Piece, PromptlessPieces, Receiver
 from pybackend_backends.transformers.sampling import Sampling, is_setting, read_sampling
 from pybackend_sdk.backend import offer
 from pybackend_sdk.error import TritonError

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tup
 import numpy as np
 import torch
 
+from pybackend_backends.text_requests import TEXT_SIGNATURE
 from pybackend_backends.transformers.checkpoints import Checkpoint, Settings, labels_of, length_limit
 from pybackend_backends.transformers.generation import GENERATING
 from pybackend_sdk.backend import Signature, TensorInfo
@@ -69,22 +70,11 @@ _ZERO_SHOT = Interface(
     batches=False,
 )
 
+_NOT_KNOWN = frozenset({"image", "return_cumulative_logprob", "return_logprobs", "cumulative_logprob", "logprobs"})
+
 _GENERATION = Interface(
-    [
-        _flat("text_input", "STRING", 1),
-        _flat("stream", "BOOL", 1, optional=True),
-        _flat("sampling_parameters", "STRING", 1, optional=True),
-        _flat("exclude_input_in_output", "BOOL", 1, optional=True),
-        _flat("return_finish_reason", "BOOL", 1, optional=True),
-        _flat("return_num_input_tokens", "BOOL", 1, optional=True),
-        _flat("return_num_output_tokens", "BOOL", 1, optional=True),
-    ],
-    [
-        _flat("text_output", "STRING", -1),
-        _flat("finish_reason", "STRING", -1),
-        _flat("num_input_tokens", "UINT32", -1),
-        _flat("num_output_tokens", "UINT32", -1),
-    ],
+    [tensor for tensor in TEXT_SIGNATURE.inputs if tensor.name not in _NOT_KNOWN],
+    [tensor for tensor in TEXT_SIGNATURE.outputs if tensor.name not in _NOT_KNOWN],
     batches=False,
 )
 """As of Triton's vLLM backend, without images and log probabilities."""
@@ -100,7 +90,6 @@ class TextClassification:
         self._independent = _are_independent(checkpoint.config)
 
     def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
-        """Answer a batch; one row of each output for each text."""
         encoded = self._texts.encode(inputs["text"], inputs.get("text_pair"))
         return _classified(self._model(**encoded).logits, self._labels, self._independent)
 
@@ -114,7 +103,6 @@ class ImageClassification:
         self._labels = labels_of(checkpoint.config)
 
     def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
-        """Answer a batch; one row of each output for each image."""
         images = [_decoded(content) for content in inputs["image"]]
         pixels = self._processor(images, return_tensors="pt")["pixel_values"]
         logits = self._model(pixel_values=pixels.to(self._model.device, self._model.dtype)).logits
@@ -140,7 +128,6 @@ class FeatureExtraction:
         self._normalize = settings.normalize
 
     def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
-        """Answer a batch; one embedding for each text."""
         encoded = self._texts.encode(inputs["text"])
         states = self._model(**encoded).last_hidden_state
         pooled = pool(states, encoded["attention_mask"], self._pooling).float()

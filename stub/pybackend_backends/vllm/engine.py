@@ -54,7 +54,6 @@ class Engine:
         self._loop.call_soon_threadsafe(self._begin, generation, sender)
 
     def end(self) -> None:
-        """Cancel all requests, end the engine and the thread."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -18,7 +18,6 @@ from pybackend_backends.text_requests import (
     texts_of,
     truth_of,
 )
-from pybackend_sdk.backend import Signature, TensorInfo
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.spelling import closest
@@ -41,7 +40,7 @@ class SamplingReader:
         self._class = module.SamplingParams
         self._kinds = module.RequestOutputKind
         self._grammar_class = getattr(module, "StructuredOutputsParams", None)
-        self._convert = import_module("msgspec").convert  # the library of vLLM's own parameters
+        self._msgspec = import_module("msgspec")  # the library of vLLM's own parameters
         self._types: Dict[str, Any] = {
             name: kind
             for name, kind in self._class.__annotations__.items()
@@ -49,7 +48,6 @@ class SamplingReader:
         }
 
     def is_known(self, name: str) -> bool:
-        """Whether a request parameter is a sampling parameter."""
         return name in self._types or name in {ADAPTER, _OLD_GRAMMAR}
 
     def read(self, given: Mapping[str, Any], *, streams: bool, wants_likelihood: bool) -> Any:
@@ -63,7 +61,9 @@ class SamplingReader:
         Raises:
             RequestError: a name is unknown, or a value is of another type or out of bounds.
         """
-        values = {name: self._value(name, value) for name, value in self._renamed(given).items()}
+        # Clients of Triton's backend know the constraints on the text by an older name.
+        renamed = {(_GRAMMAR if name == _OLD_GRAMMAR else name): value for name, value in given.items()}
+        values = {name: self._value(name, value) for name, value in renamed.items()}
         if wants_likelihood and values.get("logprobs") is None:
             values["logprobs"] = 0  # of the chosen tokens only
         values["output_kind"] = self._kinds.DELTA if streams else self._kinds.FINAL_ONLY
@@ -71,11 +71,6 @@ class SamplingReader:
             return self._class(**values)
         except Exception as error:  # noqa: BLE001  its class differs between versions
             raise RequestError(f"vLLM refuses the sampling parameters: {error}") from None
-
-    @staticmethod
-    def _renamed(given: Mapping[str, Any]) -> Dict[str, Any]:
-        """Clients of Triton's backend know the constraints on the text by an older name."""
-        return {(_GRAMMAR if name == _OLD_GRAMMAR else name): value for name, value in given.items()}
 
     def _value(self, name: str, value: Any) -> Any:
         if name not in self._types:
@@ -86,21 +81,15 @@ class SamplingReader:
             return self._grammar(value)
         kind = self._types[name]
         try:
-            return self._convert(value, kind, strict=False)
-        except self._mistakes() as error:
+            return self._msgspec.convert(value, kind, strict=False)
+        except self._msgspec.ValidationError as error:
             raise RequestError(
                 f"sampling parameter '{name}' must be {_readable(kind)}, it is {value!r} ({error})"
             ) from None
         except TypeError:  # a type that only vLLM itself can check
             return value
 
-    @staticmethod
-    def _mistakes() -> Any:
-        return import_module("msgspec").ValidationError
-
     def _grammar(self, value: Any) -> Any:
-        import json
-
         try:
             constraints = json.loads(value) if isinstance(value, str) else value
             return self._grammar_class(**constraints) if self._grammar_class is not None else constraints
@@ -111,40 +100,6 @@ class SamplingReader:
 def _readable(kind: Any) -> str:
     """A type as authors of requests write it."""
     return re.sub(r"typing\.|<class '([^']*)'>", r"\1", str(kind)).replace("NoneType", "None")
-
-
-def _input(name: str, datatype: str, size: int = 1) -> TensorInfo:
-    return TensorInfo(name, "TYPE_" + datatype, (size,), name != "text_input")
-
-
-def _output(name: str, datatype: str) -> TensorInfo:
-    return TensorInfo(name, "TYPE_" + datatype, (-1,))
-
-
-SIGNATURE = Signature(
-    [
-        _input("text_input", "STRING"),
-        _input("image", "STRING", -1),
-        _input("stream", "BOOL"),
-        _input("sampling_parameters", "STRING"),
-        _input("exclude_input_in_output", "BOOL"),
-        _input("return_finish_reason", "BOOL"),
-        _input("return_cumulative_logprob", "BOOL"),
-        _input("return_logprobs", "BOOL"),
-        _input("return_num_input_tokens", "BOOL"),
-        _input("return_num_output_tokens", "BOOL"),
-    ],
-    [
-        _output("text_output", "STRING"),
-        _output("finish_reason", "STRING"),
-        _output("cumulative_logprob", "FP32"),
-        _output("logprobs", "STRING"),
-        _output("num_input_tokens", "UINT32"),
-        _output("num_output_tokens", "UINT32"),
-    ],
-    most_rows=0,
-)
-"""As of Triton's vLLM backend. Models do not batch: the engine joins requests by itself."""
 
 
 class Generation(NamedTuple):
@@ -200,8 +155,6 @@ class GenerationReader:
         if name not in self._adapters:
             known = ", ".join(self._adapters) or "none"
             raise RequestError(f"LoRA adapter '{name}' is unknown: multi_lora.json has {known}.")
-        from importlib import import_module
-
         made = import_module("vllm.lora.request").LoRARequest
         return made(lora_name=name, lora_int_id=self._numbers[name], lora_path=self._adapters[name])
 

@@ -16,7 +16,7 @@ from pybackend_sdk.runtime import Runtime, bind_runtime
 
 torch = pytest.importorskip("torch")
 
-from pybackend_backends.pytorch import archive, devices, settings  # noqa: E402
+from pybackend_backends.pytorch import archive, settings  # noqa: E402
 from pybackend_backends.pytorch.completion import bind_inputs, complete  # noqa: E402
 from pybackend_backends.pytorch.files import CLASS, find_files, load  # noqa: E402
 from tests.backends.pytorch import networks  # noqa: E402
@@ -247,8 +247,8 @@ def test_parameters_are_checked(tmp_path, parameters, text):
 def test_a_gpu_that_is_not_there_is_refused():
     count = torch.cuda.device_count()
     with pytest.raises(TritonModelException, match=rf"gpus: \[ {count} \].*sees {count} GPUs"):
-        devices.device_of("GPU", str(count))
-    assert (devices.device_of("CPU", "0"), devices.device_of("MODEL", "0")) == ("cpu", "")
+        settings.device_of("GPU", str(count))
+    assert (settings.device_of("CPU", "0"), settings.device_of("MODEL", "0")) == ("cpu", "")
 
 
 def test_kinds_are_told_by_contents(tmp_path):

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from pybackend_backends.text_requests import RequestError  # noqa: E402
+from pybackend_backends.transformers.batch import Piece, Receiver  # noqa: E402
 from pybackend_backends.transformers.checkpoints import Checkpoint, Settings  # noqa: E402
 from pybackend_backends.transformers.generation import Generator  # noqa: E402
-from pybackend_backends.transformers.receivers import Piece, Receiver  # noqa: E402
 from pybackend_backends.transformers.sampling import read_sampling  # noqa: E402
 from tests.backends.transformers import tiny_models  # noqa: E402
 

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from pybackend_sdk.error import TritonModelException
-from pybackend_sdk.memory import TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU, MemoryType, PreferredMemory
 from pybackend_sdk.request import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
     InferenceTrace,
+    MemoryType,
+    PreferredMemory,
     get_input_tensor_by_name,
 )
 from pybackend_sdk.response import InferenceResponse

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 from pybackend_sdk.error import TritonError, TritonModelException
-from pybackend_sdk.response import (
-    InferenceResponse,
-    get_output_tensor_by_name,
-)
-from pybackend_sdk.response_iterator import ResponseIterator
+from pybackend_sdk.response import InferenceResponse, ResponseIterator, get_output_tensor_by_name
 from pybackend_sdk.response_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender, ResponseStream
 from pybackend_sdk.tensor import Tensor
 

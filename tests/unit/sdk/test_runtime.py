@@ -6,10 +6,9 @@ import pytest
 
 from pybackend_sdk import runtime as runtime_module
 from pybackend_sdk.error import TritonModelException
-from pybackend_sdk.memory import shared_memory
 from pybackend_sdk.metrics import MetricFamily
 from pybackend_sdk.model_control import is_model_ready, load_model, unload_model
-from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.request import InferenceRequest, shared_memory
 from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime, get_model_dir
 
 
