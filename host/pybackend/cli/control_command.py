@@ -82,7 +82,6 @@ def run_status(arguments: Sequence[str]) -> int:
 
 
 def _absent(given: argparse.Namespace) -> ServerError:
-    """The error for a model without a row."""
     names = [row["name"] for row in _rows(given, "")]
     if given.model in names:
         return ServerError(f"no version of model '{given.model}' is ready: `pybackend status {given.model}` says why")

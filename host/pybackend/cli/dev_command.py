@@ -117,7 +117,6 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
 
 
 def _copied(found: Found, room: Path, parser: CommandParser, *, trusts: bool) -> Path:
-    """A repository with an entry for a framework's file or directory."""
     check_trust(found, trusts=trusts)
     place = place_of(room / "models", derived_name(found, parser), None, force=False)
     with StagedEntry(place) as entry:

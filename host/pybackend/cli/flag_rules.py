@@ -80,7 +80,6 @@ def warnings_of(given: argparse.Namespace) -> tuple[str, ...]:
 def _repositories(
     given: argparse.Namespace, environ: Mapping[str, str], *, needs_repository: bool
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """The directories of models, and the repositories in cloud storage."""
     repositories = ([given.repository] if given.repository else []) + given.model_repository
     if not repositories and environ.get("AIP_STORAGE_URI") and _serves_vertex_ai(given, environ):
         repositories = [repository_place(environ["AIP_STORAGE_URI"])]
@@ -190,7 +189,6 @@ def _tls(given: argparse.Namespace, service: str) -> TlsSettings | None:
 
 
 def _cors(given: argparse.Namespace) -> CorsSettings | None:
-    """The web pages that may call the HTTP port."""
     if not given.http_cors_origin:
         if given.http_cors_credentials:
             raise SettingError("--http-cors-credentials needs --http-cors-origin, which names the pages.")
@@ -204,7 +202,6 @@ def _cors(given: argparse.Namespace) -> CorsSettings | None:
 
 
 def _api_keys(given: argparse.Namespace) -> ApiKeySettings | None:
-    """The keys that calls need."""
     if given.api_key_file is None:
         if given.api_key_exempt:
             raise SettingError("--api-key-exempt needs --api-key-file, which holds the keys of all other calls.")
@@ -216,14 +213,12 @@ def _api_keys(given: argparse.Namespace) -> ApiKeySettings | None:
 
 
 def _serves_vertex_ai(given: argparse.Namespace, environ: Mapping[str, str]) -> bool:
-    """True if the front end for Vertex AI is requested."""
     if given.allow_vertex_ai is None:
         return environ.get("AIP_MODE") == "PREDICTION"
     return bool(given.allow_vertex_ai)
 
 
 def _clouds(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[CloudSettings, ...]:
-    """The front ends that are requested."""
     clouds = []
     if given.allow_sagemaker:
         clouds.append(_sagemaker(given, environ))

@@ -153,7 +153,6 @@ def _served(run: ImportRun, settings: Settings, serve: Serve, tolerance: float) 
 
 
 def _base(given: argparse.Namespace, parser: CommandParser) -> dict[str, Any]:
-    """The user's own part of the configuration."""
     parameters = dict(parser.pairs("--parameter", given.parameter))
     if given.environment is not None:
         if not given.environment.exists():

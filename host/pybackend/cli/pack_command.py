@@ -140,7 +140,6 @@ def run_pack(arguments: Sequence[str]) -> int:
 
 
 def _packages_of(backend: str, upgrade: bool, warnings: list[str]) -> Path:
-    """The file that lists the packages of a backend."""
     lock = lock_of(backend)
     if upgrade:
         return recipe_of(backend)

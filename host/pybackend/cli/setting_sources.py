@@ -108,7 +108,6 @@ class SettingSources:
     def _given(
         self, flag: Flag, chosen: tuple[str, list[str]] | None, found: Mapping[str, Any], words: Sequence[str]
     ) -> Given:
-        """The setting in effect."""
         positional = [str(found["repository"])] if flag.name == _REPOSITORY and "repository" in found else []
         if chosen is not None:
             return Given(flag, chosen[1], chosen[0])

@@ -87,8 +87,6 @@ class Reply:
 
 
 class _LocalConnection(http.client.HTTPConnection):
-    """HTTP over a Unix-domain socket."""
-
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path

@@ -176,7 +176,6 @@ def _missing_inputs_described(question: Question, wanted: Mapping[str, WantedTen
 
 
 def _wanted(connection: Connection, question: Question) -> dict[str, WantedTensor]:
-    """The inputs of the model, by name."""
     try:
         metadata = connection.get(model_path(question.model, question.version))
     except InferenceError as error:

@@ -142,7 +142,6 @@ class _Checker:
         self._check_config(sources[-1], report, completes=any(code.completes_config for code in codes))
 
     def _check_code_alone(self, directory: Path, report: ModelReport) -> None:
-        """Check the code of a model whose configuration is unknown."""
         versions = report.attempt(scan_versions, directory)
         for place in versions.versions.values() if versions is not None else ():
             path = place / DEFAULT_MODEL_FILENAME
@@ -186,7 +185,6 @@ class _Checker:
         return code
 
     def _check_config(self, source: ModelSource, report: ModelReport, *, completes: bool) -> None:
-        """Check the rest of the configuration, and the files that it names."""
         host, directory = self._host, source.directory
         config, _ = config_on_this_machine(source.config, host)
         report.attempt(sandbox_options_of, config, directory)

@@ -80,7 +80,6 @@ async def _examine_models(
 
 
 def _files(settings: Settings) -> Iterator[Finding]:
-    """Check the files of a server's settings; a row for each kind that they name."""
     for port, service in ((settings.http, "http"), (settings.grpc, "grpc")):
         tls = port.tls if port.enabled else None
         if tls is not None:
@@ -111,7 +110,6 @@ def _log_file(path: Path) -> Finding:
 
 
 def _ports(http: HttpSettings, grpc: GrpcSettings) -> Iterator[Finding]:
-    """Check each port that the server would open."""
     if http.enabled:
         yield _port(http.address, http.port, "HTTP", reuse_port=http.reuse_port)
     if grpc.enabled:

@@ -71,7 +71,6 @@ def measure(url: str, path: str, document: object, start_s: float) -> Measures:
 
 
 def _model_pids() -> list[int]:
-    """The processes of models below this one."""
     pid = os.getpid()
     children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [child for child in children if _text(child, "comm").strip() not in _HELPERS]

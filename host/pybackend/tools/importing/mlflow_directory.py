@@ -170,7 +170,6 @@ def _signature(path: Path, document: Mapping[str, Any], side: str) -> tuple[list
 
 
 def _requirements(path: Path) -> list[str]:
-    """The packages that the model states, as lines of a requirements.txt."""
     listed = path / "requirements.txt"
     if os.path.isfile(listed):
         lines = [line.strip() for line in listed.read_text(encoding="utf-8").splitlines()]

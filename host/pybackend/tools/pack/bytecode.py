@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.tools.pack.errors import PackError, no_space, says_no_space
+from pybackend.tools.pack.errors import PackError, told_output_error
 from pybackend.tools.pack.options import Advance
 
 _CHUNK_BYTES = 1 << 20
@@ -112,8 +112,6 @@ def _compile(python: Path, chunk: bytes, target: Path) -> None:
     )
     if done.returncode:
         complaint = done.stderr.decode(errors="replace").strip()
-        if says_no_space(complaint):
-            raise no_space("compile modules", target)
-        raise PackError(
+        raise told_output_error(complaint, "compile modules", target) or PackError(
             f"{python} cannot compile modules (status {done.returncode}): {complaint[-500:] or 'no error message'}"
         )

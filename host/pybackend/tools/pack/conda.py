@@ -17,10 +17,7 @@ from pybackend.tools.pack.errors import (
     SpecificationError,
     UnreachableError,
     UnsolvableError,
-    cache_not_writable,
-    no_space,
-    says_no_space,
-    says_not_writable,
+    told_output_error,
 )
 from pybackend.tools.pack.options import Advance, PackedSize
 
@@ -98,10 +95,9 @@ def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:
 
 def _error(order: CondaOrder, event: Mapping[str, str]) -> PackError:
     message, kind = event["message"].strip(), event["kind"]
-    if says_no_space(message):
-        return no_space("install packages", order.prefix or Path("/"))
-    if says_not_writable(message):
-        return cache_not_writable(_one_line(message))
+    told = told_output_error(message, "install packages", order.prefix or Path("/"))
+    if told is not None:
+        return told
     if kind == "SolverError":
         unsolvable = UnsolvableError if "No candidates were found" in message else ConflictError
         return unsolvable(_unsolvable(order, message))

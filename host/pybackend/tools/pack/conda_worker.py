@@ -20,8 +20,6 @@ from typing import Any, TextIO
 
 
 class _Reporter:
-    """Forwards py-rattler's progress reports."""
-
     def __init__(self, say: Any) -> None:
         self._say = say
         self._total = 0

@@ -65,39 +65,31 @@ class MissingExtraError(PackError):
     status = 7
 
 
-_NO_SPACE = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
+_NO_SPACE = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122")
+_CACHE = re.compile(r"failed to (create cache directory|initialize cache)", re.IGNORECASE)
 
 
 def output_error(error: OSError, doing: str, directory: Path) -> OutputError:
     """The error for a write that the operating system refused."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return no_space(doing, directory)
+        return _no_space(doing, directory)
     return OutputError(f"cannot {doing}: {error.strerror or error}: {error.filename or directory}")
 
 
-def no_space(doing: str, directory: Path) -> OutputError:
-    """The error for a full disk."""
+def _no_space(doing: str, directory: Path) -> OutputError:
     return OutputError(
         f"cannot {doing}: no space left in {directory}: make room, or name another place (-o for the archive, "
         "--work-directory for the directory in which the environment is assembled)"
     )
 
 
-_CACHE = re.compile(r"failed to (create cache directory|initialize cache)", re.IGNORECASE)
-
-
-def says_not_writable(text: str) -> bool:
-    """True if another program's error message is about its cache directory."""
-    return _CACHE.search(text) is not None
-
-
-def cache_not_writable(message: str) -> OutputError:
-    """The error for an unwritable package cache, for example that of a service without a home directory."""
-    return OutputError(
-        f"a package cache is not writable: {message}: set HOME, or UV_CACHE_DIR and RATTLER_CACHE_DIR, to one that is"
-    )
-
-
-def says_no_space(text: str) -> bool:
-    """True if another program's error message is about a full disk."""
-    return any(words in text for words in _NO_SPACE)
+def told_output_error(message: str, doing: str, directory: Path) -> OutputError | None:
+    """The error that another program's message is about: a full disk, or a cache of packages that is not writable."""
+    if _NO_SPACE.search(message):
+        return _no_space(doing, directory)
+    if _CACHE.search(message):
+        told = ": ".join(line.strip().removeprefix("Caused by: ") for line in message.splitlines() if line.strip())
+        return OutputError(
+            f"a package cache is not writable: {told}: set HOME, or UV_CACHE_DIR and RATTLER_CACHE_DIR, to one that is"
+        )
+    return None

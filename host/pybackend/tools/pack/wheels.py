@@ -20,10 +20,7 @@ from pybackend.tools.pack.errors import (
     UnpackableError,
     UnreachableError,
     UnsolvableError,
-    cache_not_writable,
-    no_space,
-    says_no_space,
-    says_not_writable,
+    told_output_error,
 )
 from pybackend.tools.pack.options import PackedSize
 
@@ -216,7 +213,8 @@ def normalised(name: str) -> str:
 
 def _fullest(places: Sequence[Path]) -> Path:
     """The place with the least free disk space among those an installer writes to."""
-    return min((place for place in places if place.exists()), key=lambda place: shutil.disk_usage(place).free)
+    there = (place for place in places if place.exists())
+    return min(there, key=lambda place: shutil.disk_usage(place).free, default=Path("/"))
 
 
 def _uv(arguments: list[str], order: WheelOrder) -> str:
@@ -240,12 +238,10 @@ def _uv(arguments: list[str], order: WheelOrder) -> str:
 
 def _error(complaint: str, order: WheelOrder, python: Path | None) -> PackError:
     message = _readable(complaint)
-    if says_no_space(message):
-        return no_space(
-            "install packages", _fullest([uv_cache_directory(), *([] if python is None else [python.parent])])
-        )
-    if says_not_writable(message):
-        return cache_not_writable(message)
+    places = [uv_cache_directory(), *([] if python is None else [python.parent])]
+    told = told_output_error(message, "install packages", _fullest(places))
+    if told is not None:
+        return told
     if re.search(
         r"error sending request|dns error|Connection refused|timed out|Could not (connect|resolve)|unable to access",
         message,
