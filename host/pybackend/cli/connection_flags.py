@@ -28,28 +28,25 @@ def add_url(container: argparse._ActionsContainer) -> None:
 def add_connection_flags(parser: CommandParser, default_timeout_s: float) -> None:
     """Add the flags of access and time limits."""
     group = parser.add_argument_group("connection")
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--timeout",
         type=float,
         default=default_timeout_s,
         metavar="SECONDS",
         help=f"how long to wait for the server [{default_timeout_s:g}]",
     )
-    group.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help=f"file with the server's API key [the key in ${_KEY}]"
-    )
-    group.add_argument(
-        "--header", action="append", default=[], metavar="NAME=VALUE", help="send this header; may be repeated"
-    )
-    group.add_argument(
+    add("--api-key-file", type=Path, metavar="FILE", help=f"file with the server's API key [the key in ${_KEY}]")
+    add("--header", action="append", default=[], metavar="NAME=VALUE", help="send this header; may be repeated")
+    add(
         "--root-cert",
         type=Path,
         metavar="FILE",
         help="PEM file with the certificate that signs the server's [the system's]",
     )
-    group.add_argument("--client-cert", type=Path, metavar="FILE", help="PEM file with the client's certificate")
-    group.add_argument("--client-key", type=Path, metavar="FILE", help="PEM file with its private key [the same file]")
-    group.add_argument("--insecure", action="store_true", help="accept any certificate of the server")
+    add("--client-cert", type=Path, metavar="FILE", help="PEM file with the client's certificate")
+    add("--client-key", type=Path, metavar="FILE", help="PEM file with its private key [the same file]")
+    add("--insecure", action="store_true", help="accept any certificate of the server")
 
 
 def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:

@@ -32,11 +32,10 @@ def run_load(arguments: Sequence[str]) -> int:
     parser = control_parser(
         "load", "MODEL [--FLAG[=VALUE]]...", "Loads a model, or brings it up to date, and waits for it."
     )
-    parser.add_argument("model", metavar="MODEL", help="the model's name")
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="JSON to use instead of config.pbtxt until the next load"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="the model's name")
+    add("--config", type=Path, metavar="FILE", help="JSON to use instead of config.pbtxt until the next load")
+    add(
         "--file",
         action="append",
         default=[],
@@ -203,17 +202,16 @@ def run_traffic(arguments: Sequence[str]) -> int:
         "MODEL [--weights 1=90,2=10] [--shadow 3=5] [--FLAG[=VALUE]]...",
         "Shows which versions answer requests that name none, and changes it.",
     )
-    parser.add_argument("model", metavar="MODEL", help="the model's name")
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="the model's name")
+    add(
         "--weights",
         type=_weights,
         metavar="VERSION=WEIGHT,...",
         help="the weights of versions, such as 1=90,2=10, or none",
     )
-    parser.add_argument(
-        "--shadow", type=_shadow, metavar="VERSION=PERCENT", help="the version that gets copies, such as 3=5, or none"
-    )
-    parser.add_argument("--reset", action="store_true", help="use the rules of the model's configuration again")
+    add("--shadow", type=_shadow, metavar="VERSION=PERCENT", help="the version that gets copies, such as 3=5, or none")
+    add("--reset", action="store_true", help="use the rules of the model's configuration again")
     given = parsed(parser, arguments)
     change: dict[str, Any] = {} if given.weights is None else {"weights": given.weights}
     if given.shadow is not None:

@@ -24,11 +24,10 @@ def make_parser() -> CommandParser:
         usage="pybackend graph [--format=text|mermaid] [--model=NAME]... REPOSITORY...",
         description="Draws the ensembles of a repository: the order of steps and the flow of tensors.",
     )
-    parser.add_argument("repositories", type=Path, nargs="+", metavar="REPOSITORY", help="a directory of models")
-    parser.add_argument("--format", choices=sorted(_DRAWINGS), default="text", help="output format [text]")
-    parser.add_argument(
-        "--model", action="append", default=[], metavar="NAME", help="draw only this ensemble; may be repeated"
-    )
+    add = parser.add_argument
+    add("repositories", type=Path, nargs="+", metavar="REPOSITORY", help="a directory of models")
+    add("--format", choices=sorted(_DRAWINGS), default="text", help="output format [text]")
+    add("--model", action="append", default=[], metavar="NAME", help="draw only this ensemble; may be repeated")
     return parser
 
 

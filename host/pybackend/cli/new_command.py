@@ -32,11 +32,10 @@ def make_parser() -> CommandParser:
         description="Writes a model with a configuration, a test and a client. They work as they are: change them step by step.",
         epilog="templates: " + "; ".join(f"{name}: {text}" for name, text in TEMPLATES.items()),
     )
-    parser.add_argument("name", metavar="NAME", help="the model's name")
-    parser.add_argument(
-        "directory", nargs="?", type=Path, metavar="DIRECTORY", help="directory of models to write into [NAME]"
-    )
-    parser.add_argument("--template", choices=list(TEMPLATES), default="plain", help="kind of model [plain]")
+    add = parser.add_argument
+    add("name", metavar="NAME", help="the model's name")
+    add("directory", nargs="?", type=Path, metavar="DIRECTORY", help="directory of models to write into [NAME]")
+    add("--template", choices=list(TEMPLATES), default="plain", help="kind of model [plain]")
     return parser
 
 

@@ -16,7 +16,7 @@ from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of,
 from pybackend.tools.pack import PackError, PackOptions, PackResult, pack
 from pybackend.tools.pack.errors import ConflictError, SpecificationError, UnsolvableError
 from pybackend.tools.pack.options import FORMATS, Progress, TerminalProgress
-from pybackend.tools.pack.surprises import Wanted, gigabytes, surprises
+from pybackend.tools.pack.surprises import gigabytes, surprises
 
 _DEFAULT_LOCK = ""
 """Value of --lock without a name: the archive's name with another suffix."""
@@ -35,56 +35,57 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "file",
         type=Path,
         nargs="?",
         metavar="FILE",
         help="environment.yml, requirements.txt, pyproject.toml, or the directory of a conda or virtual environment",
     )
-    parser.add_argument(
+    add(
         "--backend",
         choices=backends_with_recipes(),
         metavar="NAME",
         help="instead of FILE: the environment of a backend that comes with pybackend; "
         f"{', '.join(backends_with_recipes())}",
     )
-    parser.add_argument(
+    add(
         "-o", "--output", type=Path, metavar="ARCHIVE", help="the file to write [env.tar.gz, NAME.tar.gz for a backend]"
     )
-    parser.add_argument(
+    add(
         "--format",
         choices=["tar.gz", "gz", "tar.zst", "zst"],
         metavar="FORMAT",
         help="tar.gz, which Triton reads too, or zst, which is smaller and unpacks faster [from the archive's name]",
     )
-    parser.add_argument(
+    add(
         "--python",
         metavar="VERSION|PATH",
         help="interpreter for a requirements.txt or pyproject.toml [from .python-version beside it, or pybackend's]",
     )
-    parser.add_argument(
+    add(
         "--extra",
         action="append",
         default=[],
         metavar="NAME",
         help="optional dependencies of a pyproject.toml; may be repeated",
     )
-    parser.add_argument(
+    add(
         "--lock",
         nargs="?",
         const=_DEFAULT_LOCK,
         metavar="PATH",
         help="install exactly what this file lists, or write it if it does not exist [the archive's name with .lock]",
     )
-    parser.add_argument(
+    add(
         "--upgrade",
         action="store_true",
         help="with --backend: the newest packages that its models can run with, instead of the versions that pybackend lists",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only show what would be installed, with sizes")
-    parser.add_argument("--no-msgpack", action="store_true", help="do not add msgpack to the packages")
-    parser.add_argument(
+    add("--dry-run", action="store_true", help="only show what would be installed, with sizes")
+    add("--no-msgpack", action="store_true", help="do not add msgpack to the packages")
+    add(
         "--work-directory",
         type=Path,
         metavar="DIR",
@@ -191,7 +192,7 @@ def _print_plan(result: PackResult) -> None:
         size = "?" if package.size_bytes is None else gigabytes(package.size_bytes) if package.size_bytes else "-"
         sys.stdout.write(f"{package.name:<{width}}  {package.version:<16} {size:>10}  {package.source}\n")
     sys.stdout.write(f"{counted(len(result.packages), 'package')}, {_download(result)}; nothing was installed\n")
-    for sentence in surprises(Wanted(package.name, package.size_bytes or 0) for package in result.packages):
+    for sentence in surprises({package.name: package.size_bytes or 0 for package in result.packages}):
         sys.stderr.write(f"warning: {sentence}\n")
 
 

@@ -32,9 +32,8 @@ _OF_KUBERNETES = re.compile(r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT|PORT_\d
 class Given:
     """One setting in effect.
 
-    Attributes:
-        texts: its values as on the command line, None for the default.
-        source: :data:`COMMAND_LINE`, a variable's name, a file's path, or :data:`DEFAULT`.
+    ``texts``: its values as on the command line, None for the default. ``source``: :data:`COMMAND_LINE`, a variable's
+    name, a file's path, or :data:`DEFAULT`.
     """
 
     flag: Flag
@@ -48,9 +47,8 @@ class SettingSources:
     The strongest source of a setting is the command line, then the variable, then the file, then the default. The
     values of a flag that may be repeated come from one source: the strongest that has any.
 
-    Attributes:
-        warnings: a sentence for each unknown variable.
-        settings: the settings in effect, in the order of the flags; :meth:`complete` fills it.
+    ``warnings``: a sentence for each unknown variable. ``settings``: the settings in effect, in the order of the flags;
+    :meth:`complete` fills it.
     """
 
     def __init__(self, serve: argparse.ArgumentParser, flags: Sequence[Flag], environ: Mapping[str, str]) -> None:
@@ -219,10 +217,8 @@ def texts_of(value: object, *, as_written: bool, repeatable: bool) -> list[str]:
 
     Raises ValueError if the value has the wrong type; the text tells which one is right.
 
-    Args:
-        value: as TOML has it.
-        as_written: the flag takes any text; a number or a boolean is then a mistake.
-        repeatable: the flag may be given several times, so the value may be a list.
+    ``value``: as TOML has it. ``as_written``: the flag takes any text; a number or a boolean is then a mistake.
+    ``repeatable``: the flag may be given several times, so the value may be a list.
     """
     if isinstance(value, list):
         if not repeatable:

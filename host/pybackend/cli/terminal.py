@@ -60,10 +60,8 @@ def table_lines(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 def wrapped(text: str, first: str, others: str) -> list[str]:
     """Lines that break neither words nor commands, which are copied from the terminal.
 
-    Args:
-        text: in one line; commands stand in backticks.
-        first: begins the first line.
-        others: begins the other lines.
+    ``text``: in one line; commands stand in backticks. ``first``: begins the first line. ``others``: begins the other
+    lines.
     """
     lines = textwrap.wrap(
         _COMMAND.sub(lambda command: command[0].replace(" ", _FIXED_SPACE), text),

@@ -42,20 +42,21 @@ def make_parser() -> CommandParser:
         "the last 512 executions. exit status: 0, or 1 if no server answers at first",
     )
     add_url(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--metrics-url",
         metavar="URL",
         help=f"the server's metrics; none does without [port {_METRICS_PORT} of the same host]",
     )
-    parser.add_argument(
+    add(
         "--interval",
         type=float,
         default=_INTERVAL_S,
         metavar="SECONDS",
         help=f"time between two looks [{_INTERVAL_S:g}]",
     )
-    parser.add_argument("--once", action="store_true", help="print one table, after one interval")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, after one interval")
+    add("--once", action="store_true", help="print one table, after one interval")
+    add("--json", action="store_true", help="print one JSON object, after one interval")
     add_connection_flags(parser, _TIMEOUT_S)
     return parser
 

@@ -102,10 +102,9 @@ class Connection:
 
     Raises ServerError if the URL or a certificate is wrong.
 
-    Args:
-        url: such as ``http://localhost:8000`` or ``unix:/run/server.sock``; ``http://`` may be left out.
-        timeout_s: how long to wait for the connection, and then for each part of a response.
-        advice: for the error if no server answers.
+    ``url``: such as ``http://localhost:8000`` or ``unix:/run/server.sock``; ``http://`` may be left out. ``timeout_s``:
+    how long to wait for the connection, and then for each part of a response. ``advice``: for the error if no server
+    answers.
     """
 
     def __init__(self, url: str, timeout_s: float, advice: str = _START, access: Access | None = None) -> None:

@@ -97,9 +97,8 @@ class Row:
 class Source:
     """Where samples come from.
 
-    Attributes:
-        metrics: the port for metrics, None to do without.
-        trouble: why the last sample has no metrics, ``""`` if it has.
+    ``metrics``: the port for metrics, None to do without. ``trouble``: why the last sample has no metrics, ``""`` if it
+    has.
     """
 
     server: Connection

@@ -52,11 +52,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a response.
-
-    Attributes:
-        values: an array; BF16 as float32, BYTES as ``bytes`` objects.
-    """
+    """An output of a response. ``values``: an array; BF16 as float32, BYTES as ``bytes`` objects."""
 
     name: str
     datatype: str

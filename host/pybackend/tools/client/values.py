@@ -26,8 +26,7 @@ _UINT64_MAX = 2**64 - 1
 class WantedTensor:
     """An input as the model's metadata describes it.
 
-    Attributes:
-        shape: with the batch dimension, if the model has one; -1 for any size.
+    ``shape``: with the batch dimension, if the model has one; -1 for any size.
     """
 
     name: str

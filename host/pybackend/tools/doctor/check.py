@@ -46,10 +46,8 @@ _T = TypeVar("_T")
 class ModelReport:
     """The findings about one model, or about the repositories.
 
-    Attributes:
-        name: the model's; ``""`` for the repositories.
-        versions: those that would be served.
-        errors: one sentence each, with the way out; a server could not load the model.
+    ``name``: the model's; ``""`` for the repositories. ``versions``: those that would be served. ``errors``: one
+    sentence each, with the way out; a server could not load the model.
     """
 
     name: str

@@ -17,12 +17,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One row.
-
-    Attributes:
-        found: the facts, in a few words.
-        advice: the remedy, empty if none is needed.
-    """
+    """One row. ``found``: the facts, in a few words. ``advice``: the remedy, empty if none is needed."""
 
     layer: str
     status: Status

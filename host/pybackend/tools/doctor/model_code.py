@@ -27,9 +27,8 @@ OWN_PYTHON = ".".join(map(str, _HERE))
 class CodeReport:
     """The findings about one file.
 
-    Attributes:
-        errors: one sentence each; the model could not be loaded.
-        completes_config: the class has ``auto_complete_config``, or may have it; False if the file cannot be parsed.
+    ``errors``: one sentence each; the model could not be loaded. ``completes_config``: the class has
+    ``auto_complete_config``, or may have it; False if the file cannot be parsed.
     """
 
     errors: list[str] = field(default_factory=list)

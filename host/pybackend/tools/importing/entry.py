@@ -34,9 +34,8 @@ MOST_FILES = 100_000
 class Place:
     """Where an entry will be.
 
-    Attributes:
-        adds: the model exists, and gets this version; its configuration stays.
-        replaces: the present model or version makes way.
+    ``adds``: the model exists, and gets this version; its configuration stays. ``replaces``: the present model or
+    version makes way.
     """
 
     repository: Path
@@ -80,9 +79,8 @@ def place_of(repository: Path, name: str, version: int | None, *, force: bool) -
 class StagedEntry:
     """An entry that is being made. As a context manager it removes everything that was not put into place.
 
-    Attributes:
-        model: the directory that becomes the model's.
-        directory: the hidden directory around it, which is a repository of this one model.
+    ``model``: the directory that becomes the model's. ``directory``: the hidden directory around it, which is a
+    repository of this one model.
     """
 
     place: Place
@@ -221,8 +219,7 @@ class _Contents:
 
     ``home``: the directory that no link may leave.
 
-    Attributes:
-        nbytes: size of all files.
+    ``nbytes``: size of all files.
     """
 
     def __init__(self, home: str) -> None:

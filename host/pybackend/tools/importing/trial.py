@@ -27,9 +27,7 @@ _SAMPLING, _LIKELIEST = "sampling_parameters", json.dumps({"temperature": 0, "ma
 class Sizes(NamedTuple):
     """Choices that a configuration leaves open.
 
-    Attributes:
-        dimension: the size of each dimension of any size.
-        most: the largest whole number.
+    ``dimension``: the size of each dimension of any size. ``most``: the largest whole number.
     """
 
     dimension: int

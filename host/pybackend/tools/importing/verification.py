@@ -32,10 +32,9 @@ _CONFIG = {
 class Comparison:
     """The result of a comparison.
 
-    Attributes:
-        difference: the largest difference of two numbers, relative to the framework's if that is more than 1.
-        output: the output that has it; ``""`` if there is no number.
-        fault: a sentence about answers that differ beyond the tolerance, ``""`` if all agree.
+    ``difference``: the largest difference of two numbers, relative to the framework's if that is more than 1.
+    ``output``: the output that has it; ``""`` if there is no number. ``fault``: a sentence about answers that differ
+    beyond the tolerance, ``""`` if all agree.
     """
 
     difference: float
@@ -50,8 +49,7 @@ class FrameworkModel:
 
     So it runs with the sandbox and in the environment of the imported model: what it loads may hold code of its author.
 
-    Attributes:
-        directory: the second model's directory; its name is the model's.
+    ``directory``: the second model's directory; its name is the model's.
     """
 
     directory: Path
@@ -74,10 +72,8 @@ class FrameworkModel:
 
         Raises ServerError if the framework cannot compute them.
 
-        Args:
-            kind: the name of the imported model's kind.
-            file: the file or directory that the framework loads, relative to :attr:`files`.
-            parameters: of the second model: its sandbox and its environment.
+        ``kind``: the name of the imported model's kind. ``file``: the file or directory that the framework loads,
+        relative to :attr:`files`. ``parameters``: of the second model: its sandbox and its environment.
         """
         if (self.files / file / file).is_file():
             file = f"{file}/{file}"  # an ONNX file with the files of its external data

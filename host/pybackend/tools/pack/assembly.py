@@ -6,6 +6,7 @@ import ast
 import os
 import shlex
 import subprocess
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from pybackend.tools.pack.specification import (
     WheelPackages,
     index_options,
 )
-from pybackend.tools.pack.surprises import WITHOUT_NUMPY, Wanted, surprises
+from pybackend.tools.pack.surprises import WITHOUT_NUMPY, surprises
 from pybackend.tools.pack.wheels import WheelOrder
 
 _QUESTION = """
@@ -62,7 +63,7 @@ class Assembled:
     cache_tag: str
     free_threaded: bool
     site_packages: tuple[Path, ...]
-    conda: tuple[dict[str, Any], ...] = ()
+    conda: Sequence[dict[str, Any]] = ()
     wheels: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -114,16 +115,15 @@ def _from_conda(file: Path, given: CondaPackages, options: PackOptions, lock: Lo
             prefix,
         )
         records = conda.carry_out(order, advance)
-        if conda.python_version(records) is None:
-            raise SpecificationError(f"{file} lists no python: add it to the dependencies, such as `- python=3.12`")
+        _python_version(file, records)
     wanted = WheelOrder(Path(os.path.abspath(file)).parent, given.requirements)
-    known = [Wanted(record["name"], record.get("size") or 0) for record in records]
-    found: list[Wanted] = []
+    known = {record["name"]: record.get("size") or 0 for record in records}
+    found: dict[str, int] = {}
     python = prefix / "bin" / "python"
     if given.requirements and lock is None:
         with suppress(PackError):  # it proves nothing: conda's packages may satisfy the request
             found = _look_up_wheels(wanted, python, options)
-    _warn(options, [*known, *found])
+    _warn(options, known | found)
     if given.requirements:
         _install_wheels(wanted, python, options, lock, known)
     if given.variables:
@@ -195,27 +195,27 @@ def wheel_order(given: WheelPackages, options: PackOptions) -> WheelOrder:
     return WheelOrder(directory, projects=(given.file,), extras=options.extras)
 
 
-def _look_up_wheels(order: WheelOrder, python: Path, options: PackOptions) -> list[Wanted]:
+def _look_up_wheels(order: WheelOrder, python: Path, options: PackOptions) -> dict[str, int]:
     """The packages that will be installed. uv caches the result, so resolving again is cheap."""
     with options.progress.step("look up packages"):
         found = wheels.resolve(order, [f"--python={python}"])
-    return [Wanted(package.name, package.size_bytes or 0) for package in found]
+    return {package.name: package.size_bytes or 0 for package in found}
 
 
 def _install_wheels(
-    order: WheelOrder, python: Path, options: PackOptions, lock: Lock | None, known: list[Wanted]
+    order: WheelOrder, python: Path, options: PackOptions, lock: Lock | None, known: Iterable[str]
 ) -> None:
     with options.progress.step("install wheels"):
         if lock is not None:
             lines = (*index_options(order.lines), *lock.wheels)
             wheels.install(WheelOrder(order.directory, lines, packages=order.packages), python, dependencies=False)
-        elif options.msgpack and not any(package.name.startswith("msgpack") for package in known):
+        elif options.msgpack and not any(name.startswith("msgpack") for name in known):
             wheels.install_with_msgpack(order, python)
         else:
             wheels.install(order, python)
 
 
-def _warn(options: PackOptions, packages: list[Wanted]) -> None:
+def _warn(options: PackOptions, packages: dict[str, int]) -> None:
     for sentence in surprises(packages):
         options.warn(sentence)
 
@@ -232,7 +232,7 @@ def _describe(
     prefix: Path,
     *,
     is_conda: bool,
-    records: list[dict[str, Any]] | None = None,
+    records: Sequence[dict[str, Any]] = (),
     wanted: WheelOrder | None = None,
     hashes: bool = False,
     lock: Lock | None = None,
@@ -250,18 +250,8 @@ def _describe(
             wheels.normalised(wheels.project_name(package)) for package in wanted.packages
         }
         pins = wheels.pinned(names, index_options(wanted.lines), python, wanted.directory, hashes=hashes)
-    return Assembled(
-        prefix,
-        is_conda,
-        python,
-        answer["version"],
-        answer["cache_tag"],
-        answer["free_threaded"],
-        site_packages,
-        tuple(records or ()),
-        tuple(pins),
-        variables or {},
-    )
+    known = answer | {"site_packages": site_packages}
+    return Assembled(prefix, is_conda, python, conda=records, wheels=tuple(pins), variables=variables or {}, **known)
 
 
 def _ask(python: Path, prefix: Path) -> dict[str, Any]:
@@ -291,27 +281,31 @@ def look_up(file: Path, specification: Specification, options: PackOptions) -> l
         found = wheels.resolve(wheel_order(specification, options), [f"--python={interpreter.executable}"])
         return [PackedSize("python", interpreter.version, 0, str(interpreter.executable)), *found]
     _refuse_wishes(specification, options)
-    answer = _ask(specification.prefix / "bin" / "python", specification.prefix)
-    packages = inventory.conda_packages(specification.prefix) if isinstance(specification, CondaPrefix) else []
+    prefix = specification.prefix
+    answer = _ask(prefix / "bin" / "python", prefix)
+    packages = inventory.conda_packages(prefix) if isinstance(specification, CondaPrefix) else []
     packages += inventory.python_packages(map(Path, answer["site_packages"]))
     return [PackedSize(package.name, package.version, 0, package.source) for package in packages]
+
+
+def _python_version(file: Path, records: Sequence[dict[str, Any]]) -> str:
+    version = next((str(record["version"]) for record in records if record["name"] == "python"), None)
+    if version is None:
+        raise SpecificationError(f"{file} lists no python: add it to the dependencies, such as `- python=3.12`")
+    return version
 
 
 def _look_up_conda(file: Path, given: CondaPackages, options: PackOptions) -> list[PackedSize]:
     records = conda.carry_out(
         conda.CondaOrder(given.channels, conda_specs(given, options), options.msgpack), lambda _done, _total: None
     )
-    found = conda.sizes(records)
-    version = conda.python_version(records)
-    if version is None:
-        raise SpecificationError(f"{file} lists no python: add it to the dependencies, such as `- python=3.12`")
+    found, version = conda.sizes(records), _python_version(file, records)
     if given.requirements:
         names = {wheels.normalised(package.name) for package in found}
-        minor = ".".join(version.split(".")[:2])
         order = WheelOrder(Path(os.path.abspath(file)).parent, given.requirements)
         found += [
             package
-            for package in wheels.resolve(order, [f"--python-version={minor}"])
+            for package in wheels.resolve(order, [f"--python-version={minor_of(version)}"])
             if wheels.normalised(package.name) not in names
         ]
     return found

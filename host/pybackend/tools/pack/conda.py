@@ -146,8 +146,3 @@ def sizes(records: Sequence[Mapping[str, Any]]) -> list[PackedSize]:
         ),
         key=lambda package: package.name,
     )
-
-
-def python_version(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """The version of CPython among the packages, None if there is none."""
-    return next((str(record["version"]) for record in records if record["name"] == "python"), None)

@@ -40,12 +40,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython of this machine.
-
-    Attributes:
-        executable: the program, without links.
-        version: such as ``3.12.1``.
-    """
+    """A CPython of this machine. ``executable``: the program, without links. ``version``: such as ``3.12.1``."""
 
     executable: Path
     version: str
@@ -104,11 +99,9 @@ def find_interpreter(wanted: str | None, requires: str = "", source: str = "--py
 
     Raises SpecificationError if there is no such interpreter, or it does not fit.
 
-    Args:
-        wanted: a version such as ``3.12``, a program, or a directory with ``bin/python``; None for the running one, or
-            the newest one that fits.
-        requires: accepted versions, such as ``>=3.11``; empty for any.
-        source: origin of ``wanted``, for messages.
+    ``wanted``: a version such as ``3.12``, a program, or a directory with ``bin/python``; None for the running one, or
+    the newest one that fits. ``requires``: accepted versions, such as ``>=3.11``; empty for any. ``source``: origin of
+    ``wanted``, for messages.
     """
     if wanted is not None and not is_version(wanted):
         return _checked(_of_path(wanted, source), requires, f"{source} {wanted}")

@@ -20,10 +20,8 @@ _TEXTS = ("specification", "platform", "python")
 class Lock:
     """The installed packages.
 
-    Attributes:
-        specification: hash of the file that requested them.
-        conda: packages from conda channels, as described by their index.
-        wheels: lines of a requirements file, each with the hashes of its package.
+    ``specification``: hash of the file that requested them. ``conda``: packages from conda channels, as described by
+    their index. ``wheels``: lines of a requirements file, each with the hashes of its package.
     """
 
     specification: str

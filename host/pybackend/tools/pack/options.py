@@ -107,9 +107,8 @@ class PackOptions:
 class PackedSize:
     """The download size of a package.
 
-    Attributes:
-        size_bytes: None if the index does not state it, 0 for a package that is here already.
-        source: the channel, ``pypi``, or another origin.
+    ``size_bytes``: None if the index does not state it, 0 for a package that is here already. ``source``: the channel,
+    ``pypi``, or another origin.
     """
 
     name: str
@@ -122,9 +121,7 @@ class PackedSize:
 class PackResult:
     """The result of a pack or a dry run.
 
-    Attributes:
-        archive: the file, None for a dry run.
-        packages: packages with sizes, for a dry run.
+    ``archive``: the file, None for a dry run. ``packages``: packages with sizes, for a dry run.
     """
 
     archive: Path | None

@@ -32,9 +32,8 @@ def read_text(path: Path) -> str:
 class CondaPackages:
     """Contents of an environment.yml.
 
-    Attributes:
-        channels: names, URLs and directories (as URLs), in order of priority.
-        requirements: lines of its pip section, in the format of a requirements file.
+    ``channels``: names, URLs and directories (as URLs), in order of priority. ``requirements``: lines of its pip
+    section, in the format of a requirements file.
     """
 
     channels: tuple[str, ...]
@@ -47,10 +46,9 @@ class CondaPackages:
 class WheelPackages:
     """Contents of a requirements.txt or a pyproject.toml.
 
-    Attributes:
-        requirements: lines of a requirements.txt; none for a pyproject.toml.
-        is_project: the file describes a package, which must be installed itself.
-        requires_python: accepted versions of CPython, such as ``>=3.11``; empty for any.
+    ``requirements``: lines of a requirements.txt; none for a pyproject.toml. ``is_project``: the file describes a
+    package, which must be installed itself. ``requires_python``: accepted versions of CPython, such as ``>=3.11``;
+    empty for any.
     """
 
     file: Path

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from pybackend.tools.pack.wheels import normalised
 
@@ -21,38 +20,23 @@ _CPU_ONLY = {
 }
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A package that will be, or was, installed.
-
-    Attributes:
-        size_bytes: download size, 0 if unknown.
-    """
-
-    name: str
-    size_bytes: int = 0
-
-
-def surprises(packages: Iterable[Wanted]) -> list[str]:
-    """Sentences about unexpectedly large or missing packages."""
+def surprises(packages: Mapping[str, int]) -> list[str]:
+    """Sentences about unexpectedly large or missing packages; each has its download size, 0 if unknown."""
     found = []
-    wanted = {normalised(package.name): package for package in packages}
-    for_cuda = [package for name, package in wanted.items() if name.startswith(_FOR_CUDA)]
-    if any(normalised(package.name).startswith("nvidia-") for package in for_cuda):
+    wanted = {normalised(name): size_bytes for name, size_bytes in packages.items()}
+    for_cuda = {name: size_bytes for name, size_bytes in wanted.items() if name.startswith(_FOR_CUDA)}
+    if any(name.startswith("nvidia-") for name in for_cuda):
         culprit = next((name for name in _DRAGGED_IN_BY if name in wanted), None)
-        size = sum(package.size_bytes for package in for_cuda)
+        size = sum(for_cuda.values())
         amount = f" ({gigabytes(size)} to download)" if size else ""
         advice = _CPU_ONLY.get(culprit or "", "there may be a variant without them")
+        count = "a package" if len(for_cuda) == 1 else f"{len(for_cuda)} packages"
         found.append(
-            f"{culprit or 'a package'} brings {_count(for_cuda)} for CUDA{amount}. If the models run on the CPU: {advice}"
+            f"{culprit or 'a package'} brings {count} for CUDA{amount}. If the models run on the CPU: {advice}"
         )
     if "numpy" not in wanted:
         found.append(WITHOUT_NUMPY)
     return found
-
-
-def _count(packages: Sequence[Wanted]) -> str:
-    return "a package" if len(packages) == 1 else f"{len(packages)} packages"
 
 
 def gigabytes(size_bytes: int) -> str:

@@ -188,10 +188,8 @@ def pinned(names: set[str], options: Sequence[str], python: Path, directory: Pat
 
     Raises PackError if an index no longer has a package.
 
-    Args:
-        names: normalised names of the packages to include.
-        directory: base of relative paths.
-        hashes: include the packages' hashes, which must be looked up.
+    ``names``: normalised names of the packages to include. ``directory``: base of relative paths. ``hashes``: include
+    the packages' hashes, which must be looked up.
     """
     if not names:
         return []

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.tools.pack.surprises import Wanted, surprises
+from pybackend.tools.pack.surprises import surprises
 
-CUDA = [
-    Wanted("nvidia-cublas-cu12", 400_000_000),
-    Wanted("nvidia-cudnn-cu12", 700_000_000),
-    Wanted("triton", 150_000_000),
-]
-NUMPY = Wanted("numpy", 1)
+CUDA = {"nvidia-cublas-cu12": 400_000_000, "nvidia-cudnn-cu12": 700_000_000, "triton": 150_000_000}
+NUMPY = {"numpy": 1}
 
 
 @pytest.mark.parametrize(
     ("packages", "expected"),
     [
-        ([NUMPY], []),
-        ([Wanted("torch"), NUMPY], []),
-        ([], ["numpy is not among the packages"]),
+        (NUMPY, []),
+        ({"torch": 0} | NUMPY, []),
+        ({}, ["numpy is not among the packages"]),
         (
-            [*CUDA, Wanted("torch"), NUMPY],
+            CUDA | {"torch": 0} | NUMPY,
             [
                 "torch brings 3 packages for CUDA (1.2 GB to download). If the models run on the CPU: with UV_TORCH_BACKEND=cpu"
             ],
         ),
-        ([*CUDA, Wanted("XGBoost"), NUMPY], ["xgboost brings 3 packages for CUDA"]),
-        ([Wanted("nvidia_nccl"), NUMPY], ["a package brings a package for CUDA. If"]),
+        (CUDA | {"XGBoost": 0} | NUMPY, ["xgboost brings 3 packages for CUDA"]),
+        ({"nvidia_nccl": 0} | NUMPY, ["a package brings a package for CUDA. If"]),
     ],
     ids=["numpy", "cpu-torch", "nothing", "torch", "xgboost", "unknown"],
 )
