@@ -36,10 +36,7 @@ _BACKENDS = ("", "python")
 
 
 def backend_setting(text: str) -> str:
-    """Check ``<backend>,<setting>=<value>``, or ``<setting>=<value>`` for all backends, and return it.
-
-    Raises ArgumentTypeError if the form is wrong, or the value is invalid.
-    """
+    """Check ``<backend>,<setting>=<value>``, or ``<setting>=<value>`` for all backends, and return it."""
     subject, _, value = text.partition("=")
     backend, comma, name = subject.rpartition(",")
     if comma and not backend:

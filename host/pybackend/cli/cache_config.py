@@ -39,10 +39,7 @@ CacheSetting = tuple[str, dict[str, str]]
 
 
 def cache_setting(text: str) -> CacheSetting:
-    """Read ``<cache>,<setting>=<value>[,<setting>=<value>]...``.
-
-    Raises ArgumentTypeError if the form is wrong, or the cache, setting or value does not exist.
-    """
+    """Read ``<cache>,<setting>=<value>[,<setting>=<value>]...``."""
     name, comma, rest = text.partition(",")
     if not name or not comma:
         raise argparse.ArgumentTypeError(f"{_FORMAT} Got {text}. For example: local,size=104857600")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Sequence
 
-from pybackend.cli.command_parser import CommandParser, UsageError
-from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.options import parse_with_serve_flags
 from pybackend.cli.places import refuse_bare_models, with_single_models
 from pybackend.cli.terminal import counted, print_text, wrapped
 from pybackend.errors import ServerError
@@ -37,19 +36,15 @@ def make_parser() -> CommandParser:
 def run_check(arguments: Sequence[str]) -> int:
     """Run the command and return the exit status."""
     parser = make_parser()
-    given, rest = parser.parse_known_args(list(arguments))
-    try:
-        settings = with_single_models(parse_serve_flags(rest))
-        refuse_bare_models(settings)
-    except UsageError as error:
-        raise UsageError(str(error), parser.format_usage()) from None
+    given, settings = parse_with_serve_flags(parser, arguments)
+    settings = with_single_models(settings)
+    refuse_bare_models(settings)
     if settings.cloud_repositories.urls:
         raise ServerError(
             f"`pybackend check` reads local directories: download {settings.cloud_repositories.urls[0]} first, or use `pybackend doctor`"
         )
     if not settings.places:
         parser.refuse_with("Name a directory of models: `pybackend check REPOSITORY`")
-    logging.getLogger("pybackend").addHandler(logging.NullHandler())  # warnings become findings
     reports = asyncio.run(_check(settings))
     errors, warnings = (sum(len(getattr(report, kind)) for report in reports) for kind in ("errors", "warnings"))
     models = sum(bool(report.name) for report in reports)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import logging
 import sys
 from collections.abc import Sequence
 
-from pybackend.cli.command_parser import CommandParser, UsageError
-from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.options import parse_with_serve_flags
 from pybackend.cli.terminal import counted, wrapped
 from pybackend.settings import Settings
-from pybackend.tools.doctor.examination import examine
+from pybackend.tools.doctor.examination import NOT_LOADED, examine
 from pybackend.tools.doctor.finding import Finding, Status
-from pybackend.tools.doctor.models import NOT_LOADED
 
 _MOST_NAMED = 4
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> CommandParser:
     """The command line behind ``pybackend doctor``, without the flags of ``serve``."""
     parser = CommandParser(
         prog="pybackend doctor",
@@ -36,13 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run_doctor(arguments: Sequence[str]) -> int:
     """Run the command and return the exit status."""
-    parser = make_parser()
-    given, rest = parser.parse_known_args(list(arguments))
-    try:
-        settings = parse_serve_flags(rest)
-    except UsageError as error:
-        raise UsageError(str(error), parser.format_usage()) from None
-    logging.getLogger("pybackend").addHandler(logging.NullHandler())  # warnings become findings
+    given, settings = parse_with_serve_flags(make_parser(), arguments)
     findings = asyncio.run(examine(settings))
     failed = [finding.layer for finding in findings if finding.status is Status.FAIL]
     if given.json:

@@ -1,4 +1,4 @@
-"""What the texts of flags mean: booleans, whole numbers in bounds, names, and the forms that single flags have."""
+"""What the texts of flags mean; a text that means nothing is an ``ArgumentTypeError``."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def rate_limit_mode(text: str) -> bool:
 
 
 def resource_count(text: str) -> ResourceCount:
-    """Read ``<name>:<count>[:<device>]``. Raises ArgumentTypeError if the form is wrong."""
+    """Read ``<name>:<count>[:<device>]``."""
     name, *numbers = text.split(":")
     if not name or not 1 <= len(numbers) <= 2 or not all(_is_number(number) for number in numbers):
         raise argparse.ArgumentTypeError(
@@ -281,7 +281,7 @@ MetricsSetting = tuple[str, bool | tuple[float, ...] | None]
 
 
 def metrics_setting(text: str) -> MetricsSetting:
-    """Read ``<key>=<value>``. Raises ArgumentTypeError if the form or the value is wrong."""
+    """Read ``<key>=<value>``."""
     key, equals, value = text.partition("=")
     if not key or not equals or not value:
         raise argparse.ArgumentTypeError(
@@ -338,10 +338,7 @@ HostPolicy = tuple[str, str, frozenset[int]]
 
 
 def host_policy(text: str) -> HostPolicy:
-    """Read ``<name>,cpu-cores=<first>-<last>`` or ``<name>,numa-node=<number>``.
-
-    Raises ArgumentTypeError if the form is wrong, or this process may not use one of the cores.
-    """
+    """Read ``<name>,cpu-cores=<first>-<last>`` or ``<name>,numa-node=<number>``."""
     name, comma, rest = text.partition(",")
     setting, equals, value = rest.partition("=")
     if not name or not comma or not setting or not equals or not value:

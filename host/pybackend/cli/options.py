@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -104,6 +105,16 @@ def parse_serve_flags(arguments: Sequence[str]) -> Settings:
     """
     given, sources = _parsed(["serve", *arguments])
     return settings_of(given, sources.warnings, needs_repository=False)
+
+
+def parse_with_serve_flags(parser: CommandParser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
+    """The flags of a command that examines a server, and the settings of the server's flags among them."""
+    given, rest = parser.parse_known_args(list(arguments))
+    logging.getLogger("pybackend").addHandler(logging.NullHandler())  # warnings become findings
+    try:
+        return given, parse_serve_flags(rest)
+    except UsageError as error:
+        raise UsageError(str(error), parser.format_usage()) from None
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, SettingSources]:

@@ -65,10 +65,7 @@ _READERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
 
 
 def trace_setting(text: str) -> TraceSetting:
-    """Read one ``--trace-config``.
-
-    Raises ArgumentTypeError if the form is wrong, or the mode, setting or value does not exist.
-    """
+    """Read one ``--trace-config``."""
     mode, comma, rest = text.partition(",")
     if not comma or "=" in mode:
         mode, rest = "", text

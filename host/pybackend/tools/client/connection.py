@@ -98,7 +98,7 @@ class _LocalConnection(http.client.HTTPConnection):
 
 
 class Connection:
-    """Sends requests to one server.
+    """Sends requests to one server. Its error is an InferenceError; without an answer of the protocol, a ServerError.
 
     Raises ServerError if the URL or a certificate is wrong.
 
@@ -132,37 +132,24 @@ class Connection:
             self._context = self._access.tls_context()
 
     def get(self, path: str) -> Any:
-        """The JSON document at a path.
-
-        Raises InferenceError if the server answered with an error, and ServerError if no server of the protocol
-        answers.
-        """
+        """The JSON document at a path."""
         return self._document(self.get_bytes(path))
 
     def get_bytes(self, path: str) -> bytes:
-        """The body at a path; raises as :meth:`get`."""
+        """The body at a path."""
         return self._request("GET", path, None, {}).body
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """The response to a request with a body.
-
-        Raises:
-            InferenceError: the server answered with an error; the message is the server's.
-            ServerError: no server of the protocol answers.
-        """
+        """The response to a request with a body."""
         return self._request("POST", path, body, headers)
 
     def post_json(self, path: str, document: object) -> Any:
-        """The JSON document that answers another one, None for an empty answer; raises as :meth:`get`."""
+        """The JSON document that answers another one, None for an empty answer."""
         body = self._request("POST", path, json.dumps(document).encode(), _JSON).body
         return self._document(body) if body else None
 
     def events(self, path: str, document: Any) -> Iterator[Any]:
-        """The server-sent events that answer a JSON document, one by one as they arrive.
-
-        Raises InferenceError if the server answered with an error instead, and ServerError if no server of the protocol
-        answers.
-        """
+        """The server-sent events that answer a JSON document, one by one as they arrive."""
         connection, response = self._answered("POST", path, json.dumps(document).encode(), {})
         try:
             if response.status != 200:

@@ -1,4 +1,8 @@
-"""One inference request, from the model's metadata to the response's tensors."""
+"""One inference request, from the model's metadata to the response's tensors.
+
+The server's error is an InferenceError. Inputs that do not fit the model, or a server that does not follow the protocol,
+are a ServerError.
+"""
 
 from __future__ import annotations
 
@@ -68,28 +72,17 @@ class Answer:
 
 
 def infer(connection: Connection, question: Question) -> Answer:
-    """Ask for tensors.
-
-    Raises InferenceError with the server's error, and ServerError if the inputs do not fit the model, or the server
-    does not follow the protocol.
-    """
+    """Ask for tensors."""
     return _decoded(_send(connection, question, binary=True))
 
 
 def infer_json(connection: Connection, question: Question) -> Any:
-    """Ask for a response in JSON, and return its document.
-
-    Raises InferenceError with the server's error, and ServerError if the inputs do not fit the model, or the server
-    does not follow the protocol.
-    """
+    """Ask for a response in JSON, and return its document."""
     return json.loads(_send(connection, question, binary=False).body)
 
 
 def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
-    """Ask a decoupled model, by its ``generate_stream`` route. Yields the JSON object of each response as it arrives.
-
-    Raises InferenceError with the server's error, and ServerError if the inputs do not fit the model or the route.
-    """
+    """Ask a decoupled model, by its ``generate_stream`` route. Yields the JSON object of each response as it arrives."""
     path = model_path(question.model, question.version)
     wanted = _wanted(connection, question)
     document: dict[str, Any] = {"parameters": dict(question.parameters)}
@@ -110,10 +103,7 @@ def is_decoupled(connection: Connection, question: Question) -> bool:
 
 
 def output_names(connection: Connection, question: Question) -> list[str]:
-    """The outputs that the model is to give, according to its metadata.
-
-    Raises InferenceError with the server's error, and ServerError if the server does not follow the protocol.
-    """
+    """The outputs that the model is to give, according to its metadata."""
     metadata = connection.get(model_path(question.model, question.version))
     return list(question.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
 

@@ -80,7 +80,8 @@ class StagedEntry:
     """An entry that is being made. As a context manager it removes everything that was not put into place.
 
     ``model``: the directory that becomes the model's. ``directory``: the hidden directory around it, which is a
-    repository of this one model.
+    repository of this one model. Raises ServerError if the disk is full, or something cannot be read or written; earlier
+    files are in their place then.
     """
 
     place: Place
@@ -127,8 +128,6 @@ class StagedEntry:
         """Copy files and directories into the version directory. Links among them may lead to the same author's files only.
 
         ``files``: by their path in the version directory. ``given``: the file or directory that the user has named.
-        Raises ServerError if the disk has too little room, something cannot be read or written, a link leads elsewhere,
-        or there are very many files.
         """
         found = _Contents(_home(given))
         with _explained():
@@ -152,18 +151,12 @@ class StagedEntry:
                     shutil.copyfile(source, target)
 
     def share_version(self, target: Path) -> None:
-        """Make the files of the version appear in a second directory, which need not exist.
-
-        Raises ServerError if the disk is full, or something cannot be read or written.
-        """
+        """Make the files of the version appear in a second directory, which need not exist."""
         with _explained():
             shutil.copytree(self.version, target, copy_function=_shared)
 
     def copy_beside(self) -> None:
-        """Copy the files, but no versions, of the model that gets a version.
-
-        Raises ServerError if the disk is full, something cannot be read or written, or a link leads out of the model.
-        """
+        """Copy the files, but no versions, of the model that gets a version."""
         found = _Contents(os.path.realpath(self.place.model))
         with _explained():
             for name in os.listdir(self.place.model):
@@ -172,20 +165,14 @@ class StagedEntry:
                     shutil.copyfile(self.place.model / name, self.model / name)
 
     def write(self, name: str, text: str) -> None:
-        """Write a text file into the model's directory. The running model may have put a link in its place: that is removed.
-
-        Raises ServerError if the disk is full, or it cannot be written.
-        """
+        """Write a text file into the model's directory. The running model may have put a link in its place: that is removed."""
         with _explained():
             (self.model / name).unlink(missing_ok=True)
             with (self.model / name).open("x", encoding="utf-8") as file:
                 file.write(text)
 
     def commit(self) -> None:
-        """Put the entry into place.
-
-        Raises ServerError if it cannot be moved; the earlier files are back in their place.
-        """
+        """Put the entry into place."""
         with _explained():
             if self.place.adds:
                 for name in sorted(set(os.listdir(self.model)) - {self.version.name, CONFIG_FILENAME}):

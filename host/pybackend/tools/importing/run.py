@@ -57,10 +57,7 @@ class ImportRun:
     _answered: list[tuple[Request, Answer]] = field(default_factory=list)
 
     def lay_out(self) -> None:
-        """Copy and write the files that a server needs to load the model.
-
-        Raises ServerError if they cannot be written.
-        """
+        """Copy and write the files that a server needs to load the model."""
         lay_out(self.entry, self.found)
         if self.entry.place.adds:
             self.entry.copy_beside()
@@ -176,10 +173,7 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def lay_out(entry: StagedEntry, found: Found) -> None:
-    """Copy and write the files of a model into its entry, without a configuration.
-
-    Raises ServerError if they cannot be written.
-    """
+    """Copy and write the files of a model into its entry, without a configuration."""
     entry.copy(found.files, found.source)
     for name, text in found.texts.items():
         entry.write(f"{entry.version.name}/{name}", text)

@@ -270,10 +270,7 @@ def _ask(python: Path, prefix: Path) -> dict[str, Any]:
 
 
 def look_up(file: Path, specification: Specification, options: PackOptions) -> list[PackedSize]:
-    """Packages that would be installed, with their download sizes; installs nothing.
-
-    Raises PackError if the packages cannot be resolved; the kind of error says why.
-    """
+    """Packages that would be installed, with their download sizes; installs nothing."""
     if isinstance(specification, CondaPackages):
         return _look_up_conda(file, specification, options)
     if isinstance(specification, WheelPackages):

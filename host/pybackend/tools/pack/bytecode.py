@@ -59,7 +59,7 @@ def compile_modules(
     """Compile modules into a separate directory; returns the compiled files by their name within the environment.
 
     ``sources``: invalid ones are skipped. ``target``: an empty directory. ``advance``: called with the number of finished
-    chunks. Raises PackError if the interpreter failed.
+    chunks.
     """
     names: dict[str, Path] = {}
     chunks: list[bytes] = []

@@ -46,10 +46,7 @@ class CondaOrder:
 
 
 def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:
-    """Solve and install; returns the chosen packages, as described by conda's index.
-
-    Raises PackError if solving or installing failed; the kind of error says why.
-    """
+    """Solve and install; returns the chosen packages, as described by conda's index."""
     text = json.dumps(
         {
             "channels": list(order.channels),

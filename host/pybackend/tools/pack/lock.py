@@ -35,7 +35,7 @@ class Lock:
         return json.dumps({"format_version": _FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write it to a file atomically. Raises OutputError if it cannot be written."""
+        """Write it to a file atomically."""
         draft = ""
         try:
             file, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -50,10 +50,7 @@ class Lock:
 
 
 def read_lock(path: Path, specification: str, platform: str) -> Lock | None:
-    """The lock in a file, None if the file does not exist.
-
-    Raises SpecificationError if the file is not a lock, or is for another specification or machine.
-    """
+    """The lock in a file, None if the file does not exist."""
     if not path.exists():
         return None
     try:

@@ -37,10 +37,7 @@ _MAGIC = b"\x7fELF"
 
 
 def copy_interpreter(interpreter: Interpreter, tree: Path) -> Path:
-    """Copy an interpreter, and nothing else, into a directory; returns the path of its program.
-
-    Raises SpecificationError if its files are not in its prefix, and UnpackableError if the copy does not start.
-    """
+    """Copy an interpreter, and nothing else, into a directory; returns the path of its program."""
     library = Path(os.path.relpath(interpreter.standard_library, interpreter.prefix))
     if ".." in library.parts or not (interpreter.standard_library / "os.py").is_file():
         raise SpecificationError(
@@ -182,10 +179,7 @@ _MOST_TEXT_BYTES = 4 * 1024 * 1024
 
 
 def base_interpreter(prefix: Path) -> Interpreter:
-    """The interpreter of a virtual environment.
-
-    Raises UnpackableError if it does not start, or the environment includes the packages of its interpreter.
-    """
+    """The interpreter of a virtual environment."""
     settings = dict(re.findall(r"^\s*([\w-]+)\s*=\s*(.*?)\s*$", read_text(prefix / "pyvenv.cfg"), re.MULTILINE))
     if settings.get("include-system-site-packages", "").lower() == "true":
         raise UnpackableError(

@@ -29,11 +29,7 @@ KINDS = (
 
 
 def read_specification(path: Path) -> Specification:
-    """Read the file, or inspect the directory.
-
-    Raises SpecificationError if it is missing, of an unknown kind, or contains a mistake, and UnpackableError if it
-    requests a package that cannot be packed.
-    """
+    """Read the file, or inspect the directory."""
     try:
         is_directory = path.is_dir()
         if not is_directory and not path.exists():
@@ -88,11 +84,7 @@ _IGNORED_CHANNELS = {"nodefaults"}
 
 
 def read_environment_yml(path: Path) -> CondaPackages:
-    """Read the file.
-
-    Raises SpecificationError if the file cannot be read or contains a mistake, and UnpackableError if the file lists an
-    editable package.
-    """
+    """Read the file."""
     import yaml
 
     try:

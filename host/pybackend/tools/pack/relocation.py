@@ -74,10 +74,7 @@ def relocate_tree(prefix: Path) -> tuple[Contents, set[str]]:
 
 
 def relocate_conda(prefix: Path, warn: Callable[[str], None]) -> tuple[Contents, set[str]]:
-    """The files of a conda environment, and the names of those that will be rewritten.
-
-    Raises UnpackableError if conda-pack refuses it.
-    """
+    """The files of a conda environment, and the names of those that will be rewritten."""
     from conda_pack import CondaEnv, CondaPackException
 
     with warnings.catch_warnings(record=True) as caught:

@@ -34,7 +34,7 @@ def default_work_directory() -> Path:
 
 @contextmanager
 def scratch_directory(parent: Path) -> Iterator[Path]:
-    """A new directory below ``parent``, removed at the end. Raises OutputError if it cannot be created."""
+    """A new directory below ``parent``, removed at the end."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with _only_one(parent):
@@ -86,10 +86,7 @@ def _remove_directory(path: Path) -> None:
 
 @contextmanager
 def draft_of(archive: Path) -> Iterator[BinaryIO]:
-    """A file that becomes ``archive`` once complete, and is removed otherwise: an incomplete one never has the name.
-
-    Raises OutputError if it cannot be written.
-    """
+    """A file that becomes ``archive`` once complete, and is removed otherwise: an incomplete one never has the name."""
     directory = archive.parent
     try:
         with _only_one(directory):
@@ -114,7 +111,7 @@ def draft_of(archive: Path) -> Iterator[BinaryIO]:
 
 
 def check_writable(archive: Path) -> None:
-    """Check before the work that the archive can be written. Raises OutputError if it cannot be written."""
+    """Check before the work that the archive can be written."""
     if archive.is_dir():
         raise OutputError(f"cannot write {archive}: it is a directory; name a file in it")
     if not archive.parent.is_dir():

@@ -17,7 +17,7 @@ _MOST_BYTES = 16 * 1024 * 1024
 
 
 def read_text(path: Path) -> str:
-    """The whole file. Raises SpecificationError if it cannot be read, or is not text."""
+    """The whole file."""
     try:
         return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
@@ -75,10 +75,7 @@ Specification = CondaPackages | WheelPackages | CondaPrefix | VirtualEnvironment
 
 
 def requirement_lines(path: Path) -> tuple[str, ...]:
-    """The unmodified lines of a requirements file.
-
-    Raises SpecificationError if it cannot be read, or is empty, and UnpackableError if it lists an editable package.
-    """
+    """The unmodified lines of a requirements file."""
     lines = tuple(read_text(path).splitlines())
     refuse_editable_lines(path, lines)
     refuse_idle_hashes(path, lines)
@@ -91,7 +88,7 @@ _EDITABLE = re.compile(r"\s*(-e|--editable)(?:[\s=]|$)")
 
 
 def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
-    """Check that no package is installed as a link to its sources. Raises UnpackableError if one is."""
+    """Check that no package is installed as a link to its sources."""
     for number, line in enumerate(lines, 1):
         if _EDITABLE.match(line):
             raise UnpackableError(
@@ -101,10 +98,7 @@ def refuse_editable_lines(path: Path, lines: tuple[str, ...]) -> None:
 
 
 def refuse_idle_hashes(path: Path, lines: tuple[str, ...]) -> None:
-    """Check that every hash belongs to a pinned version: uv ignores all others, although the author relies on them.
-
-    Raises SpecificationError if a hash belongs to no pinned version.
-    """
+    """Check that every hash belongs to a pinned version: uv ignores all others, although the author relies on them."""
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         package, hashed, _ = line.partition(" --hash")
         if hashed and not re.search(r"==|@|://", package) and not package.lstrip().startswith("#"):

@@ -133,7 +133,7 @@ class WheelOrder:
 
 
 def project_name(directory: Path) -> str:
-    """The name of the project in a directory. Raises SpecificationError if it has no name."""
+    """The name of the project in a directory."""
     with (directory / "pyproject.toml").open("rb") as file:
         name = tomllib.load(file).get("project", {}).get("name")
     if not isinstance(name, str):
@@ -144,8 +144,7 @@ def project_name(directory: Path) -> str:
 def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
     """Packages that would be installed, with their download sizes.
 
-    ``python``: uv's options that select the interpreter. Raises PackError if resolving failed; the kind of error says
-    why.
+    ``python``: uv's options that select the interpreter.
     """
     done = _uv(
         ["pip", "compile", "--quiet", "--no-header", "--format=pylock.toml", *python, *order.flags(), *order.files()],
@@ -159,7 +158,7 @@ def resolve(order: WheelOrder, python: Sequence[str]) -> list[PackedSize]:
 
 
 def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> None:
-    """Install packages for an interpreter. Raises PackError if installing failed; the kind of error says why."""
+    """Install packages for an interpreter."""
     # Copies, not links: installed files may be modified in place, and links would modify uv's cache too.
     flags = [f"--python={python}", "--break-system-packages", "--link-mode=copy"]
     if not dependencies:
@@ -168,10 +167,7 @@ def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> No
 
 
 def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
-    """Install packages, with msgpack if it is available; returns whether it was.
-
-    Raises PackError if installing failed without msgpack too.
-    """
+    """Install packages, with msgpack if it is available; returns whether it was."""
     try:
         install(order.with_line(MSGPACK), python)
     except PackError as error:
@@ -185,8 +181,6 @@ def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
 
 def pinned(names: set[str], options: Sequence[str], python: Path, directory: Path, *, hashes: bool) -> list[str]:
     """Lines of a requirements file that pin the installed packages.
-
-    Raises PackError if an index no longer has a package.
 
     ``names``: normalised names of the packages to include. ``directory``: base of relative paths. ``hashes``: include
     the packages' hashes, which must be looked up.
