@@ -48,11 +48,13 @@ def waiting_python(tmp_path, python):
     tree, fifo = tmp_path / "waiting", tmp_path / "middle"
     shutil.copytree(python, tree, symlinks=True)
     os.mkfifo(fifo)
-    (imported,) = tree.glob("lib/python3.*/types.py")  # not a frozen one
-    wait = f"\nimport os\nif os.path.basename(os.getcwd()) == 'compiled':\n    open({str(fifo)!r}).read()\n"
+    (imported,) = tree.glob("lib/python3.*/encodings/utf_8.py")  # not a frozen one; too early for `open`
+    wait = (
+        f"\nimport posix\nif posix.getcwd().endswith('/compiled'):\n    posix.read(posix.open({str(fifo)!r}, 0), 1)\n"
+    )
     with imported.open("a") as source:
         source.write(wait)
-    for cached in imported.parent.glob("__pycache__/types.*"):
+    for cached in imported.parent.glob("__pycache__/utf_8.*"):
         cached.unlink()
     return tree, fifo
 

@@ -73,13 +73,16 @@ def compile_modules(
     for directory in {path.parent for path in names.values()}:
         directory.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(max(1, threads), thread_name_prefix="compile") as pool:
-        running = [pool.submit(_compile, python, chunk, target) for chunk in chunks]
+        processes: list[subprocess.Popen[bytes]] = []
+        running = [pool.submit(_compile, python, chunk, target, processes) for chunk in chunks]
         try:
             for done, future in enumerate(as_completed(running), 1):
                 future.result()
                 advance(done, len(chunks))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
             raise
     return {name: path for name, path in names.items() if path.exists()}
 
@@ -99,19 +102,20 @@ def _chunks(sources: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
         yield chunk
 
 
-def _compile(python: Path, chunk: bytes, target: Path) -> None:
-    """Compile a chunk in a process of its own: earlier compilations would influence the output."""
-    done = subprocess.run(
+def _compile(python: Path, chunk: bytes, target: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    """Compile a chunk in a process of its own, added to ``processes``: earlier compilations would influence the output."""
+    process = subprocess.Popen(
         [python, "-s", "-S", "-B", "-W", "ignore", "-c", _SCRIPT],
-        input=chunk,
-        capture_output=True,
-        check=False,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         cwd=target,
         # The hash seed determines the order of set constants. (-I would ignore this variable.)
         env={"PYTHONHASHSEED": "0", "PATH": os.defpath},
     )
-    if done.returncode:
-        complaint = done.stderr.decode(errors="replace").strip()
+    processes.append(process)
+    complaint = process.communicate(chunk)[1].decode(errors="replace").strip()
+    if process.returncode:
         raise told_output_error(complaint, "compile modules", target) or PackError(
-            f"{python} cannot compile modules (status {done.returncode}): {complaint[-500:] or 'no error message'}"
+            f"{python} cannot compile modules (status {process.returncode}): {complaint[-500:] or 'no error message'}"
         )
