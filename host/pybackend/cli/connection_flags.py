@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.tools.client.connection import Access, Connection, read_key
+from pybackend.tools.client.connection import START_ADVICE, Access, Connection, read_key
 
 DEFAULT_URL = "http://localhost:8000"
 
@@ -65,16 +65,9 @@ def access_of(given: argparse.Namespace, parser: CommandParser) -> Access:
     return Access(headers, given.root_cert, given.client_cert, given.client_key, verify=not given.insecure)
 
 
-def connection_of(given: argparse.Namespace, parser: CommandParser, advice: str | None = None) -> Connection:
-    """The connection that the flags describe.
-
-    ``advice``: for the error if no server answers; None for the usual one. Raises UsageError if a flag is wrong, and
-    ServerError if the URL or a file is wrong.
-    """
-    access = access_of(given, parser)
-    if advice is None:
-        return Connection(given.url, given.timeout, access=access)
-    return Connection(given.url, given.timeout, advice, access)
+def connection_of(given: argparse.Namespace, parser: CommandParser, advice: str = START_ADVICE) -> Connection:
+    """The connection that the flags describe; the advice is for the error if no server answers."""
+    return Connection(given.url, given.timeout, advice, access_of(given, parser))
 
 
 def _is_header(name: str, value: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.options import parse_with_serve_flags
@@ -37,7 +38,7 @@ def run_doctor(arguments: Sequence[str]) -> int:
     findings = asyncio.run(examine(settings))
     failed = [finding.layer for finding in findings if finding.status is Status.FAIL]
     if given.json:
-        text = json.dumps([finding.to_document() for finding in findings], indent=2)
+        text = json.dumps([asdict(finding) for finding in findings], indent=2)
     else:
         text = "\n".join([*_rows(findings), _verdict(settings, failed, findings)])
     sys.stdout.write(f"{text}\n")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
@@ -159,5 +160,5 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _document(rows: Sequence[Row], first: Sample, second: Sample) -> str:
-    document = {"interval_s": second.taken_s - first.taken_s, "models": [row.to_document() for row in rows]}
+    document = {"interval_s": second.taken_s - first.taken_s, "models": [asdict(row) for row in rows]}
     return json.dumps(document, ensure_ascii=False)

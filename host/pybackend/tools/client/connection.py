@@ -72,7 +72,7 @@ _JSON = {"Content-Type": "application/json"}
 _PORTS = {"http": 80, "https": 443}
 _LOCAL = "unix:"
 
-_START = (
+START_ADVICE = (
     "Start a server with `pybackend serve DIRECTORY`, name another one with --url, or serve the model for this one "
     "request with --repository DIRECTORY"
 )
@@ -107,7 +107,7 @@ class Connection:
     answers.
     """
 
-    def __init__(self, url: str, timeout_s: float, advice: str = _START, access: Access | None = None) -> None:
+    def __init__(self, url: str, timeout_s: float, advice: str = START_ADVICE, access: Access | None = None) -> None:
         self._advice = advice
         self._timeout_s = timeout_s
         self._access = Access() if access is None else access

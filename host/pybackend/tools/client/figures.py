@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isnan
 from time import monotonic
 from typing import Any
@@ -87,10 +87,6 @@ class Row:
     failures: int | None = None
     resident_bytes: int | None = None
     cpu_cores: float | None = None
-
-    def to_document(self) -> dict[str, Any]:
-        """The row as plain values."""
-        return asdict(self)
 
 
 @dataclass

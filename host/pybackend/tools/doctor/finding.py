@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -23,10 +23,6 @@ class Finding:
     status: Status
     found: str
     advice: str = ""
-
-    def to_document(self) -> dict[str, str]:
-        """The finding as plain values, for ``--json``."""
-        return asdict(self)
 
 
 def ok(layer: str, found: str) -> Finding:

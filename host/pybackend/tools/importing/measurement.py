@@ -40,8 +40,7 @@ class Measures:
 def measure(url: str, path: str, document: object, start_s: float) -> Measures:
     """Send a request many times, one after the other, over one connection. Blocking, for about three seconds.
 
-    ``url``: of a server in this process with one model. Raises ServerError if the model
-    refuses the request.
+    ``url``: of a server in this process with one model. Raises ServerError if the model refuses the request.
     """
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     body = json.dumps(document).encode()
