@@ -7,18 +7,14 @@ from collections.abc import Iterator
 
 
 class Answers:
-    """The counts of one protocol.
-
-    Attributes:
-        ok: answers with that code; the hot path adds to it.
-    """
+    """The counts of one protocol."""
 
     __slots__ = ("_ok_code", "_others", "ok")
 
     def __init__(self, ok_code: str) -> None:
         self._ok_code = ok_code
         self._others: Counter[str] = Counter()
-        self.ok = 0
+        self.ok = 0  # answers with that code; the hot path adds to it
 
     def add(self, code: str) -> None:
         """Count an answer; codes are the protocol's, so there are few."""

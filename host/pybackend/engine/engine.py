@@ -50,17 +50,7 @@ class EngineState(Enum):
 
 
 class InferenceEngine:
-    """Accepts requests for the models of a repository.
-
-    Attributes:
-        server_id: the server's name.
-        state: the stage of its life.
-        answers: counts of all answers, by the protocol of the sender.
-        refusals: counts of the requests that no model accepted; front ends report them.
-        regions: shared memory that clients have registered.
-        tracer: chooses the requests that are traced.
-        figures: of the models, for reports.
-    """
+    """Accepts requests for the models of a repository."""
 
     def __init__(
         self,
@@ -71,13 +61,15 @@ class InferenceEngine:
         regions: ClientRegions | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self.tracer = Tracer() if tracer is None else tracer
-        self.server_id = server_id
-        self.state = EngineState.STARTING
+        self.tracer = Tracer() if tracer is None else tracer  # chooses the requests that are traced
+        self.server_id = server_id  # the server's name
+        self.state = EngineState.STARTING  # the stage of its life
+        # counts of all answers, by the protocol of the sender
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
+        # counts of the requests that no model accepted; front ends report them
         self.refusals = Refusals(repository.catalogue.known_name)
-        self.regions = regions or ClientRegions(enabled=False)
-        self.figures = RepositoryFigures(repository)
+        self.regions = regions or ClientRegions(enabled=False)  # shared memory that clients have registered
+        self.figures = RepositoryFigures(repository)  # of the models, for reports
         self._repository = repository
         self._catalogue = repository.catalogue
         self._strict_readiness = strict_readiness
@@ -126,8 +118,7 @@ class InferenceEngine:
     def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> Admission:
         """Open an admission to the version that would answer a request now.
 
-        Args:
-            version: decimal, or ``""`` for the newest ready version.
+        The version is decimal, or ``""`` for the newest ready one.
         """
         return Admission(self, self.find(name, version, sender), name, version, sender)
 
@@ -180,11 +171,7 @@ class InferenceEngine:
     async def statistics(self, name: str = "", version: str = "") -> AsyncIterator[list[dict[str, Any]]]:
         """The statistics of ready versions, sorted by name and version, in parts; see :func:`statistics_document`.
 
-        Requests run between the parts.
-
-        Args:
-            name: the model's name, ``""`` for all models.
-            version: decimal, ``""`` for all ready versions.
+        Requests run between the parts. An empty text stands for all models, or all ready versions.
         """
         models = self._catalogue.statistics_of(name, version)
         for start in range(0, len(models), _DOCUMENTS_AT_ONCE):
@@ -248,21 +235,15 @@ class InferenceEngine:
         return await self._repository.change_traffic(name, change)
 
     async def read_index(self, *, only_ready: bool = False) -> list[ModelStatus]:
-        """The repository index; see :meth:`ModelRepository.read_index`.
-
-        Args:
-            only_ready: leave out what is not READY.
-        """
+        """The repository index; see :meth:`ModelRepository.read_index`."""
         rows = await self._repository.read_index()
         return [row for row in rows if row.is_ready or not only_ready]
 
     def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded now.
 
-        Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
-
-        Args:
-            to_load: a model that a client wants to load as it is in its repository; see :meth:`ModelRepository.check_control`.
+        Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops. ``to_load`` is a
+        model that a client wants to load as it is in its repository.
         """
         if self.state is EngineState.STARTING:
             raise InferenceError(
@@ -275,14 +256,8 @@ class InferenceEngine:
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.
 
-        Raises InferenceError: the request is refused and remains the caller's.
-
-        Args:
-            request: the engine owns it and its memory if this returns.
-            on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
-
-        Returns:
-            The handle to cancel the request.
+        Raises InferenceError: the request is refused and remains the caller's. The request and its memory are the
+        engine's if this returns. The callback runs on the event loop, never inside this call.
         """
         if self.state is EngineState.EXITING and not request.is_inner:
             raise InferenceError(

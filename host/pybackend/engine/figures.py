@@ -20,17 +20,13 @@ _READY, _BATCHING = InstanceState.READY, Scheduling.DYNAMIC_BATCHING
 
 
 class VersionFigures:
-    """Reads the figures of a version.
-
-    Attributes:
-        identity: tells versions apart, and lives as long as the version does.
-    """
+    """Reads the figures of a version."""
 
     __slots__ = ("_model", "identity")
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self.identity: object = model
+        self.identity: object = model  # tells versions apart, and lives as long as the version does
 
     @property
     def name(self) -> str:

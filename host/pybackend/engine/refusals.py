@@ -47,24 +47,17 @@ class Refusal(NamedTuple):
 class Refusals:
     """The counts of one server.
 
-    Args:
-        full_name: the full name of the model that a request names; ``""`` for names of no model, which would let clients make
-            any number of counts.
-
-    Attributes:
-        counts: number of refused requests.
+    ``full_name`` returns ``""`` for names of no model, which would let clients make any number of counts.
     """
 
     def __init__(self, full_name: Callable[[str], str]) -> None:
         self._full_name = full_name
-        self.counts: Counter[Refusal] = Counter()
+        self.counts: Counter[Refusal] = Counter()  # number of refused requests
 
     def add_error(self, protocol: str, model: str, error: InferenceError, sender: str = "") -> None:
         """Count an inference request that was answered with this error.
 
-        Args:
-            error: the answer. Requests that their own sender has cancelled are not counted.
-            sender: address of the sender, or its name, for the log.
+        Requests that their own sender has cancelled are not counted. ``sender`` is an address or a name, for the log.
         """
         if error.code is not ErrorCode.CANCELLED:
             self.add(protocol, _reason(error), error.message, model, sender)

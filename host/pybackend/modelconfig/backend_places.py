@@ -54,11 +54,7 @@ class BackendPlaces:
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def home(self, backend: str, runtime: str = "") -> Path:
-        """The directory of a backend; one that need not exist if nobody has such a backend.
-
-        Args:
-            runtime: the file that serves models, ``""`` for the usual one.
-        """
+        """The directory of a backend; one that need not exist if nobody has such a backend."""
         file = runtime or DEFAULT_MODEL_FILENAME
         own, shipped = self.directory / backend, self.shipped / backend
         return shipped if not os.path.isfile(own / file) and os.path.isfile(shipped / file) else own

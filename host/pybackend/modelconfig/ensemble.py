@@ -100,9 +100,6 @@ def stream_chains(steps: Sequence[EnsembleStep], decoupled: Sequence[bool]) -> d
     """The streams behind each tensor that a step produces; tensors of the request are not listed.
 
     Raises UnrelatedStreams: a step takes tensors from streams that do not depend on each other.
-
-    Args:
-        steps: of an ensemble with a validated graph.
     """
     made = {tensor for step in steps for tensor in step.outputs.values()}
     chains: dict[str, Chain] = {}
@@ -129,11 +126,7 @@ def _joined(step: int, chains: Iterable[Chain]) -> Chain:
 
 
 def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> None:
-    """Check an ensemble against its parts.
-
-    Args:
-        config: of the ensemble, with a validated graph.
-    """
+    """Check an ensemble against its parts."""
     for text in _faults(config, steps_of(config), parts):
         raise ModelConfigError(f"{text} ({config.source})")
 
@@ -141,8 +134,7 @@ def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> N
 def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
     """Refuse a response cache for an ensemble with a part that cannot have one.
 
-    Args:
-        runs_in: configurations of all models that the ensemble runs, including those of nested ensembles.
+    ``runs_in`` has all models that the ensemble runs, including those of nested ensembles.
     """
     for part in runs_in:
         for reason, holds in (

@@ -51,11 +51,7 @@ def start_options_of(config: ModelConfig) -> StartOptions:
 
 
 def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelOptions:
-    """Read the options.
-
-    Args:
-        validate_outputs: for a model without VALIDATE_OUTPUTS.
-    """
+    """Read the options. ``validate_outputs`` counts for a model without VALIDATE_OUTPUTS."""
     return ModelOptions(
         copy_inputs=config.parameters.get("INPUT_COPY") == "yes",
         validate_outputs=config.parameters.get("VALIDATE_OUTPUTS", "yes" if validate_outputs else "no") == "yes",

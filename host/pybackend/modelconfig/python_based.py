@@ -47,10 +47,8 @@ def require_framework(
 ) -> None:
     """Check that a model's Python has the framework of a shipped backend. The framework is not imported.
 
-    Raises ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it.
-
-    Args:
-        environment: the model's, None for the server's own Python.
+    Raises ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it. Without an
+    ``environment``, it is the server's own.
     """
     row = known_backend(config.backend)
     if not row.modules or not backends.is_shipped(config.backend, config.runtime):
@@ -79,8 +77,7 @@ def require_framework(
 def find_runtime(config: ModelConfig, model_directory: Path, backends: BackendPlaces) -> str:
     """The file name in the backend's directory that serves a model: the configured one, else ``model.py``.
 
-    Args:
-        model_directory: searched for a native library, including its versions.
+    The model's directory and its versions must not hold a native library.
     """
     if not _is_filename(config.backend) or not _is_filename(config.runtime):
         # A path could lead to code that was never installed as a backend.

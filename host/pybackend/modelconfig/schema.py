@@ -113,11 +113,7 @@ class ModelConfig:
 
 
 def from_document(document: Mapping[str, Any], source: str) -> ModelConfig:
-    """The typed configuration of a complete document, as returned by the parser.
-
-    Args:
-        document: kept, not copied.
-    """
+    """The typed configuration of a complete document, as returned by the parser. The document is kept, not copied."""
     return ModelConfig(
         name=document["name"],
         platform=document["platform"],

@@ -55,11 +55,7 @@ def _validate_filename(config: ModelConfig) -> None:
 
 
 def validate(config: ModelConfig, gpu_count: int) -> None:
-    """Check a completed and normalised configuration.
-
-    Args:
-        config: with a checked backend and model file.
-    """
+    """Check a completed and normalised configuration."""
     validate_interface(config)
     for batch_input in config.document["batch_input"]:
         _validate_batch_input(config, batch_input)

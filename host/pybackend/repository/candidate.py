@@ -133,11 +133,7 @@ async def read_model(
     is_brought: bool = False,
     namespace: str = "",
 ) -> ModelReading:
-    """Read a model's directory.
-
-    Args:
-        is_brought: True if the directory was made from files that came with the load request.
-    """
+    """Read a model's directory. ``is_brought``: it was made from files that came with the load request."""
     reading = await apart(files_of(directory), _read, directory, host, config_json, is_brought=is_brought)
     return replace(reading, namespace=namespace)
 
@@ -145,8 +141,7 @@ async def read_model(
 async def candidates_of(reading: ModelReading, host: ModelHost, bounds: tuple[Grant, ...] = ()) -> dict[int, Candidate]:
     """The versions of a model to serve, by number, ascending.
 
-    Args:
-        bounds: upper limits on their rights, all of which apply; empty if the operator installed them.
+    All ``bounds`` limit their rights; there are none if the operator installed them.
     """
     return await apart(files_of(reading.directory), reading.candidates, host, bounds)
 

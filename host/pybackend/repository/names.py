@@ -11,11 +11,7 @@ from pybackend.repository.entry import ModelEntry
 
 
 class Namespaces:
-    """The namespaces of a server: repositories that may have models of the same name.
-
-    Args:
-        paths: the repositories: a directory or a URL each.
-    """
+    """The namespaces of a server: repositories that may have models of the same name."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         paths = tuple(dict.fromkeys(paths))
@@ -58,12 +54,9 @@ _MOST_NAMED = 10
 class ModelNames:
     """The names of a server's models.
 
-    A name may be a full name, or leave the namespace out if only one model has it. Models and ensembles prefer
-    models in the same namespace. Without namespaces, every name stands for itself.
-
-    Args:
-        entries: the known models by full name; always read in their current state.
-        namespaces: of the server; None if names of models are unique.
+    A name may be a full name, or leave the namespace out if only one model has it. Models and ensembles prefer models
+    in the same namespace. Without namespaces, every name stands for itself. The entries are read in their current
+    state.
     """
 
     def __init__(self, entries: Mapping[str, ModelEntry], namespaces: Namespaces | None) -> None:
@@ -85,10 +78,8 @@ class ModelNames:
 
         Models that were unloaded count only if no other has the name.
 
-        Raises AmbiguousModelError: several models have this name.
-
-        Args:
-            home: the namespace of the model that sends it, ``""`` for a client.
+        Raises AmbiguousModelError: several models have this name. ``home`` is the namespace of the model that sends it,
+        ``""`` for a client.
         """
         spaces, entries = self._namespaces, self._entries
         if spaces is None:

@@ -55,16 +55,7 @@ _TAKES_STREAM = Sender(_PROTOCOL, is_inner=True)
 
 
 class OpenCall:
-    """A call that has not received its final reply.
-
-    Attributes:
-        caller: the stub that waits.
-        message: the call's message.
-        admission: the call's admission to the model, once it is open.
-        pending: the call's request, once the engine has accepted it.
-        failure: the error that the caller receives instead of the request's own result.
-        nbytes: the call's size as counted by :class:`~pybackend.frontend.calls.open_bytes.OpenBytes`.
-    """
+    """A call that has not received its final reply."""
 
     __slots__ = (
         "admission",
@@ -81,17 +72,18 @@ class OpenCall:
     )
 
     def __init__(self, caller: CallingStub, message: heard.Call, inputs: list[Buffer]) -> None:
-        self.caller = caller
-        self.message = message
+        self.caller = caller  # the stub that waits
+        self.message = message  # the call's message
         self.inputs = inputs
-        self.admission: Admission | None = None
-        self.pending: PendingRequest | None = None
+        self.admission: Admission | None = None  # the call's admission to the model, once it is open
+        self.pending: PendingRequest | None = None  # the call's request, once the engine has accepted it
         self.responses: deque[InferenceResponse] = deque()
+        # the error that the caller receives instead of the request's own result
         self.failure: InferenceError | None = None
         self.cancelled = False
         self.delivering = False
         self.paused = False
-        self.nbytes = 0
+        self.nbytes = 0  # the call's size as counted by :class:`~pybackend.frontend.calls.open_bytes.OpenBytes`
 
     def cancel(self) -> None:
         """The caller no longer wants responses."""
@@ -115,9 +107,7 @@ class _Outbox:
 class ModelCalls:
     """Passes stubs' calls to the engine.
 
-    Args:
-        open_bytes: counts the bytes of calls until they are answered.
-        on_queued: called for each call after the scheduler has had a chance to dispatch it.
+    ``on_queued`` is called for each call after the scheduler has had a chance to dispatch it.
     """
 
     def __init__(

@@ -25,14 +25,10 @@ from pybackend.repository.catalogue import ModelCatalogue
 
 
 class ModelServices:
-    """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called.
-
-    Attributes:
-        metrics: the custom metrics of all models.
-    """
+    """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called."""
 
     def __init__(self, shared_core: SharedCore) -> None:
-        self.metrics = CustomMetrics()
+        self.metrics = CustomMetrics()  # the custom metrics of all models
         self._metric_questions = MetricQuestions(self.metrics)
         self._open_bytes = OpenBytes()
         self._shared_core = shared_core
@@ -174,11 +170,8 @@ class WaitGraph:
 
     An execution is stuck if it has a blocked call. A call is blocked if it can continue only after one of several
     executions ends, and all of them are stuck. Initially, every execution with an open call counts as stuck; executions
-    that can continue are then removed until nothing changes.
-
-    Args:
-        call: the most recent call; only it can have closed a cycle.
-        open_calls: returns the open calls of a caller.
+    that can continue are then removed until nothing changes. ``call`` is the most recent one: only it can have closed a
+    cycle.
     """
 
     def __init__(self, call: OpenCall, open_calls: Callable[[Any], Sequence[OpenCall]]) -> None:

@@ -98,14 +98,11 @@ class Bucket:
     """The objects of a repository; paths are below it.
 
     Raises ServerError: the library is missing, or the credentials cannot be used.
-
-    Attributes:
-        patience: as given; it may be changed.
     """
 
     def __init__(self, url: RepositoryUrl, patience: Patience) -> None:
         self.url = url
-        self.patience = patience
+        self.patience = patience  # as given; it may be changed
         try:
             import obstore
             from obstore import store

@@ -162,11 +162,7 @@ _CLEAR = "\x1b[K\r"
 
 
 class Progress:
-    """All downloads of a server.
-
-    Args:
-        terminal: shows the sum of them; None if there is none.
-    """
+    """All downloads of a server."""
 
     def __init__(self, terminal: IO[str] | None) -> None:
         self._terminal = terminal

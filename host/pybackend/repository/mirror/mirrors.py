@@ -41,9 +41,6 @@ class Mirrors:
     """The repositories, each with a local directory; none on most servers.
 
     Raises ServerError: the library is missing, or credentials cannot be used.
-
-    Args:
-        cache_directory: keeps what was downloaded, None for the usual place.
     """
 
     def __init__(
@@ -131,12 +128,8 @@ class Mirrors:
     async def follow(self, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
         """List all files of each repository periodically until cancelled. One that does not answer delays no other.
 
-        The local files of models that a repository has no longer, and that are not used, are removed.
-
-        Args:
-            period_s: time between two listings.
-            settle_s: the same, after a listing with changes.
-            on_change: called after a listing with changes, and after the listing that follows it.
+        The local files of models that a repository has no longer, and that are not used, are removed. The listing after
+        one with changes comes after ``settle_s``; both call ``on_change``.
         """
         following = [self._follow(mirror, in_use, period_s, settle_s, on_change) for mirror in self._mirrors]
         await asyncio.gather(*following)
@@ -210,11 +203,7 @@ class Mirrors:
         return [mirror for mirror in self._mirrors if place in {"", mirror.url.text}]
 
     async def tidy(self, directory: Path, in_use: InUse) -> None:
-        """Remove versions of a model that were served from a local directory and are not used any more.
-
-        Args:
-            directory: of a model, perhaps of another repository.
-        """
+        """Remove versions of a model that were served from a local directory and are not used any more."""
         for mirror in self._mirrors:
             if directory.parent == mirror.directory:
                 try:
