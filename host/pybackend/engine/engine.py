@@ -25,10 +25,9 @@ from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.observability.tracing.tracer import Tracer
 from pybackend.repository.changes import LoadRequest
-from pybackend.repository.entry import ModelStatus
+from pybackend.repository.entry import ModelStatus, report_traffic
 from pybackend.repository.file_override import FileContents
 from pybackend.repository.repository import ModelRepository
-from pybackend.repository.traffic import report_traffic
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.host_messages import too_small_text
 
@@ -189,17 +188,7 @@ class InferenceEngine:
         of_client: bool = False,
         home: str = "",
     ) -> None:
-        """Load a model or bring it up to date; see :meth:`ModelRepository.load_model`.
-
-        Args:
-            config_json: the configuration to use instead of config.pbtxt, until the next load.
-            files: the complete model directory to use instead of the repository's; see :data:`FileContents`. They must
-                not change before this returns, and require ``config_json``.
-            asked_by: the full name of the model that waits for this while it is being initialised, if any.
-            grant: the rights of the confined model that requests this, None if the requester is not confined.
-            of_client: True if a client requests this.
-            home: the namespace of the model that requests this, ``""`` for a client.
-        """
+        """Load a model or bring it up to date; see :class:`LoadRequest` and :meth:`ModelRepository.load_model`."""
         if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
             raise InferenceError(
                 f"the configuration for model '{name}' has {len(config_json)} characters, and {MOST_CONFIG_CHARACTERS} are "

@@ -131,23 +131,6 @@ def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> N
         raise ModelConfigError(f"{text} ({config.source})")
 
 
-def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
-    """Refuse a response cache for an ensemble with a part that cannot have one.
-
-    ``runs_in`` has all models that the ensemble runs, including those of nested ensembles.
-    """
-    for part in runs_in:
-        for reason, holds in (
-            ("sequence batching scheduler", part.scheduling is Scheduling.SEQUENCE_BATCHING),
-            ("'decoupled' transaction policy", part.decoupled),
-        ):
-            if holds and config.response_cache_enabled:
-                raise ModelConfigError(
-                    f"Response Cache does not currently support model {config.name} with {reason}. Please disable the "
-                    f"response cache. Its part '{part.name}' is such a model ({config.source})"
-                )
-
-
 def _faults(config: ModelConfig, steps: Sequence[EnsembleStep], parts: Sequence[ModelConfig]) -> Iterator[str]:
     for step, part in zip(steps, parts, strict=True):
         yield from _part_faults(config, step, part)

@@ -18,7 +18,6 @@ from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds, check_extent
 from pybackend.modelconfig.ensemble import validate_ensemble
-from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.known_backends import (
     BACKEND_OF_PLATFORM,
     DEFAULT_MODEL_FILENAME,
@@ -38,7 +37,7 @@ from pybackend.modelconfig.parser import (
     repeated_step_inputs,
 )
 from pybackend.modelconfig.python_based import find_runtime
-from pybackend.modelconfig.schema import ModelConfig, Scheduling, from_document, scheduling_of
+from pybackend.modelconfig.schema import InstanceSpec, ModelConfig, Scheduling, from_document, instances, scheduling_of
 from pybackend.modelconfig.validation import refuse_unserved, unserved_warnings, validate, validate_model_file
 
 

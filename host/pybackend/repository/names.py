@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from pybackend.errors import AmbiguousModelError, ErrorCode
-from pybackend.modelconfig.full_name import SEPARATOR, full_name
+from pybackend.modelconfig.schema import NAMESPACE_SEPARATOR, full_name
 from pybackend.repository.entry import ModelEntry
 
 
@@ -22,7 +22,7 @@ class Namespaces:
         """The namespace and the name in a full name; ``""`` and the text itself if it begins with no namespace."""
         for prefix in self._prefixes:
             if name.startswith(prefix):
-                return prefix.removesuffix(SEPARATOR), name.removeprefix(prefix)
+                return prefix.removesuffix(NAMESPACE_SEPARATOR), name.removeprefix(prefix)
         return "", name
 
     def expand(self, name: str) -> str:
@@ -31,7 +31,7 @@ class Namespaces:
         A part of a namespace's path stands for the namespace if no other path has that part; a path's last part comes
         first.
         """
-        head, separator, last = name.rpartition(SEPARATOR)
+        head, separator, last = name.rpartition(NAMESPACE_SEPARATOR)
         namespace = self._by_part.get(head)
         return full_name(namespace, last) if separator and namespace else name
 
@@ -153,7 +153,7 @@ class ModelNames:
         """True if a name in an ensemble's step may stand for a model, now or after another change."""
         if self._namespaces is None or name == model:
             return name == model
-        return self.split(model)[1] == name.rpartition(SEPARATOR)[2]
+        return self.split(model)[1] == name.rpartition(NAMESPACE_SEPARATOR)[2]
 
     def _counts(self, model: str) -> bool:
         entry = self._entries.get(model)

@@ -18,14 +18,13 @@ from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.repository.candidate import candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
-from pybackend.repository.entry import ModelEntry, ModelStatus
+from pybackend.repository.entry import ModelEntry, ModelStatus, change_traffic
 from pybackend.repository.file_override import OverrideDirectories, check_keys
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.poller import Poller
 from pybackend.repository.reports import Unfinished
-from pybackend.repository.traffic import change_traffic
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
