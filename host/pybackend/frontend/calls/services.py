@@ -10,7 +10,7 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.calls.model_calls import ModelCalls, OpenCall
 from pybackend.frontend.calls.open_bytes import OpenBytes
-from pybackend.frontend.calls.questions import MetricQuestions, ModelControl
+from pybackend.frontend.calls.questions import ModelControl, on_metric_question
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -29,7 +29,6 @@ class ModelServices:
 
     def __init__(self, shared_core: SharedCore) -> None:
         self.metrics = CustomMetrics()  # the custom metrics of all models
-        self._metric_questions = MetricQuestions(self.metrics)
         self._open_bytes = OpenBytes()
         self._shared_core = shared_core
         self._catalogue: ModelCatalogue | None = None
@@ -82,7 +81,7 @@ class ModelServices:
             assert self._control is not None
             self._control.on_question(caller, question, tail)
         else:
-            self._metric_questions.on_question(caller, question)
+            on_metric_question(self.metrics, caller, question)
 
     def on_gone(self, caller: CallingStub) -> None:
         """The stub has ended."""
