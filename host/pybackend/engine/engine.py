@@ -10,10 +10,9 @@ from enum import Enum
 from typing import Any
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
-from pybackend.engine.answers import Answers
+from pybackend.engine.answers import Answers, Refusals
 from pybackend.engine.description import ModelDescription, instance_document, statistics_document
 from pybackend.engine.figures import RepositoryFigures
-from pybackend.engine.refusals import Refusals
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.region import IN_REGION, RegionOutputs

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.backend_places import BackendPlaces
+from pybackend.modelconfig.backends import BackendPlaces, find_runtime
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds, check_extent
 from pybackend.modelconfig.ensemble import validate_ensemble
 from pybackend.modelconfig.known_backends import (
@@ -36,7 +36,6 @@ from pybackend.modelconfig.parser import (
     read_config_text,
     repeated_step_inputs,
 )
-from pybackend.modelconfig.python_based import find_runtime
 from pybackend.modelconfig.schema import InstanceSpec, ModelConfig, Scheduling, from_document, instances, scheduling_of
 from pybackend.modelconfig.validation import refuse_unserved, unserved_warnings, validate, validate_model_file
 

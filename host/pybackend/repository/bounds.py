@@ -16,10 +16,10 @@ from pybackend.environment.specification import is_specification
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
+from pybackend.modelconfig.backends import backend_file
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.loader import load_config
 from pybackend.modelconfig.model_directory import config_file
-from pybackend.modelconfig.python_based import backend_file
 from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.repository.candidate import ModelReading
 from pybackend.sandbox.file_rules import contains

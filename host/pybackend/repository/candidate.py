@@ -15,10 +15,10 @@ from pybackend.environment.provider import environment_path
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
+from pybackend.modelconfig.backends import backend_file, default_environment, require_framework
 from pybackend.modelconfig.bounds import MOST_SERVED_VERSIONS
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
 from pybackend.modelconfig.schema import ModelConfig, VersionChoice, full_name
 from pybackend.modelconfig.traffic import TRAFFIC_KEYS, configured_traffic
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint

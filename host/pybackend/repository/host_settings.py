@@ -17,7 +17,7 @@ from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.host import ModelHost, ModelRouter
-from pybackend.modelconfig.backend_places import BackendPlaces, shipped_backends
+from pybackend.modelconfig.backends import BackendPlaces, shipped_backends
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.mirror.mirrors import cache_directories
 from pybackend.sandbox.runtime_directory import runtime_places

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pybackend import __version__
 from pybackend.errors import ErrorCode, ModelLoadError, ServerError
-from pybackend.repository.mirror.credentials import Configuration, environment_configuration
 from pybackend.repository.mirror.remote_files import MOST_FILES, RemoteFile
-from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl
+from pybackend.repository.mirror.url import AZURE, GCS, S3, Configuration, RepositoryUrl, environment_configuration
 
 if TYPE_CHECKING:
     from obstore import GetOptions

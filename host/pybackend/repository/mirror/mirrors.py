@@ -11,12 +11,11 @@ from pathlib import Path
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
 from pybackend.repository.mirror.bucket import Patience, StorageError
-from pybackend.repository.mirror.credentials import located
 from pybackend.repository.mirror.download import Progress, terminal
 from pybackend.repository.mirror.listed_repository import LATE_S
 from pybackend.repository.mirror.mirror import Choose, InUse, Mirror
 from pybackend.repository.mirror.remote_files import Listing
-from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
+from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl, located, parse_url
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 log = logging.getLogger(__name__)
