@@ -381,7 +381,6 @@ class Server:
         return sum(port.connection_count for port in self._ports())
 
     def _ports(self) -> list[HttpServer | GrpcFrontend]:
-        """The ports that take requests for inference."""
         return [port for port in (self._http, self._grpc, *self._clouds) if port is not None]
 
     async def _drain(self, deadline_s: float) -> bool:

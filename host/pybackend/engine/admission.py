@@ -85,7 +85,6 @@ class Admission:
 
     @property
     def model_name(self) -> str:
-        """The model's name."""
         return self._model.name
 
     @property
@@ -95,7 +94,6 @@ class Admission:
 
     @property
     def model_version(self) -> str:
-        """The model's version, decimal."""
         return self._model.version
 
     @property

@@ -121,7 +121,6 @@ class InferenceEngine:
         return Admission(self, self.find(name, version, sender), name, version, sender)
 
     def find(self, name: str, version: str, sender: Sender) -> Model:
-        """The version itself; see :meth:`open`."""
         try:
             model = self._catalogue.find(name, version)
         except NotServingError:

@@ -256,7 +256,6 @@ def validate_ensemble(config: ModelConfig) -> None:
 
 
 def _placement_faults(config: ModelConfig) -> Iterator[str]:
-    """Fields that an ensemble requires or forbids."""
     name, document = config.name, config.document
     if config.platform != ENSEMBLE_PLATFORM or config.backend:
         yield (
@@ -275,7 +274,6 @@ def _placement_faults(config: ModelConfig) -> Iterator[str]:
 
 
 def _step_faults(name: str, steps: Sequence[EnsembleStep]) -> Iterator[str]:
-    """Missing fields of the steps."""
     if not steps:
         yield f"must specify 'step' for ensemble '{name}'. See ensemble_scheduling"
     for number, step in enumerate(steps):

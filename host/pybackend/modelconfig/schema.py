@@ -111,7 +111,6 @@ class ModelConfig:
         return json.dumps(self.document, separators=(",", ":"))
 
     def with_warnings(self, warnings: tuple[str, ...]) -> ModelConfig:
-        """This configuration with other warnings."""
         return replace(self, warnings=warnings)
 
 
@@ -199,7 +198,6 @@ class BatchingConfig:
     policies: Mapping[int, QueuePolicy] | None = None  # by level
 
     def policy(self, level: int) -> QueuePolicy:
-        """The policy of a priority level."""
         return (self.policies or {}).get(level, self.default_policy)
 
 

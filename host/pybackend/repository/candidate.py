@@ -80,11 +80,9 @@ class ModelReading:
 
     @property
     def full_name(self) -> str:
-        """The model's full name."""
         return full_name(self.namespace, self.config.name)
 
     def candidates(self, host: ModelHost, bounds: tuple[Grant, ...] = ()) -> dict[int, Candidate]:
-        """See :func:`candidates_of`. Blocking."""
         config, versions = self.config, self.versions
         if config.is_ensemble:
             config = finish_ensemble(config)

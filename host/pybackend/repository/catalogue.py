@@ -119,7 +119,6 @@ class ModelCatalogue:
         return known in self._failures if entry is None else entry.is_broken
 
     def entry(self, name: str) -> ModelEntry:
-        """The entry of a name."""
         entry = self.entries.get(name) or self.entries.get(self.names.known(name))
         if entry is None:
             raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)

@@ -164,7 +164,6 @@ class ModelChanges:
         return reading, bounds
 
     async def _place(self, name: str, request: LoadRequest) -> Path:
-        """The directory from which to load a model."""
         if not request.files:
             await self.files.fetch(name, request.config_json, request.directory)
             return model_directory(await self.files.scan(), name)

@@ -29,7 +29,6 @@ class ModelStatus:
 
     @property
     def full_name(self) -> str:
-        """The model's full name."""
         return full_name(self.namespace, self.name)
 
     @property
@@ -79,11 +78,9 @@ class ModelEntry:
 
     @property
     def full_name(self) -> str:
-        """The model's full name."""
         return full_name(self.namespace, self.name)
 
     def set_versions(self, models: Mapping[int, Model], origins: Mapping[int, Candidate]) -> None:
-        """Replace the versions."""
         for model in self.newest_first:
             model.is_newest = False
         self.versions = dict(sorted(models.items()))

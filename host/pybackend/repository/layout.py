@@ -41,7 +41,6 @@ class RepositoryScan:
 
     @property
     def place_names(self) -> tuple[str, ...]:
-        """All places of models, for messages."""
         return (*map(str, self.places), *(listing.place for listing in self.listings.values()))
 
     def again(self, listings: Mapping[Path, Listing]) -> RepositoryScan:

@@ -161,7 +161,6 @@ class ModelNames:
 
 
 def _only(name: str, found: Sequence[str]) -> str:
-    """The only one of some full names."""
     if len(found) > 1:
         shown = ", ".join(f"'{each}'" for each in found[:_MOST_NAMED])
         raise AmbiguousModelError(

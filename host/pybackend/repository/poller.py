@@ -149,7 +149,6 @@ class Poller:
             self._carried_out = await apart("the repositories", _look_at, scan, self._config_name, {})
 
     async def run(self) -> None:
-        """Follow the repositories until cancelled."""
         noticed = asyncio.Event()
         notices = ChangeNotices(self._scan.places, noticed, self._settle_s)
         notices.start()

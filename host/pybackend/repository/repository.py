@@ -207,7 +207,6 @@ class ModelRepository:
         return self._changes.files.listings
 
     async def _look(self) -> RepositoryScan:
-        """The repositories now."""
         try:
             return await self._changes.files.look()
         except ModelLoadError as error:

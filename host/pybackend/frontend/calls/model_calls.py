@@ -163,12 +163,10 @@ class ModelCalls:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open_calls(self, caller: CallingStub) -> Sequence[OpenCall]:
-        """The open calls of a stub."""
         outbox = self._outboxes.get(caller)
         return () if outbox is None else tuple(outbox.open.values())
 
     def all_open_calls(self) -> Sequence[OpenCall]:
-        """The open calls of all stubs."""
         return [call for outbox in self._outboxes.values() for call in outbox.open.values()]
 
     def on_call(self, caller: CallingStub, message: heard.Call, tail: bytes) -> None:
@@ -316,7 +314,6 @@ class ModelCalls:
             self._turn.soon(partial(self._on_queued, call))
 
     def _refuse(self, call: OpenCall, error: InferenceError) -> None:
-        """Refuse a call that no model accepted."""
         self._engine.refusals.add_error(_PROTOCOL, call.message.model_name, error, call.caller.instance_name)
         if call.admission is not None:
             call.admission.release()

@@ -44,7 +44,6 @@ def on_metric_question(metrics: CustomMetrics, caller: CallingStub, question: Me
 def _metric_answer(
     metrics: CustomMetrics, caller: CallingStub, question: heard.NewFamily | heard.NewMetric | heard.ReadMetric
 ) -> float:
-    """The handle or value that answers a question."""
     match question:
         case heard.NewFamily(_, name, description, kind):
             return metrics.new_family(caller, caller.instance, caller.model_name, name, description, MetricKind(kind))

@@ -42,7 +42,6 @@ class ModelServices:
         self._control = ModelControl(engine, catalogue.names, self._open_bytes)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
-        """The model runs another model."""
         assert self._calls is not None
         self._calls.on_call(caller, call, tail)
 
@@ -84,7 +83,6 @@ class ModelServices:
             on_metric_question(self.metrics, caller, question)
 
     def on_gone(self, caller: CallingStub) -> None:
-        """The stub has ended."""
         if self._calls is not None:
             self._calls.on_gone(caller)
         self._open_bytes.on_gone(caller)
@@ -217,7 +215,6 @@ class WaitGraph:
                 self._add(waiting)
 
     def _free(self) -> None:
-        """Remove executions that can continue."""
         while True:
             free = {
                 execution

@@ -102,7 +102,6 @@ class ListedRepository:
         self.trouble, self._bucket.patience = str(error), _NO_PATIENCE
 
     async def _listed(self, names: Collection[str]) -> None:
-        """Take the outcome of a listing."""
         if self.trouble:
             log.info("%s answers again", self.url.text)
         self._bucket.patience = self._patience

@@ -68,7 +68,6 @@ class LocalModel:
             self._has[entry] = {}
 
     def remove(self) -> None:
-        """Remove the directory."""
         self._wanted = {}
         self._has.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -95,7 +94,6 @@ class LocalModel:
         shutil.rmtree(parent, ignore_errors=True)
 
     def _fill(self, directory: Path, files: Iterable[RemoteFile], objects: ModelObjects) -> None:
-        """Link files into a new model directory."""
         _make(directory)
         made = {directory}
         for file in files:

@@ -225,7 +225,6 @@ class Mirror:
 
     @asynccontextmanager
     async def _objects(self, name: str) -> AsyncIterator[ModelObjects]:
-        """The cached objects of a model, locked."""
         objects = self._cache.model(name)
         cancelled = threading.Event()
         try:
