@@ -48,17 +48,12 @@ class PybackendError(Exception):
 
 
 class InferenceError(PybackendError):
-    """A request that cannot be answered, or was not answered, with a result.
-
-    Attributes:
-        code: the kind of failure; front ends map it to a status.
-        message: text for the client, verbatim.
-    """
+    """A request that cannot be answered, or was not answered, with a result."""
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         super().__init__(message)
-        self.message = message
-        self.code = code
+        self.message = message  # text for the client, verbatim
+        self.code = code  # the kind of failure; front ends map it to a status
 
     def again(self) -> InferenceError:
         """A fresh copy of this error, for an error that is stored and raised more than once.

@@ -117,10 +117,8 @@ class Server:
     async def run(self, visitor: Visitor | None = None) -> int:
         """Serve until a signal arrives and return the exit status.
 
-        Raises ServerError: a port is unavailable, or a model failed to load and the server must exit.
-
-        Args:
-            visitor: runs in a thread once the models are loaded. The server stops when it returns.
+        Raises ServerError: a port is unavailable, or a model failed to load and the server must exit. ``visitor`` runs
+        in a thread once the models are loaded; the server stops when it returns.
         """
         raise_descriptor_limit()
         loop = asyncio.get_running_loop()
@@ -315,11 +313,7 @@ class Server:
                 release(sock)
 
     async def _load(self, *, visited: bool) -> StartReport | None:
-        """Load the models; returns the outcome if it must stop the server. A signal ends the wait.
-
-        Args:
-            visited: the server runs for a command, whose error has the reasons.
-        """
+        """Load the models; returns the outcome if it must stop the server. A signal ends the wait."""
         began_s = asyncio.get_running_loop().time()
         loading = asyncio.create_task(self._repository.load_all())
         stopping = asyncio.create_task(self._stop.wait())
@@ -387,7 +381,6 @@ class Server:
         return sum(port.connection_count for port in self._ports())
 
     def _ports(self) -> list[HttpServer | GrpcFrontend]:
-        """The ports that take requests for inference."""
         return [port for port in (self._http, self._grpc, *self._clouds) if port is not None]
 
     async def _drain(self, deadline_s: float) -> bool:

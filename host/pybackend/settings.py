@@ -320,7 +320,6 @@ class Settings:
 
     @property
     def place_names(self) -> tuple[str, ...]:
-        """All places with models, for messages."""
         return (*map(str, (*self.repositories, *self.model_directories)), *self.cloud_repositories.urls)
 
     def with_local(self, directories: tuple[Path, ...]) -> Settings:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend.modelconfig.backend_places import backends_with_recipes
+from pybackend.modelconfig.backends import backends_with_recipes
 from pybackend.modelconfig.known_backends import known_backend
 from tests.support.server import serving
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybackend.modelconfig.backend_places import lock_of
+from pybackend.modelconfig.backends import lock_of
 from tests.floor.environments import Unavailable, interpreters
 from tests.support.conda_channel import kept
 from tests.support.inference import infer

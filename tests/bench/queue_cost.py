@@ -17,7 +17,7 @@ from pybackend.errors import InferenceError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Lease
-from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
+from pybackend.modelconfig.schema import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.scheduler import BatchReason
 from pybackend.server import GC_THRESHOLD

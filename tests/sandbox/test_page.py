@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from pybackend.modelconfig.sandbox import sandbox_options_of
+from pybackend.modelconfig.options import sandbox_options_of
 from pybackend.sandbox import users
 from pybackend_wire.confinement import LAYERS
 from tests.sandbox import attacks

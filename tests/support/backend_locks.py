@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
+from pybackend.modelconfig.backends import backends_with_recipes, lock_of, recipe_of
 
 OLDEST = "3.9"
 """The oldest CPython that a lock has versions for."""

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.requirements import Requirement
 
-from pybackend.modelconfig.backend_places import recipe_of
+from pybackend.modelconfig.backends import recipe_of
 from tests.floor.environments import Unavailable
 
 _SETTING = re.compile(r"^(global|install|:env:)\.(find-links|index-url|extra-index-url)=(.*)$", re.MULTILINE)

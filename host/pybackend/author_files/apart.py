@@ -33,11 +33,8 @@ _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakK
 async def apart(what: str, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Call a function that reads a model's files on a separate thread, and return its result.
 
-    Raises ModelLoadError: UNAVAILABLE if it takes longer than :data:`LIMIT_S`.
-
-    Args:
-        what: names the files in the error, e.g. ``the files of model 'm'``.
-        function: may block; must not change shared state, because it continues after a time-out or cancellation.
+    Raises ModelLoadError: UNAVAILABLE if it takes longer than :data:`LIMIT_S`. ``what`` names the files in the error.
+    ``function`` continues after a time-out or cancellation: it must not change shared state.
     """
     done = await begin_apart(function, *args, **kwargs)
     try:

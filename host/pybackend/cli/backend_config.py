@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
-from pybackend.modelconfig.backend_places import ENVIRONMENT
+from pybackend.modelconfig.backends import ENVIRONMENT
 from pybackend.spelling import closest
 
 _BATCH_SIZE = "default-max-batch-size"

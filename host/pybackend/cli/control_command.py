@@ -13,7 +13,7 @@ from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import add_connection_flags, add_url, connection_of
 from pybackend.cli.terminal import counted, is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import ServerError
-from pybackend.modelconfig.full_name import SEPARATOR
+from pybackend.modelconfig.schema import NAMESPACE_SEPARATOR
 from pybackend.modelconfig.traffic import SHADOW_FORM, WEIGHTS_FORM, shadow_of, weights_of
 from pybackend.observability.log_lines import one_line
 from pybackend.spelling import closest
@@ -128,7 +128,7 @@ def _rows(given: argparse.Namespace, model: str, *, only_ready: bool = False) ->
 
 def _is_full_name(text: str, row: dict[str, str]) -> bool:
     """True if a text is the full name of the model in a row, perhaps with a part of the namespace's path only."""
-    head, _, name = text.rpartition(SEPARATOR)
+    head, _, name = text.rpartition(NAMESPACE_SEPARATOR)
     namespace = row.get("namespace", "")
     return bool(head) and name == row["name"] and (head == namespace or head in namespace.split("/"))
 

@@ -299,7 +299,7 @@ def _run(cache: EnvironmentCache, given: argparse.Namespace, program: Sequence[s
 def _sandbox_of(given: argparse.Namespace, sandbox: Sandbox, environment: Environment) -> ModelSandbox | None:
     """The sandbox in which a server would run the named model; None if its configuration switches that off."""
     from pybackend.modelconfig.loader import load_policy
-    from pybackend.modelconfig.sandbox import sandbox_options_of
+    from pybackend.modelconfig.options import sandbox_options_of
     from pybackend.sandbox.model_sandbox import ModelFiles, sandbox_of
 
     directory = given.model.absolute()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pybackend.cli.command_parser import PlainParser, UsageError
 from pybackend.cli.terminal import counted, terminated
-from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
+from pybackend.modelconfig.backends import backends_with_recipes, lock_of, recipe_of
 from pybackend.tools.pack import PackError, PackOptions, PackResult, pack
 from pybackend.tools.pack.errors import ConflictError, SpecificationError, UnsolvableError
 from pybackend.tools.pack.options import FORMATS, Progress, TerminalProgress

@@ -69,9 +69,6 @@ class Admission:
 
     The front end never releases memory from :meth:`allocate`, nor any memory of the request after :meth:`submit`: if the
     request is refused, the admission releases it.
-
-    Attributes:
-        signature: the version's inputs and outputs. Only :meth:`renew` changes it.
     """
 
     __slots__ = ("_engine", "_leases", "_model", "_name", "_sender", "_version", "signature")
@@ -83,11 +80,11 @@ class Admission:
         self._version = version
         self._sender = sender
         self._leases: list[Lease] = []
+        # the version's inputs and outputs. Only :meth:`renew` changes it.
         self.signature: ModelSignature = model.signature
 
     @property
     def model_name(self) -> str:
-        """The model's name."""
         return self._model.name
 
     @property
@@ -97,7 +94,6 @@ class Admission:
 
     @property
     def model_version(self) -> str:
-        """The model's version, decimal."""
         return self._model.version
 
     @property
@@ -148,13 +144,9 @@ class Admission:
     def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
         """Input memory for a tensor whose bytes are about to arrive.
 
-        Raises InferenceError: UNAVAILABLE when the model's limit is reached.
-
-        Args:
-            arriving: the bytes arrive gradually: the lease counts only those reported through ``arrived``.
-
-        Returns:
-            None if the bytes should not lie in shared memory: the tensor is small, or the version is being replaced.
+        Raises InferenceError: UNAVAILABLE when the model's limit is reached. Returns None if the bytes should not lie in shared
+        memory: the tensor is small, or the version is being replaced. If the bytes are ``arriving`` gradually, the
+        lease counts only those reported through ``arrived``.
         """
         if nbytes <= INLINE_BYTES or self._model.state is not ModelState.READY:
             return None
@@ -165,8 +157,7 @@ class Admission:
     def route(self) -> Route | None:
         """The way to this version for further requests of the same kind.
 
-        Returns:
-            None if the name may soon mean another model, or if rules or a higher version decide about such requests.
+        None if the name may soon mean another model, or if rules or a higher version decide about such requests.
         """
         if self._name != self.full_name or not (self._version or self._model.is_newest):
             return None
@@ -181,9 +172,6 @@ class Admission:
             request: its inputs have their bytes. The caller gives up the request and its memory, even if this raises.
             on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
             checked: the validation against :attr:`signature` that the front end has already done.
-
-        Returns:
-            The handle to cancel, pause and resume the request.
         """
         request.is_inner = self._sender.is_inner
         try:
@@ -223,10 +211,7 @@ class Admission:
     ) -> InferenceResponse:
         """Submit and wait for the answer, which the caller releases; for tests, tools and slow front ends.
 
-        Args:
-            request: as for :meth:`submit`.
-            departure: returns once the sender no longer wants the answer; the request is then cancelled.
-            checked: as for :meth:`submit`.
+        A sender that does not want the answer any more lets ``departure`` return, which cancels the request.
         """
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
 
@@ -270,8 +255,7 @@ class Route:
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest | None:
         """Queue a request; otherwise as :meth:`Admission.submit`.
 
-        Returns:
-            None if another version would answer, or none: the request needs a new admission. It remains the caller's.
+        None if another version would answer, or none: the request needs a new admission. It remains the caller's.
         """
         model = self._model()
         if model is None or model.state is not _READY or (self._follows_newest and not model.is_newest):

@@ -10,10 +10,9 @@ from enum import Enum
 from typing import Any
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
-from pybackend.engine.answers import Answers
+from pybackend.engine.answers import Answers, Refusals
 from pybackend.engine.description import ModelDescription, instance_document, statistics_document
 from pybackend.engine.figures import RepositoryFigures
-from pybackend.engine.refusals import Refusals
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.region import IN_REGION, RegionOutputs
@@ -25,10 +24,9 @@ from pybackend.model.model import Model
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.observability.tracing.tracer import Tracer
 from pybackend.repository.changes import LoadRequest
-from pybackend.repository.entry import ModelStatus
+from pybackend.repository.entry import ModelStatus, report_traffic
 from pybackend.repository.file_override import FileContents
 from pybackend.repository.repository import ModelRepository
-from pybackend.repository.traffic import report_traffic
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.host_messages import too_small_text
 
@@ -50,17 +48,7 @@ class EngineState(Enum):
 
 
 class InferenceEngine:
-    """Accepts requests for the models of a repository.
-
-    Attributes:
-        server_id: the server's name.
-        state: the stage of its life.
-        answers: counts of all answers, by the protocol of the sender.
-        refusals: counts of the requests that no model accepted; front ends report them.
-        regions: shared memory that clients have registered.
-        tracer: chooses the requests that are traced.
-        figures: of the models, for reports.
-    """
+    """Accepts requests for the models of a repository."""
 
     def __init__(
         self,
@@ -71,13 +59,15 @@ class InferenceEngine:
         regions: ClientRegions | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self.tracer = Tracer() if tracer is None else tracer
-        self.server_id = server_id
-        self.state = EngineState.STARTING
+        self.tracer = Tracer() if tracer is None else tracer  # chooses the requests that are traced
+        self.server_id = server_id  # the server's name
+        self.state = EngineState.STARTING  # the stage of its life
+        # counts of all answers, by the protocol of the sender
         self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
+        # counts of the requests that no model accepted; front ends report them
         self.refusals = Refusals(repository.catalogue.known_name)
-        self.regions = regions or ClientRegions(enabled=False)
-        self.figures = RepositoryFigures(repository)
+        self.regions = regions or ClientRegions(enabled=False)  # shared memory that clients have registered
+        self.figures = RepositoryFigures(repository)  # of the models, for reports
         self._repository = repository
         self._catalogue = repository.catalogue
         self._strict_readiness = strict_readiness
@@ -126,13 +116,11 @@ class InferenceEngine:
     def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> Admission:
         """Open an admission to the version that would answer a request now.
 
-        Args:
-            version: decimal, or ``""`` for the newest ready version.
+        The version is decimal, or ``""`` for the newest ready one.
         """
         return Admission(self, self.find(name, version, sender), name, version, sender)
 
     def find(self, name: str, version: str, sender: Sender) -> Model:
-        """The version itself; see :meth:`open`."""
         try:
             model = self._catalogue.find(name, version)
         except NotServingError:
@@ -180,11 +168,7 @@ class InferenceEngine:
     async def statistics(self, name: str = "", version: str = "") -> AsyncIterator[list[dict[str, Any]]]:
         """The statistics of ready versions, sorted by name and version, in parts; see :func:`statistics_document`.
 
-        Requests run between the parts.
-
-        Args:
-            name: the model's name, ``""`` for all models.
-            version: decimal, ``""`` for all ready versions.
+        Requests run between the parts. An empty text stands for all models, or all ready versions.
         """
         models = self._catalogue.statistics_of(name, version)
         for start in range(0, len(models), _DOCUMENTS_AT_ONCE):
@@ -202,17 +186,7 @@ class InferenceEngine:
         of_client: bool = False,
         home: str = "",
     ) -> None:
-        """Load a model or bring it up to date; see :meth:`ModelRepository.load_model`.
-
-        Args:
-            config_json: the configuration to use instead of config.pbtxt, until the next load.
-            files: the complete model directory to use instead of the repository's; see :data:`FileContents`. They must
-                not change before this returns, and require ``config_json``.
-            asked_by: the full name of the model that waits for this while it is being initialised, if any.
-            grant: the rights of the confined model that requests this, None if the requester is not confined.
-            of_client: True if a client requests this.
-            home: the namespace of the model that requests this, ``""`` for a client.
-        """
+        """Load a model or bring it up to date; see :class:`LoadRequest` and :meth:`ModelRepository.load_model`."""
         if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
             raise InferenceError(
                 f"the configuration for model '{name}' has {len(config_json)} characters, and {MOST_CONFIG_CHARACTERS} are "
@@ -248,21 +222,15 @@ class InferenceEngine:
         return await self._repository.change_traffic(name, change)
 
     async def read_index(self, *, only_ready: bool = False) -> list[ModelStatus]:
-        """The repository index; see :meth:`ModelRepository.read_index`.
-
-        Args:
-            only_ready: leave out what is not READY.
-        """
+        """The repository index; see :meth:`ModelRepository.read_index`."""
         rows = await self._repository.read_index()
         return [row for row in rows if row.is_ready or not only_ready]
 
     def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded now.
 
-        Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops.
-
-        Args:
-            to_load: a model that a client wants to load as it is in its repository; see :meth:`ModelRepository.check_control`.
+        Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops. ``to_load`` is a
+        model that a client wants to load as it is in its repository.
         """
         if self.state is EngineState.STARTING:
             raise InferenceError(
@@ -275,14 +243,8 @@ class InferenceEngine:
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.
 
-        Raises InferenceError: the request is refused and remains the caller's.
-
-        Args:
-            request: the engine owns it and its memory if this returns.
-            on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
-
-        Returns:
-            The handle to cancel the request.
+        Raises InferenceError: the request is refused and remains the caller's. The request and its memory are the
+        engine's if this returns. The callback runs on the event loop, never inside this call.
         """
         if self.state is EngineState.EXITING and not request.is_inner:
             raise InferenceError(

@@ -20,21 +20,16 @@ _READY, _BATCHING = InstanceState.READY, Scheduling.DYNAMIC_BATCHING
 
 
 class VersionFigures:
-    """Reads the figures of a version.
-
-    Attributes:
-        identity: tells versions apart, and lives as long as the version does.
-    """
+    """Reads the figures of a version."""
 
     __slots__ = ("_model", "identity")
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self.identity: object = model
+        self.identity: object = model  # tells versions apart, and lives as long as the version does
 
     @property
     def name(self) -> str:
-        """The model's name."""
         return self._model.name
 
     @property
@@ -44,17 +39,14 @@ class VersionFigures:
 
     @property
     def version(self) -> str:
-        """Decimal."""
         return self._model.version
 
     @property
     def config(self) -> ModelConfig:
-        """The configuration."""
         return self._model.config
 
     @property
     def statistics(self) -> ModelStatistics:
-        """The counters."""
         return self._model.statistics
 
     @property
@@ -72,7 +64,6 @@ class VersionFigures:
 
     @property
     def is_ready(self) -> bool:
-        """True if it answers requests now."""
         return self._model.is_ready
 
     @property
@@ -120,7 +111,6 @@ class VersionFigures:
 
     @property
     def instance_count(self) -> int:
-        """Number of instances."""
         return len(self._model.instances)
 
     @property
@@ -175,5 +165,4 @@ class RepositoryFigures:
 
     @property
     def listings(self) -> Sequence[Listing]:
-        """The repositories in cloud storage."""
         return tuple(self._repository.listings.values())

@@ -15,11 +15,7 @@ MOST_WAITING: Final = 8
 
 
 class ResponseStream:
-    """Used as ``async with``: its end cancels the request, unless it is answered, and releases unread responses.
-
-    Args:
-        submit: submits the request with this callback; its errors are those of ``__aenter__``.
-    """
+    """Used as ``async with``: its end cancels the request, unless it is answered, and releases unread responses."""
 
     def __init__(self, submit: Callable[[OnResponse], PendingRequest]) -> None:
         self._submit = submit

@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from pybackend.engine.refusals import Refusals
+from pybackend.engine.answers import Refusals
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.groups import grpc_group, http_group

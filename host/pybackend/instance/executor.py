@@ -20,7 +20,7 @@ from pybackend.instance.settings import InstanceSettings
 from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stacks import Stack, place
 from pybackend.instance.stub_life import unhealthy
-from pybackend.modelconfig.instances import RateLimit
+from pybackend.modelconfig.schema import RateLimit
 from pybackend.observability.model_output import ModelOutput
 
 log = logging.getLogger(__name__)

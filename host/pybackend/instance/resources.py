@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.modelconfig.instances import RateLimit, Resource
+from pybackend.modelconfig.schema import RateLimit, Resource
 
 ResourceLimits = Mapping[Resource, int]
 """By name and device; a device of None stands for every device, and for resources that devices share."""

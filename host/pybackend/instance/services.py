@@ -17,7 +17,7 @@ from pybackend.instance.stub_life import StubLife
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.ipc.channel import StubChannel
-from pybackend.modelconfig.full_name import full_name
+from pybackend.modelconfig.schema import full_name
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.host_messages import Answer, Reply, encoded

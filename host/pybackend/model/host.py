@@ -22,7 +22,7 @@ from pybackend.ipc.arena import TensorArena, TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.model import Model
 from pybackend.model.source import ModelSource
-from pybackend.modelconfig.backend_places import BackendPlaces
+from pybackend.modelconfig.backends import BackendPlaces
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
 from pybackend.sandbox.sandbox import Sandbox

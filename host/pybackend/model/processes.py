@@ -21,10 +21,8 @@ from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState, StubSettings
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
-from pybackend.modelconfig.full_name import full_name
-from pybackend.modelconfig.instances import InstanceSpec
-from pybackend.modelconfig.options import start_options_of
-from pybackend.modelconfig.sandbox import sandbox_options_of
+from pybackend.modelconfig.options import sandbox_options_of, start_options_of
+from pybackend.modelconfig.schema import InstanceSpec, full_name
 from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.stub_process import StubLaunch
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, sandbox_of

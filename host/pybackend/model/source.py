@@ -7,9 +7,8 @@ from pathlib import Path
 
 from pybackend.author_files.reading import is_file_beneath
 from pybackend.errors import ModelLoadError
-from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.model_directory import similar_file
-from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.schema import ModelConfig, full_name
 from pybackend.sandbox.grant import Grant
 
 

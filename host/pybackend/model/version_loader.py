@@ -17,12 +17,19 @@ from pybackend.model.host import ModelHost
 from pybackend.model.output_check import OutputWarnings
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
-from pybackend.modelconfig.instances import InstanceSpec, RateLimit, instances, rate_limit_of
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.normalisation import with_scheduling
 from pybackend.modelconfig.options import ModelOptions, options_of
-from pybackend.modelconfig.schema import ModelConfig, Scheduling, from_document
+from pybackend.modelconfig.schema import (
+    InstanceSpec,
+    ModelConfig,
+    RateLimit,
+    Scheduling,
+    from_document,
+    instances,
+    rate_limit_of,
+)
 from pybackend.modelconfig.sequences import hidden_outputs, is_iterative, sequences_of
 from pybackend.modelconfig.signature import ModelSignature, signature_of
 from pybackend.modelconfig.validation import validate

@@ -100,9 +100,6 @@ def stream_chains(steps: Sequence[EnsembleStep], decoupled: Sequence[bool]) -> d
     """The streams behind each tensor that a step produces; tensors of the request are not listed.
 
     Raises UnrelatedStreams: a step takes tensors from streams that do not depend on each other.
-
-    Args:
-        steps: of an ensemble with a validated graph.
     """
     made = {tensor for step in steps for tensor in step.outputs.values()}
     chains: dict[str, Chain] = {}
@@ -129,31 +126,9 @@ def _joined(step: int, chains: Iterable[Chain]) -> Chain:
 
 
 def validate_connections(config: ModelConfig, parts: Sequence[ModelConfig]) -> None:
-    """Check an ensemble against its parts.
-
-    Args:
-        config: of the ensemble, with a validated graph.
-    """
+    """Check an ensemble against its parts."""
     for text in _faults(config, steps_of(config), parts):
         raise ModelConfigError(f"{text} ({config.source})")
-
-
-def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
-    """Refuse a response cache for an ensemble with a part that cannot have one.
-
-    Args:
-        runs_in: configurations of all models that the ensemble runs, including those of nested ensembles.
-    """
-    for part in runs_in:
-        for reason, holds in (
-            ("sequence batching scheduler", part.scheduling is Scheduling.SEQUENCE_BATCHING),
-            ("'decoupled' transaction policy", part.decoupled),
-        ):
-            if holds and config.response_cache_enabled:
-                raise ModelConfigError(
-                    f"Response Cache does not currently support model {config.name} with {reason}. Please disable the "
-                    f"response cache. Its part '{part.name}' is such a model ({config.source})"
-                )
 
 
 def _faults(config: ModelConfig, steps: Sequence[EnsembleStep], parts: Sequence[ModelConfig]) -> Iterator[str]:
@@ -281,7 +256,6 @@ def validate_ensemble(config: ModelConfig) -> None:
 
 
 def _placement_faults(config: ModelConfig) -> Iterator[str]:
-    """Fields that an ensemble requires or forbids."""
     name, document = config.name, config.document
     if config.platform != ENSEMBLE_PLATFORM or config.backend:
         yield (
@@ -300,7 +274,6 @@ def _placement_faults(config: ModelConfig) -> Iterator[str]:
 
 
 def _step_faults(name: str, steps: Sequence[EnsembleStep]) -> Iterator[str]:
-    """Missing fields of the steps."""
     if not steps:
         yield f"must specify 'step' for ensemble '{name}'. See ensemble_scheduling"
     for number, step in enumerate(steps):

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.backend_places import BackendPlaces
+from pybackend.modelconfig.backends import BackendPlaces, find_runtime
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds, check_extent
 from pybackend.modelconfig.ensemble import validate_ensemble
-from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.known_backends import (
     BACKEND_OF_PLATFORM,
     DEFAULT_MODEL_FILENAME,
@@ -37,8 +36,7 @@ from pybackend.modelconfig.parser import (
     read_config_text,
     repeated_step_inputs,
 )
-from pybackend.modelconfig.python_based import find_runtime
-from pybackend.modelconfig.schema import ModelConfig, Scheduling, from_document, scheduling_of
+from pybackend.modelconfig.schema import InstanceSpec, ModelConfig, Scheduling, from_document, instances, scheduling_of
 from pybackend.modelconfig.validation import refuse_unserved, unserved_warnings, validate, validate_model_file
 
 
@@ -52,15 +50,13 @@ def load_config(
 ) -> ModelConfig:
     """The configuration in a model's directory, before auto-completion.
 
+    Validated are its name, backend, runtime, model file and version policy; of an ensemble, name and version policy.
+
     Args:
         model_directory: its name is the model's name.
         auto_complete: infer missing fields of config.pbtxt, and allow the file itself to be missing.
         config_json: replaces config.pbtxt, as JSON text.
         config_name: ``configs/<config_name>.pbtxt`` replaces config.pbtxt in models that have it.
-
-    Returns:
-        A configuration whose name, backend, runtime, model file and version policy are validated; the rest is
-        unchecked. For an ensemble, only name and version policy are validated.
     """
     document, source, text = _document(model_directory, config_json, config_name, auto_complete=auto_complete)
     refuse_unserved(from_document(document, source))
@@ -88,11 +84,7 @@ def load_policy(model_directory: Path, *, config_json: str | None = None, config
 
 
 def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_count: int) -> ModelConfig:
-    """The effective configuration; its ``warnings`` name settings that will have no effect.
-
-    Args:
-        completed: what the model's ``auto_complete_config`` returned; None if it was not called.
-    """
+    """The effective configuration; its ``warnings`` name settings that will have no effect."""
     document = config.document if completed is None else merge_completed(config.document, completed)
     check_bounds(document, config.source)
     finished = from_document(with_scheduling(document, gpu_count), config.source)
@@ -194,11 +186,8 @@ _MOST_FILES = 1000
 def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_name: bool) -> str:
     """Infer the backend of a configuration that names none, from its platform or its files.
 
-    Args:
-        model_directory: its lowest version that has such a file decides.
-
-    Returns:
-        ``""`` if nothing indicates a backend; then ``by_name`` is False, or the platform names one.
+    ``""`` if nothing indicates a backend; then ``by_name`` is False, or the platform names one. The lowest version with
+    such a file decides.
     """
     platform = document["platform"]
     if platform:
@@ -276,9 +265,6 @@ def merge_completed(document: Mapping[str, Any], completed: Mapping[str, Any]) -
 
     Only the batch size, the tensors, the decoupled policy and, if none is configured, the scheduler are adopted; every
     other change has no effect.
-
-    Args:
-        completed: the document that the model returned: JSON data, checked here.
     """
     source = f"auto_complete_config of model '{document['name']}'"
     allowed = (*_TENSOR_FIELDS, *_SCHEDULING_FIELDS, _POLICY_FIELD)

@@ -34,8 +34,7 @@ class VersionScan:
 def config_file(model_directory: Path, config_name: str) -> str:
     """The configuration file of a model, relative to its directory. Blocking.
 
-    Args:
-        config_name: ``configs/<config_name>.pbtxt`` is the file if it exists; ``""`` for config.pbtxt in any case.
+    ``configs/<config_name>.pbtxt`` is the file if it exists.
     """
     custom = f"{CONFIGS_DIRECTORY}/{config_name}.pbtxt"
     return custom if config_name and os.path.lexists(model_directory / custom) else CONFIG_FILENAME

@@ -100,11 +100,7 @@ _PARAMETER = 'a parameter is written parameters { key: "NAME" value: { string_va
 
 
 def _advice(reason: str, place: Place, pool: Any) -> str:
-    """Advice, to be appended to the parser's reason; empty if there is none.
-
-    Args:
-        reason: the parser's, without position and quoted line.
-    """
+    """Advice, to be appended to the parser's reason; empty if there is none."""
     for pattern, advise in _ADVICE.items():
         if match := re.match(pattern, reason):
             return advise(match, place, pool)
@@ -233,12 +229,7 @@ _ADVICE: Mapping[str, Callable[[re.Match[str], Place, Any], str]] = {
 
 
 def parse_reason(reason: str, line: int | None, column: int | None, text: str, pool: Any) -> str:
-    """The reason that protobuf's text format gives, preceded by the position and followed by advice.
-
-    Args:
-        reason: the parser's message, including position and quoted line.
-        line: counted from 1; None if unknown.
-    """
+    """The reason that protobuf's text format gives, preceded by the position and followed by advice."""
     if line is None or column is None:
         return _readable(reason)
     lines = text.split("\n")

@@ -75,11 +75,7 @@ def parse_config_text(text: str, source: str) -> Document:
 
 
 def repeated_step_inputs(text: str) -> list[tuple[int, str, str]]:
-    """Inputs that an ensemble's config.pbtxt maps more than once: a protobuf map silently keeps the last repeated key.
-
-    Returns:
-        Step number, model and input.
-    """
+    """Inputs that an ensemble's config.pbtxt maps more than once: a protobuf map silently keeps the last repeated key."""
     message = _lenient_model_config()()
     text_format.Parse(text, message)
     repeated = []
@@ -105,8 +101,7 @@ def _lenient_model_config() -> Any:
 def parse_config_json(document: Mapping[str, Any], source: str) -> Document:
     """The complete document of a configuration given as JSON, partial or not; ``{}`` gives all defaults.
 
-    Args:
-        document: protobuf JSON, with field names either as in config.pbtxt or in camel case. It is not modified.
+    Field names are written as in config.pbtxt or in camel case. The given document is not modified.
     """
     prefix = f"failed to read model configuration from {source}: "
     return _document(_message(document, prefix), prefix)

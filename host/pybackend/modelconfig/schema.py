@@ -1,9 +1,12 @@
-"""A model's effective configuration in typed form. Built from its document, which stays the single source of truth."""
+"""A model's effective configuration in typed form. Built from its document, which stays the single source of truth.
+
+Besides the configuration itself: its batching, its instances and the names by which models are known.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -108,16 +111,11 @@ class ModelConfig:
         return json.dumps(self.document, separators=(",", ":"))
 
     def with_warnings(self, warnings: tuple[str, ...]) -> ModelConfig:
-        """This configuration with other warnings."""
         return replace(self, warnings=warnings)
 
 
 def from_document(document: Mapping[str, Any], source: str) -> ModelConfig:
-    """The typed configuration of a complete document, as returned by the parser.
-
-    Args:
-        document: kept, not copied.
-    """
+    """The typed configuration of a complete document, as returned by the parser. The document is kept, not copied."""
     return ModelConfig(
         name=document["name"],
         platform=document["platform"],
@@ -174,3 +172,126 @@ def _instance_group(group: Mapping[str, Any]) -> InstanceGroup:
         passive=group["passive"],
         host_policy=group["host_policy"],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How long, and in what number, requests may wait."""
+
+    delays: bool = False  # True if an expired request lets others overtake it; False if it is refused
+    timeout_us: int = 0  # how long a request may wait; 0 for no limit
+    allows_override: bool = False  # a request may set a shorter timeout
+    max_queue_size: int = 0  # number of requests that may wait; 0 for no limit
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingConfig:
+    """How requests form batches."""
+
+    max_batch_size: int  # the model's, at least 1
+    preferred_batch_sizes: frozenset[int] = frozenset()  # sizes at which a batch is sent at once
+    max_queue_delay_us: int = 0  # how long an incomplete batch waits for more, counted from its oldest request
+    preserve_ordering: bool = False  # responses leave in the order of the requests
+    priority_levels: int = 0  # 1 is the highest; 0 for no priorities
+    default_priority: int = 0  # level of requests that name none
+    default_policy: QueuePolicy = QueuePolicy()  # for levels without a policy
+    policies: Mapping[int, QueuePolicy] | None = None  # by level
+
+    def policy(self, level: int) -> QueuePolicy:
+        return (self.policies or {}).get(level, self.default_policy)
+
+
+def batching_of(document: Mapping[str, Any]) -> BatchingConfig:
+    """The batching that a complete document configures."""
+    batching = document["dynamic_batching"]
+    return BatchingConfig(
+        max_batch_size=max(1, document["max_batch_size"]),
+        preferred_batch_sizes=frozenset(batching["preferred_batch_size"]),
+        max_queue_delay_us=batching["max_queue_delay_microseconds"],
+        preserve_ordering=batching["preserve_ordering"],
+        priority_levels=batching["priority_levels"],
+        default_priority=batching["default_priority_level"],
+        default_policy=_policy(batching.get("default_queue_policy", {})),
+        policies={int(level): _policy(policy) for level, policy in batching["priority_queue_policy"].items()},
+    )
+
+
+def _policy(policy: Mapping[str, Any]) -> QueuePolicy:
+    return QueuePolicy(
+        delays=policy.get("timeout_action") == "DELAY",
+        timeout_us=policy.get("default_timeout_microseconds", 0),
+        allows_override=policy.get("allow_timeout_override", False),
+        max_queue_size=policy.get("max_queue_size", 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """Specification of one instance."""
+
+    name: str  # ``<group>_<n>``; instances of one group on several GPUs share a name
+    group: str
+    kind: str  # ``CPU``, ``GPU`` or ``MODEL``, as passed to models
+    device_id: int  # the GPU's number; 0 for the other kinds
+    passive: bool  # created, but never given a request
+    host_policy: str  # name of the host policy, ``""`` for the default of the kind
+
+    @property
+    def policy_name(self) -> str:
+        """The host policy that applies: the configured one, or the kind's default."""
+        return self.host_policy or (f"gpu_{self.device_id}" if self.kind == "GPU" else self.kind.lower())
+
+
+def instances(config: ModelConfig) -> list[InstanceSpec]:
+    """All instances of a finished configuration, in configured order."""
+    return [
+        InstanceSpec(
+            name=f"{group.name}_{index}",
+            group=group.name,
+            kind=group.kind.removeprefix("KIND_"),
+            device_id=device_id,
+            passive=group.passive,
+            host_policy=group.host_policy,
+        )
+        for group in config.instance_groups
+        for index in range(group.count)
+        for device_id in _devices(group)
+    ]
+
+
+def _devices(group: InstanceGroup) -> Iterator[int]:
+    yield from group.gpus if group.kind is InstanceKind.GPU else (0,)
+
+
+Resource = tuple[str, int | None]
+"""Name and device of a resource; None for one that all devices share."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """The requirements of one instance."""
+
+    needs: dict[Resource, int]  # how many of each resource an execution takes
+    priority: int  # 1 is the highest; 2 gets half as many executions as 1 while both wait
+
+
+def rate_limit_of(config: ModelConfig, group_name: str, device_id: int) -> RateLimit | None:
+    """The requirements in the ``rate_limiter`` of an instance's group; None if it has no resources."""
+    for group in config.document["instance_group"]:
+        limiter = group.get("rate_limiter")
+        if group["name"] == group_name and limiter and limiter["resources"]:
+            needs: dict[Resource, int] = {}
+            for each in limiter["resources"]:
+                resource = (each["name"], None if each["global"] else device_id)
+                needs[resource] = needs.get(resource, 0) + each["count"]
+            return RateLimit(needs, limiter["priority"] or 1)
+    return None
+
+
+NAMESPACE_SEPARATOR = "::"
+"""Between the namespace, which is its repository, and the model's name on a server with ``--model-namespacing=true``."""
+
+
+def full_name(namespace: str, name: str) -> str:
+    """The full name of a model; its name if the namespace is ``""``."""
+    return f"{namespace}{NAMESPACE_SEPARATOR}{name}" if namespace else name

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pybackend.modelconfig.batching import BatchingConfig
-from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.schema import BatchingConfig, ModelConfig
 from pybackend_wire.dtypes import BY_CONFIG_NAME
 
 DEFAULT_IDLE_US = 1_000_000

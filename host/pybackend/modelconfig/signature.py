@@ -50,21 +50,13 @@ class ModelSignature:
         object.__setattr__(self, "has_reshape", any(tensor.reshape is not None for tensor in tensors))
 
     def shape_for_model(self, tensor: TensorSignature, shape: Sequence[int]) -> Sequence[int]:
-        """The shape in which the model receives an input.
-
-        Args:
-            shape: as sent by the client, including the batch dimension; already checked against ``dims``.
-        """
+        """The shape in which the model receives an input. ``shape`` has been checked against ``dims``."""
         if tensor.reshape is None:
             return shape
         return _reshaped(shape, tensor.dims, tensor.reshape, int(self.max_batch_size > 0))
 
     def shape_for_client(self, tensor: TensorSignature, shape: Sequence[int]) -> Sequence[int]:
-        """The shape in which clients receive an output. A shape that contradicts the configuration is kept.
-
-        Args:
-            shape: as returned by the model, including the batch dimension.
-        """
+        """The shape in which clients receive an output. A shape that contradicts the configuration is kept."""
         if tensor.reshape is None:
             return shape
         return _reshaped(shape, tensor.reshape, tensor.dims, int(self.max_batch_size > 0))

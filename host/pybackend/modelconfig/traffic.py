@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pybackend.errors import ModelConfigError
+from pybackend.modelconfig.options import read_option
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 
 WEIGHTS, SHADOW = "TRAFFIC_WEIGHTS", "TRAFFIC_SHADOW"
@@ -86,21 +87,15 @@ def _natural(text: str) -> int:
 
 def configured_traffic(config: ModelConfig, served: Collection[int]) -> TrafficRules | None:
     """The rules in a model's parameters; None if there are none."""
-    weights_text, shadow_text = config.parameters.get(WEIGHTS), config.parameters.get(SHADOW)
-    if weights_text is None and shadow_text is None:
+    if config.parameters.keys().isdisjoint(TRAFFIC_KEYS):
         return None
-    try:
-        weights = {} if weights_text is None else weights_of(weights_text)
-    except ValueError:
-        raise _wrong(config, f"parameters {WEIGHTS} must be {WEIGHTS_FORM}, it is '{weights_text}'") from None
-    try:
-        shadow = None if shadow_text is None else shadow_of(shadow_text)
-    except ValueError:
-        raise _wrong(config, f"parameters {SHADOW} must be {SHADOW_FORM}, it is '{shadow_text}'") from None
-    rules = TrafficRules(weights, shadow)
+    rules = TrafficRules(
+        weights=read_option(config, WEIGHTS, {}, weights_of, WEIGHTS_FORM),
+        shadow=read_option(config, SHADOW, None, shadow_of, SHADOW_FORM),
+    )
     problem = traffic_problem(rules, config, served)
     if problem:
-        raise _wrong(config, problem)
+        raise ModelConfigError(f"model '{config.name}': {problem} ({config.source})")
     return rules
 
 
@@ -124,7 +119,3 @@ def traffic_problem(rules: TrafficRules, config: ModelConfig, served: Collection
     if config.scheduling is Scheduling.SEQUENCE_BATCHING:
         return "a model with sequence_batching cannot have a shadow, which would get parts of sequences"
     return ""
-
-
-def _wrong(config: ModelConfig, problem: str) -> ModelConfigError:
-    return ModelConfigError(f"model '{config.name}': {problem} ({config.source})")

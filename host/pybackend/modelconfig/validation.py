@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.known_backends import PYTHON
-from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfig, TensorConfig
+from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfig, Scheduling, TensorConfig
 from pybackend.modelconfig.sequences import sequence_faults
 from pybackend.spelling import closest
 from pybackend_wire.model_options import OPTION_NAMES
@@ -55,11 +55,7 @@ def _validate_filename(config: ModelConfig) -> None:
 
 
 def validate(config: ModelConfig, gpu_count: int) -> None:
-    """Check a completed and normalised configuration.
-
-    Args:
-        config: with a checked backend and model file.
-    """
+    """Check a completed and normalised configuration."""
     validate_interface(config)
     for batch_input in config.document["batch_input"]:
         _validate_batch_input(config, batch_input)
@@ -68,8 +64,7 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
     if "sequence_batching" in config.document:
         for text, advice in sequence_faults(config):
             raise _wrong(config, text, advice)
-    if config.response_cache_enabled:
-        _validate_response_cache(config)
+    validate_cache(config, [config])
     for group in config.instance_groups:
         _validate_instance_group(config, group, gpu_count)
     if all(group.passive for group in config.instance_groups):
@@ -212,16 +207,20 @@ def _dynamic_batching_faults(batching: Mapping[str, Any], max_batch_size: int) -
                 yield "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true"
 
 
-def _validate_response_cache(config: ModelConfig) -> None:
-    reasons = {
-        "sequence batching scheduler": "sequence_batching" in config.document,
-        "'decoupled' transaction policy": config.decoupled,
-    }
-    for reason in (reason for reason, holds in reasons.items() if holds):
+def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
+    """Refuse a response cache for a model that runs one, perhaps itself or in a nested ensemble, that cannot have it."""
+    for part in runs_in if config.response_cache_enabled else ():
+        if part.scheduling is Scheduling.SEQUENCE_BATCHING:
+            reason = "sequence batching scheduler"
+        elif part.decoupled:
+            reason = "'decoupled' transaction policy"
+        else:
+            continue
         raise _wrong(
             config,
             f"Response Cache does not currently support model {config.name} with {reason}. Please disable the response "
             "cache.",
+            "" if part is config else f"Its part '{part.name}' is such a model",
         )
 
 

@@ -57,8 +57,7 @@ class WarmupSample:
 def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directory: Path) -> tuple[WarmupSample, ...]:
     """The samples to run, in configured order, without those of batch size 0.
 
-    Args:
-        model_directory: has the directory of sample files. They are read here, so this may take a while.
+    Reads their files, so this may take a while.
     """
     samples = []
     room = _Room(MOST_WARMUP_BYTES)

@@ -16,10 +16,10 @@ from pybackend.environment.specification import is_specification
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
+from pybackend.modelconfig.backends import backend_file
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.loader import load_config
 from pybackend.modelconfig.model_directory import config_file
-from pybackend.modelconfig.python_based import backend_file
 from pybackend.modelconfig.schema import ModelConfig, from_document
 from pybackend.repository.candidate import ModelReading
 from pybackend.sandbox.file_rules import contains
@@ -47,8 +47,7 @@ class Bounds:
     def note(self, name: str, models: Iterable[Model], *, is_repositorys: bool) -> None:
         """Record the rights of a model's versions, even if loading them failed.
 
-        Args:
-            is_repositorys: True if no load request limited their rights, so that the operator has chosen them.
+        ``is_repositorys`` means that no load request limited their rights, so that the operator has chosen them.
         """
         for model in models:
             had = None if model.sandbox is None else model.sandbox.had
@@ -58,9 +57,8 @@ class Bounds:
     def of_load(self, grant: Grant | None, reading: ModelReading, *, brings: bool) -> tuple[Grant, ...]:
         """The limits for a model about to be loaded; empty if the operator installed it. Blocking.
 
-        Args:
-            grant: the rights of the requesting model, None if it is as trusted as the operator.
-            brings: True if a configuration or files came with the load request.
+        ``grant`` has the rights of the requesting model, None if it is as trusted as the operator; ``brings`` means
+        that a configuration or files came with the request.
         """
         if grant is None:
             return ()
@@ -80,9 +78,6 @@ class Bounds:
         A client does not choose how code of the repository is confined, nor in which environment it runs: these
         parameters stay as they are written there. Code that a client sends has the server's usual sandbox, and runs on
         the server's Python or in an environment that was sent with it. A stricter level may be named.
-
-        Returns:
-            The same model, with the parameters of the repository's configuration for its sandbox.
         """
         written = None if reading.is_brought else _written(reading.directory, self._host)
         kept = {} if written is None else _sandbox_parameters(written)

@@ -15,12 +15,11 @@ from pybackend.environment.provider import environment_path
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
+from pybackend.modelconfig.backends import backend_file, default_environment, require_framework
 from pybackend.modelconfig.bounds import MOST_SERVED_VERSIONS
-from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
-from pybackend.modelconfig.schema import ModelConfig, VersionChoice
+from pybackend.modelconfig.schema import ModelConfig, VersionChoice, full_name
 from pybackend.modelconfig.traffic import TRAFFIC_KEYS, configured_traffic
 from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
 from pybackend.sandbox.grant import Grant
@@ -81,11 +80,9 @@ class ModelReading:
 
     @property
     def full_name(self) -> str:
-        """The model's full name."""
         return full_name(self.namespace, self.config.name)
 
     def candidates(self, host: ModelHost, bounds: tuple[Grant, ...] = ()) -> dict[int, Candidate]:
-        """See :func:`candidates_of`. Blocking."""
         config, versions = self.config, self.versions
         if config.is_ensemble:
             config = finish_ensemble(config)
@@ -133,11 +130,7 @@ async def read_model(
     is_brought: bool = False,
     namespace: str = "",
 ) -> ModelReading:
-    """Read a model's directory.
-
-    Args:
-        is_brought: True if the directory was made from files that came with the load request.
-    """
+    """Read a model's directory. ``is_brought``: it was made from files that came with the load request."""
     reading = await apart(files_of(directory), _read, directory, host, config_json, is_brought=is_brought)
     return replace(reading, namespace=namespace)
 
@@ -145,8 +138,7 @@ async def read_model(
 async def candidates_of(reading: ModelReading, host: ModelHost, bounds: tuple[Grant, ...] = ()) -> dict[int, Candidate]:
     """The versions of a model to serve, by number, ascending.
 
-    Args:
-        bounds: upper limits on their rights, all of which apply; empty if the operator installed them.
+    All ``bounds`` limit their rights; there are none if the operator installed them.
     """
     return await apart(files_of(reading.directory), reading.candidates, host, bounds)
 

@@ -28,17 +28,10 @@ LONGEST_VERSION_DIGITS = 19
 
 
 class ModelCatalogue:
-    """The known models, each with its versions.
-
-    Args:
-        namespaces: of the server; None if names of models are unique.
-
-    Attributes:
-        entries: by full name, in the current state.
-    """
+    """The known models, each with its versions."""
 
     def __init__(self, config_name: str, namespaces: Namespaces | None = None) -> None:
-        self.entries: dict[str, ModelEntry] = {}
+        self.entries: dict[str, ModelEntry] = {}  # by full name, in the current state
         self.names = ModelNames(self.entries, namespaces)
         self.ensembles = Ensembles(self.entries, config_name, self.names)
         self._failures: dict[str, str] = {}
@@ -46,9 +39,7 @@ class ModelCatalogue:
     def find(self, name: str, version: str = "") -> Model:
         """The version that answers a request.
 
-        Args:
-            version: decimal, or ``""`` for the version that the model's traffic rules choose for the next request, else the
-                highest ready version.
+        A version ``""`` stands for the one that the model's traffic rules choose, else for the highest ready one.
         """
         entry = self.entry(name)
         if not version:
@@ -88,8 +79,7 @@ class ModelCatalogue:
     def absence(self, name: str, home: str = "") -> Absence:
         """The reason why no version of a model serves.
 
-        Args:
-            home: a namespace whose model of this name comes before others.
+        A model of the namespace ``home`` comes before others of its name.
         """
         try:
             return self.ensembles.absence(self.names.known(name, home))
@@ -129,18 +119,13 @@ class ModelCatalogue:
         return known in self._failures if entry is None else entry.is_broken
 
     def entry(self, name: str) -> ModelEntry:
-        """The entry of a name."""
         entry = self.entries.get(name) or self.entries.get(self.names.known(name))
         if entry is None:
             raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
         return entry
 
     def new_entry(self, name: str, *, as_part: bool = False) -> ModelEntry:
-        """Make the entry of a model, which is known from now on.
-
-        Args:
-            as_part: it is loaded only as a part of ensembles.
-        """
+        """Make the entry of a model, which is known from now on."""
         namespace, plain = self.names.split(name)
         entry = self.entries[name] = ModelEntry(plain, as_part=as_part, namespace=namespace)
         self.names.on_change()
@@ -159,9 +144,7 @@ class ModelCatalogue:
     def statistics_of(self, name: str, version: str = "") -> list[Model]:
         """Ready versions, ascending, in the terms of requests for statistics.
 
-        Args:
-            name: the model's name, ``""`` for all models.
-            version: decimal, ``""`` for all versions.
+        An empty text stands for all models, or all versions.
         """
         if not name:
             return [model for model in self.models() if model.state is ModelState.READY]
@@ -207,8 +190,7 @@ class ModelCatalogue:
     def index(self, on_disk: Collection[str], duplicates: Collection[str]) -> list[ModelStatus]:
         """One row for each known version, and one for each model without a version; sorted by full name.
 
-        Args:
-            on_disk: the full names in the repositories. One that was never loaded has a row without version and state.
+        A model ``on_disk`` that was never loaded has a row without version and state.
         """
         rows: list[ModelStatus] = []
         for name in sorted({*self.entries, *on_disk, *duplicates}):
@@ -257,11 +239,7 @@ def _version_number(text: str) -> int:
 
 
 class Ensembles:
-    """The dependencies between models.
-
-    Args:
-        entries: all models by full name; always read in their current state.
-    """
+    """The dependencies between models."""
 
     def __init__(self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames) -> None:
         self._entries = entries
@@ -334,9 +312,6 @@ class Ensembles:
         """Check that an ensemble does not contain itself. Blocking: it may read configurations.
 
         Raises ModelLoadError: INVALID_ARG, the ensemble would contain itself.
-
-        Args:
-            parts: the models that it would consist of.
         """
         paths: list[tuple[str, ...]] = [(ensemble, part) for part in parts]
         seen: set[str] = set()

@@ -57,14 +57,7 @@ class LoadRequest:
 
 
 class ModelChanges:
-    """Changes the models of a catalogue.
-
-    Args:
-        directories: those made of files that come with load requests.
-
-    Attributes:
-        locks: serialise the changes of each model.
-    """
+    """Changes the models of a catalogue."""
 
     def __init__(
         self,
@@ -80,7 +73,7 @@ class ModelChanges:
         self._bounds = Bounds(host)
         self.files = ModelFiles(scan, mirrors, host.settings.config_name, self._versions_of, catalogue.names)
         self.life_cycle = ModelLifeCycle(host, directories, self.files)
-        self.locks = ModelLocks(host.settings.load_count)
+        self.locks = ModelLocks(host.settings.load_count)  # serialise the changes of each model
 
     def _versions_of(self, directory: Path) -> list[int]:
         return self.life_cycle.versions_of(directory)
@@ -90,9 +83,8 @@ class ModelChanges:
     async def load(self, name: str, request: LoadRequest, asked_by: str = "", *, as_part: bool = False) -> None:
         """Load a model, or bring it up to date, and load the parts that it lacks if it is an ensemble.
 
-        Args:
-            asked_by: the full name of the model that waits for this while it is being initialised, if any.
-            as_part: load it only if no version serves, for an ensemble.
+        ``asked_by`` is a model that waits for this while it is being initialised. A part of an ensemble is loaded only
+        if no version serves.
         """
         tried: frozenset[str] = frozenset()
         while True:
@@ -172,7 +164,6 @@ class ModelChanges:
         return reading, bounds
 
     async def _place(self, name: str, request: LoadRequest) -> Path:
-        """The directory from which to load a model."""
         if not request.files:
             await self.files.fetch(name, request.config_json, request.directory)
             return model_directory(await self.files.scan(), name)
@@ -274,9 +265,8 @@ def _poll_error(name: str, error: ModelLoadError) -> InferenceError:
 class ModelLocks:
     """Locks by model name, created on demand.
 
-    Args:
-        most_loads: number of loads that may run at the same time. A load requested by a model that is being initialised
-            needs no place, because the load that waits for it already has one.
+    A load requested by a model that is being initialised counts for nothing in ``most_loads``: the load that waits for
+    it has a place already.
     """
 
     def __init__(self, most_loads: int) -> None:
@@ -289,9 +279,6 @@ class ModelLocks:
         """Wait until a model may be loaded, and block other changes of it meanwhile.
 
         Raises InferenceError: the model would wait for itself.
-
-        Args:
-            asked_by: the model that waits for this while it is being initialised, if any.
         """
         async with AsyncExitStack() as held:
             if not asked_by:

@@ -17,7 +17,7 @@ from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.host import ModelHost, ModelRouter
-from pybackend.modelconfig.backend_places import BackendPlaces, shipped_backends
+from pybackend.modelconfig.backends import BackendPlaces, shipped_backends
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.mirror.mirrors import cache_directories
 from pybackend.sandbox.runtime_directory import runtime_places
@@ -35,12 +35,7 @@ def make_host(
     cache: ResponseCache | None = None,
     disconnect_slow_clients: DisconnectSlowClients = no_clients,
 ) -> ModelHost:
-    """Make the host of models; its sandbox must be closed at the end.
-
-    Args:
-        shared_core: where the server and models' processes wait while requests come one at a time.
-        disconnect_slow_clients: called when the output memory of a process is short.
-    """
+    """Make the host of models; its sandbox must be closed at the end."""
     kept = cache_places(settings.environments.cache_directory or default_cache_directory())
     cloud = settings.cloud_repositories
     kept += cache_directories(cloud.urls, cloud.cache_directory)

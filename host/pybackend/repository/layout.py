@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.modelconfig.full_name import full_name
 from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
+from pybackend.modelconfig.schema import full_name
 from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.names import Namespaces
 
@@ -41,7 +41,6 @@ class RepositoryScan:
 
     @property
     def place_names(self) -> tuple[str, ...]:
-        """All places of models, for messages."""
         return (*map(str, self.places), *(listing.place for listing in self.listings.values()))
 
     def again(self, listings: Mapping[Path, Listing]) -> RepositoryScan:

@@ -36,25 +36,18 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 
 
 class VersionsFailedError(ModelLoadError):
-    """Versions of a model failed to load.
-
-    Attributes:
-        why: their reasons, without what clients look for.
-    """
+    """Versions of a model failed to load."""
 
     def __init__(self, name: str, failed: Iterable[Model]) -> None:
         failures = dict.fromkeys((model.load_failure, model.reason) for model in failed)
         message = f"load failed for model '{name}': {''.join(dict.fromkeys(text for text, _ in failures))}"
         super().__init__(message, ErrorCode.INVALID_ARG)
+        # their reasons, without what clients look for
         self.why = "; ".join(dict.fromkeys(reason.removeprefix("Internal: ") for _, reason in failures))
 
 
 class ModelLifeCycle:
-    """Loads, replaces and unloads versions.
-
-    Args:
-        directories: temporary model directories, removed when no version uses them.
-    """
+    """Loads, replaces and unloads versions."""
 
     def __init__(self, host: ModelHost, directories: OverrideDirectories, files: ModelFiles) -> None:
         self._host = host
@@ -207,9 +200,8 @@ class ModelLifeCycle:
     ) -> list[asyncio.Task[bool]]:
         """Unload every version: it accepts no further requests and answers those it has.
 
-        Returns:
-            One task per version, including versions already being unloaded. Each ends when its version is released,
-            with True if nothing was cut short.
+        One task per version, including versions already being unloaded. Each ends when its version is released, with
+        True if nothing was cut short.
         """
         return self._retire(entry.versions.values(), drain_timeout_s, finalize_timeout_s)
 

@@ -22,11 +22,7 @@ from pybackend.repository.names import ModelNames
 
 
 class ModelFiles:
-    """The files of all models.
-
-    Args:
-        in_use: the versions that are alive and were loaded from a model's directory.
-    """
+    """The files of all models."""
 
     def __init__(
         self, start: RepositoryScan, mirrors: Mirrors, config_name: str, in_use: InUse, names: ModelNames
@@ -55,8 +51,7 @@ class ModelFiles:
     async def look_briefly(self) -> tuple[RepositoryScan, str]:
         """The models as they are now where that can be found out soon, and as they were known before elsewhere.
 
-        Returns:
-            The models, and why those of local repositories may be others by now: a sentence, ``""`` if they are not.
+        The text says why those of local repositories may be others by now, ``""`` if they are not.
         """
         await self._mirrors.look_briefly()
         if self._scanning is None:
@@ -98,10 +93,8 @@ class ModelFiles:
     async def fetch(self, name: str, config_json: str | None = None, directory: Path | None = None) -> None:
         """Bring a model's directory up to date, if the model is in cloud storage.
 
-        Raises ModelLoadError: it cannot be downloaded; its directory is as before.
-
-        Args:
-            directory: where the model is known to be; None to ask all repositories for it.
+        Raises ModelLoadError: it cannot be downloaded; its directory is as before. Without a ``directory``, all
+        repositories are asked for it.
         """
         place, plain = self._names.split(name)
         choose = partial(self._chosen, config_json)

@@ -6,16 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from pybackend.errors import AmbiguousModelError, ErrorCode
-from pybackend.modelconfig.full_name import SEPARATOR, full_name
+from pybackend.modelconfig.schema import NAMESPACE_SEPARATOR, full_name
 from pybackend.repository.entry import ModelEntry
 
 
 class Namespaces:
-    """The namespaces of a server: repositories that may have models of the same name.
-
-    Args:
-        paths: the repositories: a directory or a URL each.
-    """
+    """The namespaces of a server: repositories that may have models of the same name."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         paths = tuple(dict.fromkeys(paths))
@@ -26,7 +22,7 @@ class Namespaces:
         """The namespace and the name in a full name; ``""`` and the text itself if it begins with no namespace."""
         for prefix in self._prefixes:
             if name.startswith(prefix):
-                return prefix.removesuffix(SEPARATOR), name.removeprefix(prefix)
+                return prefix.removesuffix(NAMESPACE_SEPARATOR), name.removeprefix(prefix)
         return "", name
 
     def expand(self, name: str) -> str:
@@ -35,7 +31,7 @@ class Namespaces:
         A part of a namespace's path stands for the namespace if no other path has that part; a path's last part comes
         first.
         """
-        head, separator, last = name.rpartition(SEPARATOR)
+        head, separator, last = name.rpartition(NAMESPACE_SEPARATOR)
         namespace = self._by_part.get(head)
         return full_name(namespace, last) if separator and namespace else name
 
@@ -58,12 +54,9 @@ _MOST_NAMED = 10
 class ModelNames:
     """The names of a server's models.
 
-    A name may be a full name, or leave the namespace out if only one model has it. Models and ensembles prefer
-    models in the same namespace. Without namespaces, every name stands for itself.
-
-    Args:
-        entries: the known models by full name; always read in their current state.
-        namespaces: of the server; None if names of models are unique.
+    A name may be a full name, or leave the namespace out if only one model has it. Models and ensembles prefer models
+    in the same namespace. Without namespaces, every name stands for itself. The entries are read in their current
+    state.
     """
 
     def __init__(self, entries: Mapping[str, ModelEntry], namespaces: Namespaces | None) -> None:
@@ -85,10 +78,8 @@ class ModelNames:
 
         Models that were unloaded count only if no other has the name.
 
-        Raises AmbiguousModelError: several models have this name.
-
-        Args:
-            home: the namespace of the model that sends it, ``""`` for a client.
+        Raises AmbiguousModelError: several models have this name. ``home`` is the namespace of the model that sends it,
+        ``""`` for a client.
         """
         spaces, entries = self._namespaces, self._entries
         if spaces is None:
@@ -162,7 +153,7 @@ class ModelNames:
         """True if a name in an ensemble's step may stand for a model, now or after another change."""
         if self._namespaces is None or name == model:
             return name == model
-        return self.split(model)[1] == name.rpartition(SEPARATOR)[2]
+        return self.split(model)[1] == name.rpartition(NAMESPACE_SEPARATOR)[2]
 
     def _counts(self, model: str) -> bool:
         entry = self._entries.get(model)
@@ -170,7 +161,6 @@ class ModelNames:
 
 
 def _only(name: str, found: Sequence[str]) -> str:
-    """The only one of some full names."""
     if len(found) > 1:
         shown = ", ".join(f"'{each}'" for each in found[:_MOST_NAMED])
         raise AmbiguousModelError(

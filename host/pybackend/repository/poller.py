@@ -123,9 +123,6 @@ class Poller:
     A change is carried out once the model looks the same twice. Models in cloud storage look as in the last listing of their
     repository; listings go on by themselves, so that a repository that does not answer delays no other. A failed load is not repeated until the model changes
     again; the versions that served keep serving.
-
-    Args:
-        host: the server. It says how often to look, and how long files must stay the same; a notice shortens the wait.
     """
 
     def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, scan: RepositoryScan, host: ModelHost) -> None:
@@ -152,7 +149,6 @@ class Poller:
             self._carried_out = await apart("the repositories", _look_at, scan, self._config_name, {})
 
     async def run(self) -> None:
-        """Follow the repositories until cancelled."""
         noticed = asyncio.Event()
         notices = ChangeNotices(self._scan.places, noticed, self._settle_s)
         notices.start()

@@ -18,14 +18,13 @@ from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.repository.candidate import candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
-from pybackend.repository.entry import ModelEntry, ModelStatus
+from pybackend.repository.entry import ModelEntry, ModelStatus, change_traffic
 from pybackend.repository.file_override import OverrideDirectories, check_keys
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.poller import Poller
 from pybackend.repository.reports import Unfinished
-from pybackend.repository.traffic import change_traffic
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
@@ -36,15 +35,11 @@ MOST_BROUGHT_BYTES = 1024 * 1024 * 1024
 
 
 class ModelRepository:
-    """The models of one server.
-
-    Attributes:
-        catalogue: all of them by name.
-    """
+    """The models of one server."""
 
     def __init__(self, scan: RepositoryScan, host: ModelHost, mirrors: Mirrors | None = None) -> None:
         self.host = host
-        self.catalogue = ModelCatalogue(host.settings.config_name, scan.namespaces)
+        self.catalogue = ModelCatalogue(host.settings.config_name, scan.namespaces)  # all of them by name
         self._scan = scan
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
         self._changes = ModelChanges(self.catalogue, scan, host, self._directories, mirrors or Mirrors())
@@ -114,12 +109,8 @@ class ModelRepository:
         serving if a new one fails.
 
         Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
-        INTERNAL if loading failed, with the reason.
-
-        Args:
-            request: what came with the request. Its files must not change before this returns.
-            asked_by: the full name of the model that waits for this while it is being initialised, if any.
-            home: the namespace of the model that requests this, ``""`` for a client.
+        INTERNAL if loading failed, with the reason. The request's files must not change before this returns.
+        ``asked_by`` waits for this while it is being initialised; ``home`` is its namespace, ``""`` for a client.
         """
         self.check_control(name if request.is_retry else "")
         if self._scan.namespaces is not None:
@@ -156,11 +147,8 @@ class ModelRepository:
         """Begin to unload a model: it accepts no more requests and answers those it has. Unknown names are ignored.
 
         Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if
-        several models have the name.
-
-        Args:
-            unload_dependents: also unload parts that were loaded only for this ensemble and are not otherwise needed.
-            grant: the rights of the confined model that requests this, None if the requester is not confined.
+        several models have the name. With ``unload_dependents``, parts that were loaded only for this ensemble go too.
+        ``grant`` is that of a confined requester.
         """
         self.check_control()
         name = self.catalogue.names.known(name, home)
@@ -219,7 +207,6 @@ class ModelRepository:
         return self._changes.files.listings
 
     async def _look(self) -> RepositoryScan:
-        """The repositories now."""
         try:
             return await self._changes.files.look()
         except ModelLoadError as error:
@@ -239,11 +226,8 @@ class ModelRepository:
     def check_control(self, to_load: str = "") -> None:
         """Check that models may be loaded and unloaded on request.
 
-        Raises InferenceError: UNAVAILABLE, they may not.
-
-        Args:
-            to_load: a model that a client wants to load as it is in its repository: in every control mode it may, if the model
-                has failed.
+        Raises InferenceError: UNAVAILABLE, they may not. A model ``to_load`` as it is in its repository may be loaded
+        in every control mode if it has failed.
         """
         if not (self.host.settings.is_explicit or (to_load and self.catalogue.is_broken(to_load))):
             raise InferenceError(

@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 
 from pybackend.inference.pending import ResponsePath
-from pybackend.modelconfig.batching import batching_of
-from pybackend.modelconfig.schema import ModelConfig, Scheduling
+from pybackend.modelconfig.schema import ModelConfig, Scheduling, batching_of
 from pybackend.modelconfig.sequences import sequences_of
 from pybackend.scheduler.default import DefaultScheduler
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher, ShapeKey

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
-from pybackend.modelconfig.batching import BatchingConfig
+from pybackend.modelconfig.schema import BatchingConfig
 from pybackend.scheduler.ordered_delivery import DeliveryLine
 from pybackend.scheduler.request_queue import RequestQueue, arrival
 from pybackend.scheduler.scheduler import BatchExecutor, BatchReason, Scheduler, SchedulerOwner

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
-from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
+from pybackend.modelconfig.schema import BatchingConfig, QueuePolicy
 from pybackend.scheduler.timing import Deadlines
 
 

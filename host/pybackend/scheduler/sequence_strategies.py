@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
-from pybackend.modelconfig.batching import BatchingConfig
+from pybackend.modelconfig.schema import BatchingConfig
 from pybackend.modelconfig.sequences import SequenceConfig
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher, ShapeKey
 from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery

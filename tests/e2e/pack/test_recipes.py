@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from pybackend.environment.manifest import host_platform
-from pybackend.modelconfig.backend_places import backends_with_recipes, lock_of, recipe_of
+from pybackend.modelconfig.backends import backends_with_recipes, lock_of, recipe_of
 from pybackend.tools.pack.lock import read_lock
 from pybackend.tools.pack.reader import read_specification
 from pybackend.tools.pack.specification import identity

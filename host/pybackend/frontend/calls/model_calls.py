@@ -55,16 +55,7 @@ _TAKES_STREAM = Sender(_PROTOCOL, is_inner=True)
 
 
 class OpenCall:
-    """A call that has not received its final reply.
-
-    Attributes:
-        caller: the stub that waits.
-        message: the call's message.
-        admission: the call's admission to the model, once it is open.
-        pending: the call's request, once the engine has accepted it.
-        failure: the error that the caller receives instead of the request's own result.
-        nbytes: the call's size as counted by :class:`~pybackend.frontend.calls.open_bytes.OpenBytes`.
-    """
+    """A call that has not received its final reply."""
 
     __slots__ = (
         "admission",
@@ -81,23 +72,51 @@ class OpenCall:
     )
 
     def __init__(self, caller: CallingStub, message: heard.Call, inputs: list[Buffer]) -> None:
-        self.caller = caller
-        self.message = message
+        self.caller = caller  # the stub that waits
+        self.message = message  # the call's message
         self.inputs = inputs
-        self.admission: Admission | None = None
-        self.pending: PendingRequest | None = None
+        self.admission: Admission | None = None  # the call's admission to the model, once it is open
+        self.pending: PendingRequest | None = None  # the call's request, once the engine has accepted it
         self.responses: deque[InferenceResponse] = deque()
+        # the error that the caller receives instead of the request's own result
         self.failure: InferenceError | None = None
         self.cancelled = False
         self.delivering = False
         self.paused = False
-        self.nbytes = 0
+        self.nbytes = 0  # the call's size as counted by :class:`~pybackend.frontend.calls.open_bytes.OpenBytes`
 
     def cancel(self) -> None:
         """The caller no longer wants responses."""
         self.cancelled = True
         if self.pending is not None:
             self.pending.cancel()
+
+    def check(self) -> None:
+        """Raise the call's failure, or that it was cancelled."""
+        if self.failure is not None:
+            raise self.failure.again()
+        if self.cancelled:
+            raise InferenceError("the call was cancelled", ErrorCode.CANCELLED)
+
+    def allocate(self, place: heard.TensorPlace) -> InputTensor:
+        """An input without its bytes, and model memory for it unless it is small."""
+        tensor = InputTensor(place.name, place.datatype, place.shape)
+        assert self.admission is not None
+        tensor.lease = self.admission.allocate(place.nbytes, place.name)
+        if tensor.lease is not None:
+            tensor.data = tensor.lease.view
+        return tensor
+
+    def let_go(self) -> None:
+        """Return the caller's memory to the stub once it has been read."""
+        self.inputs = []
+        self.caller.let_go(self.message.inputs)
+
+    def resume(self) -> None:
+        """The caller has read what waited for it."""
+        self.paused = False
+        if self.pending is not None:
+            self.pending.resume()
 
 
 class _Outbox:
@@ -111,13 +130,17 @@ class _Outbox:
         self.waits = False
         """The stub executes, and waits for a call meanwhile."""
 
+    def go_on(self, shared_core: SharedCore) -> None:
+        """The stub waits for no call any more."""
+        if self.waits:
+            self.waits = False
+            shared_core.go_on()
+
 
 class ModelCalls:
     """Passes stubs' calls to the engine.
 
-    Args:
-        open_bytes: counts the bytes of calls until they are answered.
-        on_queued: called for each call after the scheduler has had a chance to dispatch it.
+    ``on_queued`` is called for each call after the scheduler has had a chance to dispatch it.
     """
 
     def __init__(
@@ -140,12 +163,10 @@ class ModelCalls:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open_calls(self, caller: CallingStub) -> Sequence[OpenCall]:
-        """The open calls of a stub."""
         outbox = self._outboxes.get(caller)
         return () if outbox is None else tuple(outbox.open.values())
 
     def all_open_calls(self) -> Sequence[OpenCall]:
-        """The open calls of all stubs."""
         return [call for outbox in self._outboxes.values() for call in outbox.open.values()]
 
     def on_call(self, caller: CallingStub, message: heard.Call, tail: bytes) -> None:
@@ -188,7 +209,7 @@ class ModelCalls:
         """The stub is gone: drop everything it waits for."""
         outbox = self._outboxes.pop(caller, None)
         if outbox is not None:
-            self._go_on(outbox)
+            outbox.go_on(self._shared_core)
             for call in outbox.open.values():
                 call.cancel()
 
@@ -203,13 +224,13 @@ class ModelCalls:
                 return
             try:
                 if call.failure is not None or call.cancelled:
-                    self._check_cancelled(call)
+                    call.check()
                 inputs: list[InputTensor] = []
                 for place, data in zip(call.message.inputs, call.inputs, strict=True):
                     if place.nbytes <= INLINE_BYTES:
                         inputs.append(InputTensor(place.name, place.datatype, place.shape, bytes(data)))
                         continue
-                    tensor = self._room(call, place)
+                    tensor = call.allocate(place)
                     inputs.append(tensor)
                     if tensor.lease is None:
                         tensor.data = bytes(data)
@@ -235,19 +256,19 @@ class ModelCalls:
     async def _send_slowly(self, outbox: _Outbox, call: OpenCall) -> None:
         inputs: list[InputTensor] = []
         try:
-            self._check_cancelled(call)
+            call.check()
             admission = call.admission
             assert admission is not None
             if admission.has_is_ready and not await admission.is_ready():
                 raise _not_ready(admission.model_name)
             for place, data in zip(call.message.inputs, call.inputs, strict=True):
-                tensor = self._room(call, place)
+                tensor = call.allocate(place)
                 inputs.append(tensor)
                 if tensor.lease is None:
                     tensor.data = bytes(data)
                 else:
                     await copy_bytes(tensor.lease.view, data)
-            self._check_cancelled(call)
+            call.check()
             self._submit(call, inputs)
         except InferenceError as error:
             self._refuse(call, error)
@@ -264,22 +285,6 @@ class ModelCalls:
             return self._engine.open(name, version, _TAKES_STREAM if message.decoupled else _TAKES_ONE)
         except NotServingError as error:
             raise _not_ready(message.model_name, error.message) from None
-
-    @staticmethod
-    def _check_cancelled(call: OpenCall) -> None:
-        if call.failure is not None:
-            raise call.failure.again()
-        if call.cancelled:
-            raise InferenceError("the call was cancelled", ErrorCode.CANCELLED)
-
-    def _room(self, call: OpenCall, place: heard.TensorPlace) -> InputTensor:
-        """An input without its bytes, and model memory for it unless it is small."""
-        tensor = InputTensor(place.name, place.datatype, place.shape)
-        assert call.admission is not None
-        tensor.lease = call.admission.allocate(place.nbytes, place.name)
-        if tensor.lease is not None:
-            tensor.data = tensor.lease.view
-        return tensor
 
     def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
         """Submit a call to the engine as a request."""
@@ -304,21 +309,15 @@ class ModelCalls:
             call.pending = admission.submit(request, lambda response: self._on_response(call, response))
         except NotServingError as error:
             raise _not_ready(message.model_name, error.message) from None
-        self._let_go(call)
+        call.let_go()
         if message.execution:
             self._turn.soon(partial(self._on_queued, call))
 
-    def _let_go(self, call: OpenCall) -> None:
-        """Return the caller's memory to the stub once it has been read."""
-        call.inputs = []
-        call.caller.let_go(call.message.inputs)
-
     def _refuse(self, call: OpenCall, error: InferenceError) -> None:
-        """Refuse a call that no model accepted."""
         self._engine.refusals.add_error(_PROTOCOL, call.message.model_name, error, call.caller.instance_name)
         if call.admission is not None:
             call.admission.release()
-        self._let_go(call)
+        call.let_go()
         if not isinstance(error, _WrongCallError):
             message = f"Model {call.message.model_name} - Error when running inference: {error.message}"
             error = InferenceError(message, error.code)
@@ -370,7 +369,7 @@ class ModelCalls:
             self._reply_error(call, error or InferenceError("the caller is gone"), final=final)
             return
         try:
-            places = self._give(caller, response.outputs, leases)
+            places = _give(caller, response.outputs, leases)
         except (InferenceError, OSError) as failed:
             _release(caller, leases)
             response.release()
@@ -380,25 +379,6 @@ class ModelCalls:
         result = None if response.empty else (None, places, response.parameters)
         response.release()
         self._reply(call, result, final=final)
-
-    @staticmethod
-    def _give(
-        caller: CallingStub, outputs: Sequence[OutputTensor], leases: list[ArenaLease | None]
-    ) -> list[tuple[Any, ...]]:
-        """Put outputs where the caller can read them, and return their places. Missing ``leases`` are added."""
-        places = []
-        for index, output in enumerate(outputs):
-            nbytes, lease = len(output.data), leases[index]
-            if nbytes <= INLINE_BYTES:
-                segment, offset = TAIL, caller.place_inline(bytes(output.data), nbytes)
-            else:
-                if lease is None:
-                    leases[index] = lease = caller.lease(nbytes)
-                    lease.view[:] = output.data
-                caller.inputs.lend(lease)
-                segment, offset = lease.segment, lease.offset
-            places.append((output.name, output.datatype, output.shape, segment, offset, nbytes))
-        return places
 
     def _reply_error(self, call: OpenCall, error: InferenceError, *, final: bool) -> None:
         self._reply(call, ((int(error.code), error.message), (), None), final=final)
@@ -415,28 +395,36 @@ class ModelCalls:
                 outbox.open.pop(call.message.call, None)
                 self._open_bytes.release(caller, call.nbytes)
                 if not outbox.open:
-                    self._go_on(outbox)
+                    outbox.go_on(self._shared_core)
         elif caller.backlog_bytes > MOST_BACKLOG_BYTES and not call.paused and call.pending is not None:
             call.paused = True
             call.pending.pause()
-            caller.on_drained(lambda: self._resume(call))
-
-    def _go_on(self, outbox: _Outbox) -> None:
-        if outbox.waits:
-            outbox.waits = False
-            self._shared_core.go_on()
-
-    @staticmethod
-    def _resume(call: OpenCall) -> None:
-        call.paused = False
-        if call.pending is not None:
-            call.pending.resume()
+            caller.on_drained(call.resume)
 
     def _keep(self, work: Any) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _give(
+    caller: CallingStub, outputs: Sequence[OutputTensor], leases: list[ArenaLease | None]
+) -> list[tuple[Any, ...]]:
+    """Put outputs where the caller can read them, and return their places. Missing ``leases`` are added."""
+    places = []
+    for index, output in enumerate(outputs):
+        nbytes, lease = len(output.data), leases[index]
+        if nbytes <= INLINE_BYTES:
+            segment, offset = TAIL, caller.place_inline(bytes(output.data), nbytes)
+        else:
+            if lease is None:
+                leases[index] = lease = caller.lease(nbytes)
+                lease.view[:] = output.data
+            caller.inputs.lend(lease)
+            segment, offset = lease.segment, lease.offset
+        places.append((output.name, output.datatype, output.shape, segment, offset, nbytes))
+    return places
 
 
 def _release(caller: CallingStub, leases: Sequence[ArenaLease | None]) -> None:

@@ -24,48 +24,33 @@ log = logging.getLogger(__name__)
 MetricQuestion = heard.NewFamily | heard.NewMetric | heard.ChangeMetric | heard.ReadMetric | heard.DropMetric
 
 
-class MetricQuestions:
-    """Handles stubs' messages about metrics in the order in which they arrive."""
+def on_metric_question(metrics: CustomMetrics, caller: CallingStub, question: MetricQuestion) -> None:
+    """Answer a question about metrics, or apply a change.
 
-    def __init__(self, metrics: CustomMetrics) -> None:
-        self._metrics = metrics
+    Raises RemoteProtocolError: the stub names a metric of another owner, or sends something that its SDK refuses.
+    """
+    match question:
+        case heard.ChangeMetric(metric, change, value):
+            metrics.change(caller, metric, MetricChange(change), float(value))
+        case heard.DropMetric(handle):
+            metrics.drop(caller, handle)
+        case _:
+            try:
+                caller.answer(question.call, _metric_answer(metrics, caller, question))
+            except InferenceError as error:
+                caller.refuse(question.call, error)
 
-    def on_question(self, caller: CallingStub, question: MetricQuestion) -> None:
-        """Answer a question, or apply a change.
 
-        Raises RemoteProtocolError: the stub names a metric of another owner, or sends something that its SDK refuses.
-        """
-        match question:
-            case heard.ChangeMetric(metric, change, value):
-                self._metrics.change(caller, metric, MetricChange(change), float(value))
-            case heard.DropMetric(handle):
-                self._metrics.drop(caller, handle)
-            case _:
-                try:
-                    caller.answer(question.call, self._answer(caller, question))
-                except InferenceError as error:
-                    caller.refuse(question.call, error)
-
-    def _answer(self, caller: CallingStub, question: heard.NewFamily | heard.NewMetric | heard.ReadMetric) -> float:
-        """The handle or value that answers a question."""
-        metrics = self._metrics
-        match question:
-            case heard.NewFamily(_, name, description, kind):
-                return metrics.new_family(
-                    caller, caller.instance, caller.model_name, name, description, MetricKind(kind)
-                )
-            case heard.NewMetric(_, family, labels, buckets):
-                return metrics.new_series(caller, family, labels, buckets)
-            case heard.ReadMetric(_, metric):
-                return metrics.value(caller, metric)
-
-    def on_gone(self, caller: CallingStub) -> None:
-        """The stub has ended."""
-        self._metrics.on_gone(caller)
-
-    def on_retired(self, instance: object) -> None:
-        """This instance's last stub has ended."""
-        self._metrics.on_retired(instance)
+def _metric_answer(
+    metrics: CustomMetrics, caller: CallingStub, question: heard.NewFamily | heard.NewMetric | heard.ReadMetric
+) -> float:
+    match question:
+        case heard.NewFamily(_, name, description, kind):
+            return metrics.new_family(caller, caller.instance, caller.model_name, name, description, MetricKind(kind))
+        case heard.NewMetric(_, family, labels, buckets):
+            return metrics.new_series(caller, family, labels, buckets)
+        case heard.ReadMetric(_, metric):
+            return metrics.value(caller, metric)
 
 
 MOST_OPEN_QUESTIONS = 1000

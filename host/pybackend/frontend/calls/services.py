@@ -10,7 +10,7 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.calls.model_calls import ModelCalls, OpenCall
 from pybackend.frontend.calls.open_bytes import OpenBytes
-from pybackend.frontend.calls.questions import MetricQuestions, ModelControl
+from pybackend.frontend.calls.questions import ModelControl, on_metric_question
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -25,15 +25,10 @@ from pybackend.repository.catalogue import ModelCatalogue
 
 
 class ModelServices:
-    """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called.
-
-    Attributes:
-        metrics: the custom metrics of all models.
-    """
+    """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called."""
 
     def __init__(self, shared_core: SharedCore) -> None:
-        self.metrics = CustomMetrics()
-        self._metric_questions = MetricQuestions(self.metrics)
+        self.metrics = CustomMetrics()  # the custom metrics of all models
         self._open_bytes = OpenBytes()
         self._shared_core = shared_core
         self._catalogue: ModelCatalogue | None = None
@@ -47,7 +42,6 @@ class ModelServices:
         self._control = ModelControl(engine, catalogue.names, self._open_bytes)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
-        """The model runs another model."""
         assert self._calls is not None
         self._calls.on_call(caller, call, tail)
 
@@ -86,10 +80,9 @@ class ModelServices:
             assert self._control is not None
             self._control.on_question(caller, question, tail)
         else:
-            self._metric_questions.on_question(caller, question)
+            on_metric_question(self.metrics, caller, question)
 
     def on_gone(self, caller: CallingStub) -> None:
-        """The stub has ended."""
         if self._calls is not None:
             self._calls.on_gone(caller)
         self._open_bytes.on_gone(caller)
@@ -174,11 +167,8 @@ class WaitGraph:
 
     An execution is stuck if it has a blocked call. A call is blocked if it can continue only after one of several
     executions ends, and all of them are stuck. Initially, every execution with an open call counts as stuck; executions
-    that can continue are then removed until nothing changes.
-
-    Args:
-        call: the most recent call; only it can have closed a cycle.
-        open_calls: returns the open calls of a caller.
+    that can continue are then removed until nothing changes. ``call`` is the most recent one: only it can have closed a
+    cycle.
     """
 
     def __init__(self, call: OpenCall, open_calls: Callable[[Any], Sequence[OpenCall]]) -> None:
@@ -225,7 +215,6 @@ class WaitGraph:
                 self._add(waiting)
 
     def _free(self) -> None:
-        """Remove executions that can continue."""
         while True:
             free = {
                 execution

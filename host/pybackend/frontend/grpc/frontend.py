@@ -7,8 +7,8 @@ from time import monotonic
 from typing import Any
 
 from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.answers import RefusalReason
 from pybackend.engine.engine import InferenceEngine
-from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.head import CallPolicy, read_metadata

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pybackend.engine.refusals import RefusalReason
+from pybackend.engine.answers import RefusalReason
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.guard import Guard

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pybackend.engine.refusals import RefusalReason
+from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.grpc.answer import chosen_compression
 from pybackend.frontend.grpc.call import Call, Handler
 from pybackend.frontend.grpc.fast_path import FastPath

@@ -14,9 +14,9 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from pybackend import __version__
+from pybackend.engine.answers import RefusalReason
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
-from pybackend.engine.refusals import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http import (
     control_routes,

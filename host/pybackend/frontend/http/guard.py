@@ -10,7 +10,7 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from pybackend.engine.refusals import RefusalReason, Refusals
+from pybackend.engine.answers import RefusalReason, Refusals
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Headers, only_value
 from pybackend.frontend.http.request_reader import path_of

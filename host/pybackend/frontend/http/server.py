@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from pybackend.engine.refusals import RefusalReason
+from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.asgi_exchange import AsgiApp, AsgiExchange
 from pybackend.frontend.http.connection import Exchange, HttpConnection, HttpPort

@@ -19,9 +19,10 @@ from pybackend.model.ensemble.run import EnsembleRequests
 from pybackend.model.host import ModelHost
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.source import ModelSource
-from pybackend.modelconfig.ensemble import steps_of, validate_cache, validate_connections, with_decoupled
+from pybackend.modelconfig.ensemble import steps_of, validate_connections, with_decoupled
 from pybackend.modelconfig.labels import Labels, read_labels
 from pybackend.modelconfig.signature import signature_of
+from pybackend.modelconfig.validation import validate_cache
 
 log = logging.getLogger(__name__)
 

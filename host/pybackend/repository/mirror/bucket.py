@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pybackend import __version__
 from pybackend.errors import ErrorCode, ModelLoadError, ServerError
-from pybackend.repository.mirror.credentials import Configuration, environment_configuration
 from pybackend.repository.mirror.remote_files import MOST_FILES, RemoteFile
-from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl
+from pybackend.repository.mirror.url import AZURE, GCS, S3, Configuration, RepositoryUrl, environment_configuration
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -98,14 +97,11 @@ class Bucket:
     """The objects of a repository; paths are below it.
 
     Raises ServerError: the library is missing, or the credentials cannot be used.
-
-    Attributes:
-        patience: as given; it may be changed.
     """
 
     def __init__(self, url: RepositoryUrl, patience: Patience) -> None:
         self.url = url
-        self.patience = patience
+        self.patience = patience  # as given; it may be changed
         try:
             import obstore
             from obstore import store

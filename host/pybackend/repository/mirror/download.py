@@ -119,7 +119,6 @@ class Downloader:
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _work(self, parts: Iterator[tuple[_Draft, int]], transfer: Transfer) -> None:
-        """Download parts until none is left."""
         for draft, start in parts:
             async with self._places:
                 await draft.created()
@@ -162,11 +161,7 @@ _CLEAR = "\x1b[K\r"
 
 
 class Progress:
-    """All downloads of a server.
-
-    Args:
-        terminal: shows the sum of them; None if there is none.
-    """
+    """All downloads of a server."""
 
     def __init__(self, terminal: IO[str] | None) -> None:
         self._terminal = terminal
@@ -174,7 +169,6 @@ class Progress:
         self._drawn_s = 0.0
 
     def begin(self, name: str, place: str, file_count: int, total_bytes: int) -> Transfer:
-        """Note a download."""
         transfer = Transfer(self, name, total_bytes)
         self._active.append(transfer)
         files = "1 file" if file_count == 1 else f"{file_count} files"
@@ -182,7 +176,6 @@ class Progress:
         return transfer
 
     def end(self, transfer: Transfer) -> None:
-        """Forget a download."""
         self._active.remove(transfer)
         self.draw(at_once=True)
 
@@ -221,7 +214,6 @@ class Transfer:
         self._progress.draw()
 
     def end(self, *, complete: bool) -> None:
-        """The download has ended, one way or the other."""
         self._progress.end(self)
         if complete:
             took_s = monotonic() - self._began_s

@@ -27,21 +27,14 @@ LATE_S = 2.0
 
 
 class ListedRepository:
-    """The knowledge of one repository.
-
-    Attributes:
-        names: of its models.
-        digests: of its models, by name; they change with the models' files.
-        is_late: a listing takes longer than :data:`LATE_S`.
-        trouble: why the last attempt to list the repository has failed, ``""`` if it has not.
-    """
+    """The knowledge of one repository."""
 
     def __init__(self, url: RepositoryUrl, bucket: Bucket, cache: ObjectCache, cache_directory: Path) -> None:
         self.url = url
-        self.names: frozenset[str] = frozenset()
-        self.trouble = ""
-        self.digests: Mapping[str, int] = {}
-        self.is_late = False
+        self.names: frozenset[str] = frozenset()  # of its models
+        self.trouble = ""  # why the last attempt to list the repository has failed, ``""`` if it has not
+        self.digests: Mapping[str, int] = {}  # of its models, by name; they change with the models' files
+        self.is_late = False  # a listing takes longer than :data:`LATE_S`
         self._bucket = bucket
         self._patience = bucket.patience
         self._cache = cache
@@ -109,7 +102,6 @@ class ListedRepository:
         self.trouble, self._bucket.patience = str(error), _NO_PATIENCE
 
     async def _listed(self, names: Collection[str]) -> None:
-        """Take the outcome of a listing."""
         if self.trouble:
             log.info("%s answers again", self.url.text)
         self._bucket.patience = self._patience

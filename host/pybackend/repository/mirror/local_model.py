@@ -21,11 +21,8 @@ Entries = Mapping[str, Mapping[str, RemoteFile]]
 class LocalModel:
     """The directory of one model. All methods block.
 
-    A version's directory is replaced as a whole, and only if one of its files has changed, so unchanged versions need no
-    reload.
-
-    Args:
-        staging: a directory on the same file system, for what is not complete.
+    A version's directory is replaced as a whole, and only if one of its files has changed, so unchanged versions need
+    no reload. ``staging`` is on the same file system, for what is not complete.
     """
 
     def __init__(self, directory: Path, staging: Path) -> None:
@@ -51,8 +48,7 @@ class LocalModel:
     def put(self, entries: Entries, objects: ModelObjects, in_use: Collection[str]) -> None:
         """Make the directory hold these files.
 
-        Args:
-            in_use: versions whose files stay although they are not wanted any more, until :meth:`tidy`.
+        Files of versions ``in_use`` stay although they are not wanted any more, until :meth:`tidy`.
         """
         _make(self.directory)
         self._wanted = entries
@@ -72,7 +68,6 @@ class LocalModel:
             self._has[entry] = {}
 
     def remove(self) -> None:
-        """Remove the directory."""
         self._wanted = {}
         self._has.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -99,7 +94,6 @@ class LocalModel:
         shutil.rmtree(parent, ignore_errors=True)
 
     def _fill(self, directory: Path, files: Iterable[RemoteFile], objects: ModelObjects) -> None:
-        """Link files into a new model directory."""
         _make(directory)
         made = {directory}
         for file in files:

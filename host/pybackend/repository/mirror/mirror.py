@@ -35,19 +35,16 @@ class Mirror:
     """A repository.
 
     Raises ServerError: the library is missing, or the credentials cannot be used.
-
-    Attributes:
-        directory: the local directory that shows it; set by :meth:`open`.
-        listed: the repository as it was last listed.
     """
 
     def __init__(self, url: RepositoryUrl, cache_directory: Path, patience: Patience) -> None:
         self.url = url
         self.cache_directory = cache_directory
-        self.directory = Path()
+        self.directory = Path()  # the local directory that shows it; set by :meth:`open`
         self._bucket = Bucket(url, patience)
         self._downloader = Downloader(self._bucket)
         self._cache = ObjectCache(cache_directory, url)
+        # the repository as it was last listed
         self.listed = ListedRepository(url, self._bucket, self._cache, cache_directory)
         self._staging = Path()
         self._models: dict[str, LocalModel] = {}
@@ -228,7 +225,6 @@ class Mirror:
 
     @asynccontextmanager
     async def _objects(self, name: str) -> AsyncIterator[ModelObjects]:
-        """The cached objects of a model, locked."""
         objects = self._cache.model(name)
         cancelled = threading.Event()
         try:

@@ -11,12 +11,11 @@ from pathlib import Path
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
 from pybackend.repository.mirror.bucket import Patience, StorageError
-from pybackend.repository.mirror.credentials import located
 from pybackend.repository.mirror.download import Progress, terminal
 from pybackend.repository.mirror.listed_repository import LATE_S
 from pybackend.repository.mirror.mirror import Choose, InUse, Mirror
 from pybackend.repository.mirror.remote_files import Listing
-from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl, parse_url
+from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl, located, parse_url
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 log = logging.getLogger(__name__)
@@ -41,9 +40,6 @@ class Mirrors:
     """The repositories, each with a local directory; none on most servers.
 
     Raises ServerError: the library is missing, or credentials cannot be used.
-
-    Args:
-        cache_directory: keeps what was downloaded, None for the usual place.
     """
 
     def __init__(
@@ -131,12 +127,8 @@ class Mirrors:
     async def follow(self, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
         """List all files of each repository periodically until cancelled. One that does not answer delays no other.
 
-        The local files of models that a repository has no longer, and that are not used, are removed.
-
-        Args:
-            period_s: time between two listings.
-            settle_s: the same, after a listing with changes.
-            on_change: called after a listing with changes, and after the listing that follows it.
+        The local files of models that a repository has no longer, and that are not used, are removed. The listing after
+        one with changes comes after ``settle_s``; both call ``on_change``.
         """
         following = [self._follow(mirror, in_use, period_s, settle_s, on_change) for mirror in self._mirrors]
         await asyncio.gather(*following)
@@ -210,11 +202,7 @@ class Mirrors:
         return [mirror for mirror in self._mirrors if place in {"", mirror.url.text}]
 
     async def tidy(self, directory: Path, in_use: InUse) -> None:
-        """Remove versions of a model that were served from a local directory and are not used any more.
-
-        Args:
-            directory: of a model, perhaps of another repository.
-        """
+        """Remove versions of a model that were served from a local directory and are not used any more."""
         for mirror in self._mirrors:
             if directory.parent == mirror.directory:
                 try:

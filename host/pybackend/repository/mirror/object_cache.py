@@ -77,7 +77,6 @@ class ObjectCache:
                     _remove_unused(Path(entry.path))
 
     def model(self, name: str) -> ModelObjects:
-        """The objects of a model."""
         return ModelObjects(self.directory / _digest(name))
 
     def remove_others(self, names: Collection[str]) -> None:
@@ -132,7 +131,6 @@ class ModelObjects:
             draft.unlink(missing_ok=True)
 
     def path(self, file: RemoteFile) -> Path:
-        """The place of an object."""
         return self.directory / file.identity
 
     def has(self, file: RemoteFile) -> bool:

@@ -56,10 +56,8 @@ def remote_model(name: str, listing: Iterable[RemoteFile], place: str) -> Remote
     An empty object may stand for a directory, since consoles make such objects: it does if other objects lie below it,
     or if its name is that of a version.
 
-    Raises ModelLoadError: a path cannot be a file's, or two of them contradict each other.
-
-    Args:
-        listing: its objects; paths begin with the name.
+    Raises ModelLoadError: a path cannot be a file's, or two of them contradict each other. Paths of the listing begin
+    with the name.
     """
     files: dict[str, RemoteFile] = {}
     directories: set[str] = set()

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from pybackend.errors import InferenceError, PybackendError
-from pybackend.modelconfig.full_name import full_name
+from pybackend.modelconfig.schema import full_name
 from pybackend.tools.client.connection import Connection
 
 _Version = tuple[str, str]

@@ -16,16 +16,15 @@ from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.model.version_loader import completed_version, config_on_this_machine
-from pybackend.modelconfig.ensemble import part_names, steps_of, validate_cache, validate_connections, with_decoupled
-from pybackend.modelconfig.instances import instances
+from pybackend.modelconfig.backends import require_framework
+from pybackend.modelconfig.ensemble import part_names, steps_of, validate_connections, with_decoupled
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, known_backend
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.options import start_options_of
-from pybackend.modelconfig.python_based import require_framework
-from pybackend.modelconfig.sandbox import sandbox_options_of
-from pybackend.modelconfig.schema import ModelConfig
+from pybackend.modelconfig.options import sandbox_options_of, start_options_of
+from pybackend.modelconfig.schema import ModelConfig, instances
+from pybackend.modelconfig.validation import validate_cache
 from pybackend.observability.log_collector import collected_warnings
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher

@@ -12,8 +12,8 @@ from typing import Any
 from pybackend.errors import InferenceError, PybackendError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import minimal_document
+from pybackend.modelconfig.options import SANDBOX_PREFIX
 from pybackend.modelconfig.parser import format_config_text
-from pybackend.modelconfig.sandbox import PREFIX as SANDBOX_PREFIX
 from pybackend.observability.log_collector import collected_warnings
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.entry import SAMPLE_REQUEST, StagedEntry

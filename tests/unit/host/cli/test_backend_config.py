@@ -8,7 +8,7 @@ import pytest
 
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import parse
-from pybackend.modelconfig.backend_places import BackendPlaces
+from pybackend.modelconfig.backends import BackendPlaces
 from pybackend.settings import Settings
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.instance.resources import ResourceGate, ResourceTable
-from pybackend.modelconfig.instances import RateLimit
+from pybackend.modelconfig.schema import RateLimit
 
 ANYWHERE = ("R", None)
 

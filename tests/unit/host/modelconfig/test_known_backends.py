@@ -12,11 +12,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig import backend_places
-from pybackend.modelconfig.backend_places import BackendPlaces
+from pybackend.modelconfig import backends
+from pybackend.modelconfig.backends import BackendPlaces, backend_file, default_environment, require_framework
 from pybackend.modelconfig.known_backends import KNOWN_BACKENDS, KnownBackend
 from pybackend.modelconfig.loader import load_config
-from pybackend.modelconfig.python_based import backend_file, default_environment, require_framework
 
 MakeModel = Callable[..., Path]
 
@@ -189,7 +188,7 @@ def test_a_missing_framework_is_refused_with_the_commands_that_mend_it(
     make_model: MakeModel, places: BackendPlaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(make_model('backend: "onnxruntime"'), auto_complete=True, backends=places)
-    module = "pybackend.modelconfig.python_based.known_backend"
+    module = "pybackend.modelconfig.backends.known_backend"
     monkeypatch.setattr(module, lambda name: KnownBackend(name, modules=("no_such_module", "json")))
     require_framework(config, places)
     monkeypatch.setattr(module, lambda name: KnownBackend(name, modules=("no_such_module",), extra="onnx"))
@@ -205,12 +204,12 @@ def test_a_missing_framework_is_refused_with_the_commands_that_mend_it(
 
 
 def test_every_shipped_backend_is_known_and_has_a_recipe_and_an_extra() -> None:
-    homes = [path for path in backend_places.shipped_backends().iterdir() if (path / "model.py").is_file()]
+    homes = [path for path in backends.shipped_backends().iterdir() if (path / "model.py").is_file()]
     rows = {row.name: row for row in KNOWN_BACKENDS}
     for home in homes:
         assert rows[home.name].extra, home
         assert rows[home.name].modules, home
-        assert home.name in backend_places.backends_with_recipes()
+        assert home.name in backends.backends_with_recipes()
     assert "onnxruntime" in {home.name for home in homes}
 
 

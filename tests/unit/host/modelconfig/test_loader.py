@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
-from pybackend.modelconfig.backend_places import BackendPlaces
-from pybackend.modelconfig.instances import instances
+from pybackend.modelconfig.backends import BackendPlaces
 from pybackend.modelconfig.loader import finish_config, load_config, planned_instances
-from pybackend.modelconfig.schema import Scheduling, VersionChoice
+from pybackend.modelconfig.schema import Scheduling, VersionChoice, instances
 
 MakeModel = Callable[..., Path]
 

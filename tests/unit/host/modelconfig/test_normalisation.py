@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from pybackend.modelconfig.instances import InstanceSpec, instances
 from pybackend.modelconfig.normalisation import with_policies, with_scheduling
 from pybackend.modelconfig.parser import FIELD_NAMES, parse_config_text
-from pybackend.modelconfig.schema import from_document
+from pybackend.modelconfig.schema import InstanceSpec, from_document, instances
 
 
 def document(text: str) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.backend_places import BackendPlaces
+from pybackend.modelconfig.backends import BackendPlaces, backend_file, default_environment
 from pybackend.modelconfig.loader import finish_config, load_config
-from pybackend.modelconfig.python_based import backend_file, default_environment
 from pybackend.modelconfig.schema import ModelConfig
 
 MakeModel = Callable[..., Path]

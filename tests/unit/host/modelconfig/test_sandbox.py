@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pybackend.errors import ModelConfigError
-from pybackend.modelconfig.backend_places import BackendPlaces
+from pybackend.modelconfig.backends import BackendPlaces
 from pybackend.modelconfig.loader import load_config
-from pybackend.modelconfig.sandbox import sandbox_options_of
+from pybackend.modelconfig.options import sandbox_options_of
 from pybackend.sandbox.options import HOST_UID, SandboxOptions
 
 TENSORS = """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.calls.questions import MetricQuestions
+from pybackend.frontend.calls.questions import on_metric_question
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability import custom_metrics
 from pybackend.observability.custom_metrics import CustomMetrics
@@ -471,7 +471,7 @@ class Caller:
 
 
 def test_questions_are_answered(metrics):
-    questions, caller = MetricQuestions(metrics), Caller()
+    caller = Caller()
     for question in (
         heard.NewFamily(1, "n", "d", GAUGE),
         heard.NewMetric(2, 1, {"a": "b"}, None),
@@ -484,17 +484,17 @@ def test_questions_are_answered(metrics):
         heard.DropMetric(2),
         heard.ReadMetric(6, 2),
     ):
-        questions.on_question(caller, question)
+        on_metric_question(metrics, caller, question)
     refused = caller.answers.pop(5)
     assert caller.answers == {1: 1, 2: 2, 3: -math.inf, 4: 2.5, 6: "the metric is deleted."}
     assert refused.startswith("metric family 'n' is registered as a gauge")
     with pytest.raises(RemoteProtocolError):
-        questions.on_question(caller, heard.ReadMetric(7, 3))
-    questions.on_question(caller, heard.NewFamily(8, "c", "d", COUNTER))
-    questions.on_question(caller, heard.NewMetric(9, 3, {}, None))
-    questions.on_gone(caller)
+        on_metric_question(metrics, caller, heard.ReadMetric(7, 3))
+    on_metric_question(metrics, caller, heard.NewFamily(8, "c", "d", COUNTER))
+    on_metric_question(metrics, caller, heard.NewMetric(9, 3, {}, None))
+    metrics.on_gone(caller)
     assert samples(metrics) == ["c 0.0"]
-    questions.on_retired("m_0")
+    metrics.on_retired("m_0")
     assert page(metrics) == ""
 
 

@@ -14,7 +14,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import NoHolder, PendingRequest, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
-from pybackend.modelconfig.batching import BatchingConfig, QueuePolicy
+from pybackend.modelconfig.schema import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
 from pybackend.scheduler.scheduler import BatchReason

@@ -17,7 +17,7 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.modelconfig.batching import BatchingConfig
+from pybackend.modelconfig.schema import BatchingConfig
 from pybackend.modelconfig.sequences import ControlKind, SequenceConfig, SequenceControl, SequenceState
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
 from pybackend.scheduler.sequence_inputs import ImplicitStates

@@ -1,7 +1,6 @@
-"""Python-based backends: a ``model.py`` in a backend's directory that serves every model of that backend.
+"""Where backends are found: the operator's directory first, then those that come with this server; and the file that serves a model.
 
-Such a model consists of data only; its configuration contains ``backend: "foo"``. Resolved once per load, after the
-backend's name is known.
+A backend of another name than ``python`` is a ``model.py`` in its directory that serves all models of that backend.
 """
 
 from __future__ import annotations
@@ -9,16 +8,78 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from pybackend.author_files.reading import is_file_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.backend_places import BackendPlaces
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON, known_backend
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.schema import ModelConfig
+from pybackend.settings import DEFAULT_BACKEND_DIRECTORY
 from pybackend.spelling import closest
+
+ENVIRONMENT = "environment"
+"""The setting of a backend that names an environment for its models."""
+
+_SHIPPED, _RECIPE, _LOCK = "pybackend_backends", "requirements.txt", "requirements-lock.txt"
+
+
+@cache
+def shipped_backends() -> Path:
+    """The directory of the backends that come with this server, as installed."""
+    spec = importlib.util.find_spec(_SHIPPED)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def recipe_of(backend: str) -> Path:
+    """The list of packages that the models of a shipped backend need."""
+    return shipped_backends() / backend / _RECIPE
+
+
+def lock_of(backend: str) -> Path:
+    """The exact versions of the packages in :func:`recipe_of`, with hashes, for all CPythons on Linux."""
+    return shipped_backends() / backend / _LOCK
+
+
+def backends_with_recipes() -> list[str]:
+    """The shipped backends for which an environment can be packed, sorted."""
+    return sorted(path.parent.name for path in shipped_backends().glob(f"*/{_RECIPE}"))
+
+
+@dataclass(frozen=True)
+class BackendPlaces:
+    """The operator's choices for backends."""
+
+    # of the operator's own backends, one directory for each; it need not exist
+    directory: Path = DEFAULT_BACKEND_DIRECTORY
+    # of those that come with this server; models' processes must be able to read it
+    shipped: Path = field(default_factory=shipped_backends)
+    # of ``--backend-config``, by backend; ``""`` has those of all backends
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def home(self, backend: str, runtime: str = "") -> Path:
+        """The directory of a backend; one that need not exist if nobody has such a backend."""
+        file = runtime or DEFAULT_MODEL_FILENAME
+        own, shipped = self.directory / backend, self.shipped / backend
+        return shipped if not os.path.isfile(own / file) and os.path.isfile(shipped / file) else own
+
+    def is_shipped(self, backend: str, runtime: str = "") -> bool:
+        """Whether a backend of this server serves, not one of the operator's."""
+        return self.home(backend, runtime).parent == self.shipped
+
+    def settings_of(self, backend: str) -> dict[str, str]:
+        """The operator's settings of one backend; its own win over those of all backends."""
+        return {**self.settings.get("", {}), **self.settings.get(backend, {})}
+
+    def environment_of(self, backend: str) -> Path | None:
+        """The environment that the operator has chosen for a backend's models, None for none."""
+        text = self.settings.get(backend, {}).get(ENVIRONMENT)
+        return Path(text).absolute() if text else None
 
 
 def backend_file(config: ModelConfig, backends: BackendPlaces) -> Path | None:
@@ -47,10 +108,8 @@ def require_framework(
 ) -> None:
     """Check that a model's Python has the framework of a shipped backend. The framework is not imported.
 
-    Raises ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it.
-
-    Args:
-        environment: the model's, None for the server's own Python.
+    Raises ModelConfigError: UNAVAILABLE, it is missing; the text has the commands that mend it. Without an
+    ``environment``, it is the server's own.
     """
     row = known_backend(config.backend)
     if not row.modules or not backends.is_shipped(config.backend, config.runtime):
@@ -79,8 +138,7 @@ def require_framework(
 def find_runtime(config: ModelConfig, model_directory: Path, backends: BackendPlaces) -> str:
     """The file name in the backend's directory that serves a model: the configured one, else ``model.py``.
 
-    Args:
-        model_directory: searched for a native library, including its versions.
+    The model's directory and its versions must not hold a native library.
     """
     if not _is_filename(config.backend) or not _is_filename(config.runtime):
         # A path could lead to code that was never installed as a backend.
