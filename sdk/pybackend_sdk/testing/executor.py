@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 from pybackend_sdk.error import TritonError
 from pybackend_sdk.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
 from pybackend_sdk.testing.errors import FinalizeError, HarnessError, NoResponse, PendingFailures, format_error
-from pybackend_sdk.testing.exchange import Arrival, Exchange
 from pybackend_sdk.testing.host import Host
+from pybackend_sdk.testing.request import Arrival, Exchange
 from pybackend_sdk.testing.signature import Signature
 from pybackend_stub.host_calls import HostRefusal
 from pybackend_wire.errors import ErrorCode

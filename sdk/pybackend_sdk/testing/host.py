@@ -15,10 +15,10 @@ from pybackend_sdk.error import TritonError
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.testing.errors import InputError
-from pybackend_sdk.testing.exchange import Exchange
 from pybackend_sdk.testing.fakes import Replies
 from pybackend_sdk.testing.model_table import ModelTable
 from pybackend_sdk.testing.process import Execution, ModelProcess, TensorMemory
+from pybackend_sdk.testing.request import Exchange
 from pybackend_stub.host_calls import HostRefusal
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.host_messages import Answer, Cancel, Detach, Execute, Flow, Probe, Reply

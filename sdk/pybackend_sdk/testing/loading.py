@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 from pybackend_sdk.testing.configuration import Configuration, finish_configuration
-from pybackend_sdk.testing.environment import EnvironmentProcess
 from pybackend_sdk.testing.errors import ConfigError, LoadError, ModelDirectoryError
 from pybackend_sdk.testing.executor import ModelExecutor, turns_of
 from pybackend_sdk.testing.host import Host
@@ -16,6 +15,7 @@ from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.model_modules import ModelModules
 from pybackend_sdk.testing.model_table import ModelTable
 from pybackend_sdk.testing.process import ModelProcess
+from pybackend_sdk.testing.remote import EnvironmentProcess, RemoteProcess
 from pybackend_sdk.testing.signature import signature_of
 from pybackend_wire.host_messages import Initialize, ModelToLoad
 
@@ -97,8 +97,6 @@ def _process(
     plan: ModelPlan, host: Host, table: ModelTable, log: ModelLog, instance_name: str, parameters: "Mapping[str, Any]"
 ) -> ModelProcess:
     if plan.environment is not None:
-        from pybackend_sdk.testing.remote import RemoteProcess  # late: most tests never use it
-
         places = [plan.version_directory, os.path.dirname(plan.model_file)]
         start = partial(EnvironmentProcess, plan.environment, plan.name, plan.directory, parameters, places)
         return RemoteProcess(host, start, plan.environment, plan.name, instance_name, plan.wait_s, log, plan.debug_port)

@@ -5,8 +5,7 @@ from itertools import accumulate, count
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from pybackend_sdk.tensor import Tensor
-from pybackend_sdk.testing.exchange import Exchange
-from pybackend_sdk.testing.request import wire_bytes
+from pybackend_sdk.testing.request import Exchange, wire_bytes
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Execute, FreeOutput, FromHost, Initialize, ModelToLoad, NoOutput
 from pybackend_wire.messages import TAIL, SegmentRole

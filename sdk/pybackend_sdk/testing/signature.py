@@ -9,12 +9,8 @@ from pybackend_wire.dtypes import BY_CONFIG_NAME
 class TensorSpec(NamedTuple):
     """One input or output.
 
-    Attributes:
-        name: as in the configuration.
-        datatype: wire name, e.g. ``FP32``.
-        dims: as clients see them, including the batch dimension; -1 is any size.
-        optional: whether the input may be left out.
-        model_dims: as the model sees them, if the configuration reshapes them; else None.
+    ``dims`` are as clients see them, the batch dimension included, where -1 is any size; ``model_dims`` are as the model sees them,
+    None unless the configuration reshapes them. The datatype is the wire's name, e.g. ``FP32``.
     """
 
     name: str
@@ -36,14 +32,9 @@ class TensorSpec(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The tensors of a model.
+    """The tensors of a model by name, in configured order; ``max_batch_size`` is 0 if they have no batch dimension.
 
-    Attributes:
-        model_name: for messages.
-        max_batch_size: 0 if tensors have no batch dimension.
-        inputs: by name, in configured order.
-        outputs: by name, in configured order.
-        controls: names of the control tensors that a sequence batcher would add.
+    ``controls`` are the names of the control tensors that a sequence batcher would add.
     """
 
     model_name: str

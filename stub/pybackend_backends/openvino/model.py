@@ -176,7 +176,7 @@ class TritonPythonModel:
             compiled, served.signature, served.output_places, config["max_batch_size"], compile_again
         )
         if served.fixed_batch is not None:
-            self._run = FixedBatch(self._run, served.fixed_batch, pads=settings.pads)
+            self._run = FixedBatch(self._run, served.fixed_batch, pads=settings.get("ENABLE_BATCH_PADDING", False))
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         return execute_batch(requests, self._run, batches=self._batches)

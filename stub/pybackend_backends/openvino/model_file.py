@@ -4,7 +4,7 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from pybackend_backends.openvino.settings import Settings, reason, runtime, version
+from pybackend_backends.openvino.settings import reason, runtime, version
 from pybackend_sdk.backend import Signature, TensorInfo, model_path
 from pybackend_sdk.backend.signature import VARIABLE, configured_shape
 from pybackend_sdk.error import TritonModelException
@@ -67,18 +67,18 @@ def find_file(config: Mapping[str, Any]) -> str:
     return inner if os.path.isfile(inner) else path
 
 
-def read_model(config: Mapping[str, Any], core: Any, path: str, settings: Settings) -> ServedModel:
+def read_model(config: Mapping[str, Any], core: Any, path: str, settings: Mapping[str, Any]) -> ServedModel:
     """Read a model's file."""
     model = _read(config, core, path)
     file, batches = os.path.basename(path), config.get("max_batch_size", 0) > 0
-    shapes = {}
-    if settings.reshapes:
+    shapes, keeps_batch = {}, settings.get("SKIP_OV_DYNAMIC_BATCHSIZE")
+    if settings.get("RESHAPE_IO_LAYERS"):
         shapes = _configured_shapes(config, model)
-    elif batches and not settings.keeps_batch:
+    elif batches and not keeps_batch:
         shapes = _batch_shapes(model)
     if shapes:
         _reshape(config, model, shapes, file)
-    fixed = _fixed_batch(model) if batches and settings.keeps_batch else None
+    fixed = _fixed_batch(model) if batches and keeps_batch else None
     if fixed is not None and config["max_batch_size"] > fixed:
         raise TritonModelException(
             f"model '{config['name']}': max_batch_size is {config['max_batch_size']}, and the batch size in {file} is fixed "

@@ -1,6 +1,6 @@
 """Parameters of an OpenVINO model, and the properties of the library that follow from them."""
 
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Dict, Mapping
 
 from pybackend_sdk.backend import (
     Ignored,
@@ -61,66 +61,45 @@ PARAMETERS = {
 _VIRTUAL_DEVICES = frozenset({"AUTO", "MULTI", "HETERO", "BATCH"})
 
 
-class Settings(NamedTuple):
-    """The parameters of a model.
-
-    Attributes:
-        keeps_batch: whether the batch size that is fixed in the file stays.
-        pads: whether smaller batches are filled up to that size.
-        reshapes: whether inputs get the shapes of the configuration.
-        extension: path of a library with more operations, ``""`` for none.
-        device: that computes, ``""`` for the one of the instance's kind.
-        properties: of OpenVINO, by name.
-    """
-
-    keeps_batch: bool
-    pads: bool
-    reshapes: bool
-    extension: str
-    device: str
-    properties: Dict[str, Any]
+def read_settings(config: Mapping[str, Any]) -> Dict[str, Any]:
+    """The parameters of a model, by name."""
+    return read_parameters(config, PARAMETERS)
 
 
-def read_settings(config: Mapping[str, Any]) -> Settings:
-    """Read the parameters of a model."""
-    values = read_parameters(config, PARAMETERS)
-    properties: Dict[str, Any] = {
-        name: values[name] for name in ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT") if name in values
-    }
-    if values.get("HINT_BF16"):
-        properties.setdefault("INFERENCE_PRECISION_HINT", "bf16")
-    properties["INFERENCE_NUM_THREADS"] = values.get("INFERENCE_NUM_THREADS") or threads_per_instance(config)
+def _properties(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """Properties of OpenVINO on a CPU."""
+    properties: Dict[str, Any] = {"NUM_STREAMS": 1}
+    if settings.get("HINT_BF16"):
+        properties["INFERENCE_PRECISION_HINT"] = "bf16"
+    for name in ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT"):
+        if name in settings:
+            properties[name] = settings[name]
+    properties["INFERENCE_NUM_THREADS"] = settings.get("INFERENCE_NUM_THREADS") or threads_per_instance(config)
     # By default the library ties its threads to cores. Each instance is a process, and all would choose the same ones.
-    properties["ENABLE_CPU_PINNING"] = values.get("ENABLE_CPU_PINNING", False)
-    return Settings(
-        values.get("SKIP_OV_DYNAMIC_BATCHSIZE", False),
-        values.get("ENABLE_BATCH_PADDING", False),
-        values.get("RESHAPE_IO_LAYERS", False),
-        values.get("CPU_EXTENSION_PATH", ""),
-        values.get("TARGET_DEVICE", ""),
-        properties,
-    )
+    properties["ENABLE_CPU_PINNING"] = settings.get("ENABLE_CPU_PINNING", False)
+    return properties
 
 
-def new_core(config: Mapping[str, Any], settings: Settings) -> Any:
+def new_core(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
     """A core of OpenVINO, with the operations of the model's extension."""
     core = runtime().Core()
-    if settings.extension:
+    extension = settings.get("CPU_EXTENSION_PATH")
+    if extension:
         try:
-            core.add_extension(settings.extension)
+            core.add_extension(extension)
         except Exception as error:  # noqa: BLE001  the library's errors have no common base
             raise TritonModelException(
-                f"model '{config['name']}': parameters CPU_EXTENSION_PATH: {settings.extension} cannot be loaded: "
+                f"model '{config['name']}': parameters CPU_EXTENSION_PATH: {extension} cannot be loaded: "
                 f"{reason(error)}"
             ) from None
     return core
 
 
-def compile_model(config: Mapping[str, Any], core: Any, model: Any, settings: Settings, device: str) -> Any:
+def compile_model(config: Mapping[str, Any], core: Any, model: Any, settings: Mapping[str, Any], device: str) -> Any:
     """Prepare a model for computing on ``TARGET_DEVICE``, else on that of the instance's kind, e.g. ``CPU``."""
-    ov, device = runtime(), settings.device or device
+    ov, device = runtime(), settings.get("TARGET_DEVICE") or device
     _check_device(config, ov, core, device)
-    properties = {"NUM_STREAMS": 1, **settings.properties} if device == "CPU" else {}
+    properties = _properties(config, settings) if device == "CPU" else {}
     try:
         return core.compile_model(model, device, properties)
     except Exception as error:  # noqa: BLE001  the library's errors have no common base

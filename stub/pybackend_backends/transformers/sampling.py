@@ -82,11 +82,7 @@ def is_setting(name: str) -> bool:
 
 
 def read_sampling(given: Mapping[str, Any], default_max_tokens: int) -> Sampling:
-    """Check settings and translate them; text stands for the number or truth that it spells.
-
-    Raises:
-        RequestError: a name is unknown, or a value has the wrong type or is out of bounds.
-    """
+    """Check settings and translate them; text stands for the number or truth that it spells."""
     values = {}
     for name, value in given.items():
         if name not in _SETTINGS:

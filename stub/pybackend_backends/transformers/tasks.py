@@ -1,8 +1,8 @@
-"""The work of the tasks that answer once."""
+"""Inputs and outputs of every task, and the work of those that answer once."""
 
 import io
 import json
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,15 +14,7 @@ from pybackend_sdk.backend import Signature, TensorInfo
 from pybackend_sdk.error import TritonModelException
 
 
-class Interface(NamedTuple):
-    """Inputs and outputs of a task, in the order of clients, with the batch dimension in front if the task batches."""
-
-    inputs: List[TensorInfo]
-    outputs: List[TensorInfo]
-    batches: bool
-
-
-def interface_of(checkpoint: Checkpoint) -> Interface:
+def signature_of(checkpoint: Checkpoint) -> Signature:
     """Inputs and outputs of a checkpoint's task."""
     if checkpoint.task in GENERATING:
         return _GENERATION
@@ -30,52 +22,38 @@ def interface_of(checkpoint: Checkpoint) -> Interface:
     if checkpoint.task == "zero-shot-classification":
         return _ZERO_SHOT
     if checkpoint.task == "text-classification":
-        return _batched([_row("text"), _row("text_pair", optional=True)], _classes(config))
+        return Signature([_row("text"), _row("text_pair", optional=True)], _classes(config))
     if checkpoint.task == "image-classification":
-        return _batched([_row("image")], _classes(config))
+        return Signature([_row("image")], _classes(config))
     if checkpoint.task == "token-classification":
-        return _batched([_row("text")], [_row("entities")])
-    return _batched([_row("text")], [_row("embedding", "FP32", int(config.hidden_size))])
-
-
-def signature_of(interface: Interface) -> Signature:
-    """An interface as the signature of a file."""
-    return Signature(interface.inputs, interface.outputs, None if interface.batches else 0)
+        return Signature([_row("text")], [_row("entities")])
+    return Signature([_row("text")], [_row("embedding", "FP32", int(config.hidden_size))])
 
 
 def _row(name: str, datatype: str = "STRING", size: int = 1, *, optional: bool = False) -> TensorInfo:
     return TensorInfo(name, "TYPE_" + datatype, (-1, size), optional)
 
 
-def _batched(inputs: List[TensorInfo], outputs: List[TensorInfo]) -> Interface:
-    return Interface(inputs, outputs, batches=True)
-
-
 def _classes(config: Any) -> List[TensorInfo]:
     return [_row("label"), _row("score", "FP32"), _row("scores", "FP32", len(labels_of(config)))]
 
 
-def _flat(name: str, datatype: str, size: int, *, optional: bool = False) -> TensorInfo:
-    shape: Tuple[int, ...] = (size,)
-    return TensorInfo(name, "TYPE_" + datatype, shape, optional)
-
-
-_ZERO_SHOT = Interface(
+_ZERO_SHOT = Signature(
     [
-        _flat("text", "STRING", 1),
-        _flat("candidate_labels", "STRING", -1),
-        _flat("multi_label", "BOOL", 1, optional=True),
+        TensorInfo("text", "TYPE_STRING", (1,)),
+        TensorInfo("candidate_labels", "TYPE_STRING", (-1,)),
+        TensorInfo("multi_label", "TYPE_BOOL", (1,), optional=True),
     ],
-    [_flat("labels", "STRING", -1), _flat("scores", "FP32", -1)],
-    batches=False,
+    [TensorInfo("labels", "TYPE_STRING", (-1,)), TensorInfo("scores", "TYPE_FP32", (-1,))],
+    most_rows=0,
 )
 
 _NOT_KNOWN = frozenset({"image", "return_cumulative_logprob", "return_logprobs", "cumulative_logprob", "logprobs"})
 
-_GENERATION = Interface(
+_GENERATION = Signature(
     [tensor for tensor in TEXT_SIGNATURE.inputs if tensor.name not in _NOT_KNOWN],
     [tensor for tensor in TEXT_SIGNATURE.outputs if tensor.name not in _NOT_KNOWN],
-    batches=False,
+    most_rows=0,
 )
 """As of Triton's vLLM backend, without images and log probabilities."""
 
