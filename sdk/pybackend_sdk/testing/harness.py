@@ -137,7 +137,10 @@ class ModelHarness:
                 table.open(self, self._models or {}, self._sibling)
             self._executor, self._configuration = open_model(plan, table, self._log)
         except BaseException:
-            self._abandon()
+            self._table = None
+            if self._joined is None:
+                with suppress(HarnessError):  # the test should report why opening failed
+                    table.close()
             raise
         return self
 
@@ -177,13 +180,6 @@ class ModelHarness:
             if self._joined is None:
                 table.close()
         table.failures.raise_first()
-
-    def _abandon(self) -> None:
-        """Clean up after a failure to open."""
-        if self._table is not None and self._joined is None:
-            with suppress(HarnessError):  # the test should report why opening failed
-                self._table.close()
-        self._table = None
 
     def __enter__(self) -> "ModelHarness":  # noqa: PYI034  3.8 has no Self
         return self.open()

@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
-from pybackend_sdk.testing.configuration import Configuration, finish_configuration
+from pybackend_sdk.testing.configuration import Configuration, finish_configuration, signature_of
 from pybackend_sdk.testing.errors import ConfigError, LoadError, ModelDirectoryError
 from pybackend_sdk.testing.executor import ModelExecutor, turns_of
 from pybackend_sdk.testing.host import Host
@@ -16,20 +16,16 @@ from pybackend_sdk.testing.model_modules import ModelModules
 from pybackend_sdk.testing.model_table import ModelTable
 from pybackend_sdk.testing.process import ModelProcess
 from pybackend_sdk.testing.remote import EnvironmentProcess, RemoteProcess
-from pybackend_sdk.testing.signature import signature_of
 from pybackend_wire.host_messages import Initialize, ModelToLoad
 
 PathLike = Union[str, "os.PathLike[str]"]
 
 
 class ModelPlan(NamedTuple):
-    """A model to load. None for kind or device stands for the configured one.
+    """A model to load, its configuration read and not yet completed.
 
-    Attributes:
-        of_backend: whether the file with its class belongs to a Python-based backend.
-        configuration: read, not yet completed.
-        environment: path of the environment that it runs in, None for the test's own process.
-        debug_port: where a debugger must attach to a model in an environment, None for no debugger.
+    None stands for the configured kind or device, for the test's own process as environment, and for no debugger. A debugger's port
+    is for a model in an environment.
     """
 
     name: str

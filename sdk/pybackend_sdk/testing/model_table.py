@@ -129,7 +129,9 @@ class ModelTable:
                 ErrorCode.INTERNAL,
             )
         if not entry.ready or (entry.harness is not None and not entry.harness.is_ready()):
-            raise _not_ready(name)
+            raise HostRefusal(
+                f"Failed for execute the inference request. Model '{name}' is not ready.", ErrorCode.UNAVAILABLE
+            )
         return entry.model.call(request)
 
     def _advice(self) -> str:
@@ -208,10 +210,6 @@ class ModelTable:
 
 def _unknown(name: str) -> str:
     return f"Request for unknown model: '{name}' is not found"
-
-
-def _not_ready(name: str) -> HostRefusal:
-    return HostRefusal(f"Failed for execute the inference request. Model '{name}' is not ready.", ErrorCode.UNAVAILABLE)
 
 
 def _refused(reason: str) -> HostRefusal:

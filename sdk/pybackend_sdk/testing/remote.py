@@ -76,15 +76,9 @@ def environment_of(document: Mapping[str, Any], model_directory: str, given: Opt
 
 
 class EnvironmentProcess:
-    """A stub process in an environment, which is an archive or a directory.
+    """A stub process in an environment, which is an archive or a directory; it may ``read`` the places of the model's code.
 
-    Args:
-        parameters: of the model's configuration; those of the sandbox count.
-        read: places of the model's code.
-
-    Attributes:
-        socket: connected to the process.
-        output: the end of a pipe to read what it prints, without waiting.
+    ``socket`` is connected to it, and ``output`` is the end of a pipe to read what it prints, without waiting.
     """
 
     def __init__(

@@ -13,8 +13,8 @@ from pybackend_sdk.error import TritonError
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.testing.configuration import Signature, TensorSpec, listed, nearest, shape_text
 from pybackend_sdk.testing.errors import InputError
-from pybackend_sdk.testing.signature import Signature, TensorSpec, listed, nearest, shape_text
 from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 from pybackend_wire.messages import RequestOptions

@@ -5,8 +5,15 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from pybackend_backends.openvino.model_file import find_file, read_model
-from pybackend_backends.openvino.settings import compile_model, new_core, read_settings, reason, runtime
+from pybackend_backends.openvino.model_file import (
+    compile_model,
+    find_file,
+    new_core,
+    read_model,
+    read_settings,
+    reason,
+    runtime,
+)
 from pybackend_backends.output_memory import SizedOutputs, sent_copy
 from pybackend_sdk.backend import Signature, check_config, complete_config, execute_batch, memory_advice
 from pybackend_sdk.backend.batching import Run

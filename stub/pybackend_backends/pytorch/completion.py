@@ -104,13 +104,10 @@ def traced_examples(path: str) -> "Optional[List[Example]]":
 
 
 def try_out(program: Program, examples: Sequence[Example]) -> Description:
-    """Run a program on random numbers in the shape of its example.
+    """Run a program on random numbers in the shape of its example; a RuntimeError says that it does not run on such inputs.
 
     Rows are separate if the answer to some rows is the same, up to rounding, whichever rows are beside them. Then the
     first dimension of everything is -1.
-
-    Raises:
-        RuntimeError: the model does not run on such inputs.
     """
     names = [argument.name for argument in program.arguments]
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):

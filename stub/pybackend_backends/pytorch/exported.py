@@ -15,12 +15,9 @@ from pybackend_sdk.error import TritonModelException
 
 
 class Description(NamedTuple):
-    """The tensors of a program, from its file or from a trial run.
+    """The tensors of a program, from its file or from a trial run; outputs by the keys of a dictionary if it returns one.
 
-    Attributes:
-        inputs: in the order of the arguments.
-        outputs: in the order of the result, or by the keys of a dictionary.
-        most_rows: the largest first dimension that all of them share, None if it has no bound; 0 if they share none.
+    ``most_rows`` is the largest first dimension that all of them share, None if it has no bound; 0 if they share none.
     """
 
     inputs: List[TensorInfo]

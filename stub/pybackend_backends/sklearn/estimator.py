@@ -8,8 +8,7 @@ import sklearn.base
 from pybackend_sdk.backend import TensorInfo, require
 from pybackend_sdk.datatypes import triton_string_to_numpy
 from pybackend_sdk.error import TritonModelException
-
-_TYPE_OF_KIND = {"O": "TYPE_STRING", "U": "TYPE_STRING", "T": "TYPE_STRING", "b": "TYPE_BOOL"}
+from pybackend_wire.dtypes import BY_NUMPY
 
 
 class Column(NamedTuple):
@@ -74,10 +73,8 @@ def categories_of_rows(estimator: Any) -> Optional[Column]:
 
 def data_type_of(dtype: Any) -> str:
     """The type in config.pbtxt of values of a dtype of NumPy."""
-    dtype = np.dtype(dtype)
-    if dtype.kind in "iuf":
-        return f"TYPE_{ {'i': 'INT', 'u': 'UINT', 'f': 'FP'}[dtype.kind] }{dtype.itemsize * 8}"
-    return _TYPE_OF_KIND.get(dtype.kind, "TYPE_STRING")
+    row = BY_NUMPY.get(np.dtype(dtype).newbyteorder("="))
+    return "TYPE_STRING" if row is None else row.config_name
 
 
 def _chosen(names: List[str], chosen: Any) -> List[str]:

@@ -160,15 +160,8 @@ _DEFAULT_MAX_TOKENS = 16
 class Settings(NamedTuple):
     """The parameters of a model that its task reads.
 
-    Attributes:
-        dtype: of the weights, one of DTYPES.
-        max_length: the most tokens of a text, or of prompt and answer; None for the model's own limit.
-        pooling: one of POOLINGS.
-        normalize: whether embeddings have length 1.
-        aggregation: how tokens become entities.
-        hypothesis: the sentence of zero-shot classification, with ``{}`` for the label.
-        max_tokens: of an answer, if the request does not say.
-        max_texts: the most texts that an instance continues at a time.
+    Without ``max_length``, the model's own limit of tokens holds. ``max_tokens`` is for an answer whose request does not say, and
+    ``max_texts`` is how many texts an instance continues at a time.
     """
 
     dtype: str = "auto"

@@ -6,14 +6,9 @@ from pybackend_backends.text_requests import RequestError
 
 
 class Sampling(NamedTuple):
-    """How to generate.
+    """How to generate: ``options`` are keyword arguments of ``generate``.
 
-    Attributes:
-        max_tokens: the most tokens of the answer.
-        min_tokens: the fewest.
-        seed: of the random numbers, None for arbitrary ones.
-        stop: texts that end the answer, which are left in it.
-        options: keyword arguments of ``generate``.
+    The texts of ``stop`` end the answer, and are left in it. No seed stands for arbitrary random numbers.
     """
 
     max_tokens: int
