@@ -63,10 +63,7 @@ def read_configuration(
 def finish_configuration(
     configuration: Configuration, completed: "Optional[Dict[str, Any]]", gpu_count: int, *, check: bool = True
 ) -> Configuration:
-    """Merge the result of ``auto_complete_config`` into the configuration, and fill in all defaults.
-
-    ``completed`` is None if the model does not complete it. Without ``check``, defaults are filled in and no more.
-    """
+    """Merge the result of ``auto_complete_config``, or None, into the configuration, and fill in defaults; then ``check`` it."""
     document, source = configuration
     server = _server()
     if server is None:

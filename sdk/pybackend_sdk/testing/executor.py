@@ -23,10 +23,7 @@ MOST_TURNS = 10_000
 
 
 class Turns:
-    """The changes to a request for each of its executions.
-
-    ``starts`` has the value for "no" of each control tensor that marks a request's beginning.
-    """
+    """The changes to a request for each of its executions; ``starts`` are values of control tensors that mark no beginning."""
 
     def __init__(self, starts: "Mapping[str, Any]", *, text_ids: bool) -> None:
         self._starts = dict(starts)

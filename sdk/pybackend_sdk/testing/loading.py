@@ -9,12 +9,11 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 from pybackend_sdk.testing.configuration import Configuration, finish_configuration, signature_of
 from pybackend_sdk.testing.errors import ConfigError, LoadError, ModelDirectoryError
 from pybackend_sdk.testing.executor import ModelExecutor, turns_of
-from pybackend_sdk.testing.host import Host
+from pybackend_sdk.testing.host import Host, ModelProcess
 from pybackend_sdk.testing.local import HarnessRuntime, LocalProcess
 from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.model_modules import ModelModules
 from pybackend_sdk.testing.model_table import ModelTable
-from pybackend_sdk.testing.process import ModelProcess
 from pybackend_sdk.testing.remote import EnvironmentProcess, RemoteProcess
 from pybackend_wire.host_messages import Initialize, ModelToLoad
 
@@ -117,7 +116,6 @@ def _gpu_count(configuration: Configuration) -> int:
 
 
 def _placement(plan: ModelPlan, document: Mapping[str, Any]) -> Tuple[str, int]:
-    """Return the kind and device of the instance."""
     group = document["instance_group"][0]
     kind = plan.kind or group["kind"][len("KIND_") :]
     configured = group["gpus"][0] if kind == "GPU" and group["gpus"] else 0

@@ -110,7 +110,6 @@ class ModelTable:
     # Calls
 
     def call(self, request: InferenceRequest, *, decoupled: bool) -> Replies:
-        """Run a model's request."""
         target = request._target
         assert target is not None
         name, version = target.model_name, target.model_version
@@ -192,7 +191,6 @@ class ModelTable:
             entry.harness.close()
 
     def is_ready(self, name: str, version: str) -> bool:
-        """Whether a model accepts requests."""
         if version and not version.lstrip("-").isdigit():
             raise _refused(
                 f"failed to get model version from specified version string '{version}' (it is no number), version should "

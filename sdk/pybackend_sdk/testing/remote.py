@@ -27,9 +27,8 @@ import pybackend_stub
 import pybackend_wire
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.testing.errors import FinalizeError, HarnessError, LoadError, ModelException
-from pybackend_sdk.testing.host import Host, head_of
+from pybackend_sdk.testing.host import Execution, Host, ModelProcess, head_of
 from pybackend_sdk.testing.logs import ModelLog
-from pybackend_sdk.testing.process import Execution, ModelProcess
 from pybackend_wire.confinement import NOT_CONFINED
 from pybackend_wire.framing import HEADER, JSON, Codec, FrameDecoder, available, decode_frame
 from pybackend_wire.host_messages import (
@@ -266,7 +265,6 @@ class RemoteProcess(ModelProcess):
         return document
 
     def _said(self) -> str:
-        """Return why the process has not become a stub."""
         said = self._output.take_printed().decode("utf-8", "replace").strip()
         return (said[len("error: ") :] if said.startswith("error: ") else said) or self._fate()
 
@@ -423,7 +421,6 @@ class _Output:
                 return False
 
     def take_printed(self) -> bytes:
-        """Return what was printed and not passed on."""
         printed, self._printed = self._printed, b""
         return printed
 

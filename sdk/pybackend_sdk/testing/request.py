@@ -281,8 +281,10 @@ def _array_of(signature: Signature, spec: Optional[TensorSpec], name: str, value
         return array.astype(wanted)
     if wanted.kind in "iu" and array.dtype.kind in "iu" and np.array_equal(array.astype(wanted), array):
         return array.astype(wanted)
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:60] + "..."
     raise InputError(
-        f"input '{name}' for model '{signature.model_name}': {_short(value)} does not fit {spec.datatype} without loss"
+        f"input '{name}' for model '{signature.model_name}': {shown} does not fit {spec.datatype} without loss"
     )
 
 
@@ -316,11 +318,6 @@ def _cast_advice(spec: Optional[TensorSpec], value: Any) -> str:
     if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
         return f": pass an array of dtype numpy.{DATATYPES[spec.datatype].numpy}"
     return f": pass array.astype(numpy.{DATATYPES[spec.datatype].numpy})"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."
 
 
 # --- Shapes ---------------------------------------------------------------------------------------------------------
@@ -357,7 +354,8 @@ def _check_shape(signature: Signature, spec: TensorSpec, shape: "Sequence[int]")
 def shape_problem(spec: TensorSpec, shape: "Sequence[int]", max_batch_size: int) -> Optional[str]:
     """Explain in a sentence how a shape differs from the configured one; None if it does not."""
     if len(shape) != len(spec.dims):
-        reason = f"It has {_dimensions(len(shape))}, not {len(spec.dims)}"
+        count = f"{len(shape)} dimension{'' if len(shape) == 1 else 's'}"
+        reason = f"It has {count}, not {len(spec.dims)}"
         if max_batch_size and len(shape) == len(spec.dims) - 1:
             reason += f": {_batch_advice(max_batch_size)}"
         return reason + "."
@@ -365,10 +363,6 @@ def shape_problem(spec: TensorSpec, shape: "Sequence[int]", max_batch_size: int)
         if wanted not in (-1, size):
             return f"Dimension {index} is {size}, not {wanted}."
     return None
-
-
-def _dimensions(count: int) -> str:
-    return "1 dimension" if count == 1 else f"{count} dimensions"
 
 
 def _batch_advice(max_batch_size: int) -> str:

@@ -109,16 +109,11 @@ def open_session(config: Mapping[str, Any], path: str, kind: str, device_id: str
         if name.startswith(SESSION_PREFIXES):
             options.add_session_config_entry(name, value)
     session = _session(ort, config, path, options, _providers(ort, config, values, kind, device_id))
-    return session, _run_options(ort, values)
-
-
-def _run_options(ort: Any, values: Mapping[str, Any]) -> Any:
-    devices = values.get(_SHRINKAGE)
-    if not devices:
-        return None
-    options = ort.RunOptions()
-    options.add_run_config_entry(_SHRINKAGE, devices)
-    return options
+    run_options = None
+    if values.get(_SHRINKAGE):
+        run_options = ort.RunOptions()
+        run_options.add_run_config_entry(_SHRINKAGE, values[_SHRINKAGE])
+    return session, run_options
 
 
 def read_signature(config: Mapping[str, Any], path: str) -> Signature:

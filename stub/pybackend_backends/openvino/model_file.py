@@ -75,7 +75,6 @@ def read_settings(config: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _properties(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Dict[str, Any]:
-    """Properties of OpenVINO on a CPU."""
     properties: Dict[str, Any] = {"NUM_STREAMS": 1}
     if settings.get("HINT_BF16"):
         properties["INFERENCE_PRECISION_HINT"] = "bf16"

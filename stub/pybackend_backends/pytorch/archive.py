@@ -77,8 +77,8 @@ def read_weights(path: str) -> "Dict[str, Any]":
     return state
 
 
-def beginning_of(error: BaseException) -> str:
+def beginning_of(error: BaseException, most_characters: int = 300) -> str:
     """The first lines of torch's long messages, as a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[:2])[:300] if lines else type(error).__name__
+    text = " ".join(lines[:2])[:most_characters] if lines else type(error).__name__
     return text if text.endswith((".", "!")) else text + "."

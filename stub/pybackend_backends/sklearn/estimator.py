@@ -266,12 +266,9 @@ def tried(method: Method, example: Any, configured: Mapping[str, Any]) -> Tensor
     wanted = configured.get("data_type", "TYPE_INVALID")
     if "TYPE_STRING" not in {data_type, wanted} and wanted != "TYPE_INVALID":
         data_type = wanted  # numbers are converted
-    width = -1 if _has_open_width(configured) else result.shape[1]
+    has_open_width = [int(size) for size in configured.get("dims", ())][-1:] == [-1]
+    width = -1 if has_open_width else result.shape[1]
     return TensorInfo(method.output, data_type, (-1, width, *result.shape[2:]))
-
-
-def _has_open_width(configured: Mapping[str, Any]) -> bool:
-    return [int(size) for size in configured.get("dims", ())][-1:] == [-1]
 
 
 def _output_of(estimator: Any, method: str) -> str:

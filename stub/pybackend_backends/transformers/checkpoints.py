@@ -3,6 +3,7 @@
 import os
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
+from pybackend_backends.pytorch.archive import beginning_of
 from pybackend_sdk.backend import boolean, choice, read_parameters, text, threads_per_instance, whole_number
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import get_model_dir
@@ -57,7 +58,6 @@ class Checkpoint:
         return tokenizer
 
     def image_processor(self) -> Any:
-        """The part that turns images into tensors."""
         return self._read(transformers.AutoImageProcessor, "an image processor (preprocessor_config.json)")
 
     def _read(self, loader: Any, what: str, **options: Any) -> Any:
@@ -68,7 +68,7 @@ class Checkpoint:
         except Exception as error:  # noqa: BLE001  the library raises many types for a bad directory
             raise TritonModelException(
                 f"{self.directory} cannot be loaded as {what} by transformers {transformers.__version__}: "
-                f"{_beginning_of(error)}"
+                f"{beginning_of(error, 400)}"
             ) from None
 
     def _task_of_architecture(self) -> str:
@@ -115,12 +115,6 @@ def _cached(model: str, cache: str) -> str:
             f"MODEL '{model}' is neither a directory with config.json nor in the local cache {place}. Models are never "
             f"downloaded while serving: fetch it before with `hf download {model}`."
         ) from None
-
-
-def _beginning_of(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[:2])[:400] if lines else type(error).__name__
-    return text if text.endswith((".", "!")) else text + "."
 
 
 def labels_of(config: Any) -> "Dict[int, str]":

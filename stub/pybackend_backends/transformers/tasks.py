@@ -2,12 +2,12 @@
 
 import io
 import json
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping
 
 import numpy as np
 import torch
 
-from pybackend_backends.text_requests import TEXT_SIGNATURE
+from pybackend_backends.text_requests import TEXT_SIGNATURE, strings
 from pybackend_backends.transformers.checkpoints import Checkpoint, Settings, labels_of, length_limit
 from pybackend_backends.transformers.generation import GENERATING
 from pybackend_sdk.backend import Signature, TensorInfo
@@ -65,7 +65,9 @@ class TextClassification:
         self._model = checkpoint.model(settings.dtype, device)
         self._texts = _Texts(checkpoint, settings, device)
         self._labels = labels_of(checkpoint.config)
-        self._independent = _are_independent(checkpoint.config)
+        config = checkpoint.config
+        # Several labels can apply: their scores do not add up to 1.
+        self._independent = config.problem_type == "multi_label_classification" or config.num_labels == 1
 
     def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
         encoded = self._texts.encode(inputs["text"], inputs.get("text_pair"))
@@ -141,7 +143,8 @@ class TokenClassification:
     def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
         """Answer a batch; one JSON list for each text, with scores as numbers."""
         found = self._find(inputs["text"], batch_size=len(inputs["text"]))
-        return {"entities": _strings([json.dumps(entities, default=float, ensure_ascii=False) for entities in found])}
+        texts = [json.dumps(entities, default=float, ensure_ascii=False) for entities in found]
+        return {"entities": strings(texts)[:, np.newaxis]}
 
 
 class ZeroShotClassification:
@@ -165,7 +168,7 @@ class ZeroShotClassification:
             multi_label=bool(inputs.get("multi_label", [False])[0]),
             hypothesis_template=self._hypothesis,
         )
-        return {"labels": _strings(answer["labels"])[:, 0], "scores": np.array(answer["scores"], np.float32)}
+        return {"labels": strings(answer["labels"]), "scores": np.array(answer["scores"], np.float32)}
 
 
 WORKERS: Mapping[str, Callable[[Checkpoint, Settings, str], Any]] = {
@@ -193,24 +196,12 @@ class _Texts:
         return encoded.to(self._device)
 
 
-def _are_independent(config: Any) -> bool:
-    """Whether several labels can apply, so that their scores do not add up to 1."""
-    return bool(config.problem_type == "multi_label_classification" or config.num_labels == 1)
-
-
 def _classified(logits: Any, labels: Dict[int, str], independent: bool) -> Dict[str, np.ndarray]:
     logits = logits.float()
     scores = (logits.sigmoid() if independent else logits.softmax(dim=-1)).cpu().numpy()
     best = scores.argmax(axis=1)
     return {
-        "label": _strings([labels[int(number)] for number in best]),
+        "label": strings([labels[int(number)] for number in best])[:, np.newaxis],
         "score": np.take_along_axis(scores, best[:, np.newaxis], axis=1),
         "scores": scores,
     }
-
-
-def _strings(texts: Sequence[str]) -> np.ndarray:
-    """Texts as a column of BYTES."""
-    column = np.empty((len(texts), 1), np.object_)
-    column[:, 0] = [text.encode("utf-8") for text in texts]
-    return column
