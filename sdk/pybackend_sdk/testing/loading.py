@@ -101,7 +101,6 @@ def _process(
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:
-    """Return a value of the configuration's ``parameters``, ``""`` if there is none."""
     value: str = document["parameters"].get(key, {}).get("string_value", "")
     return value
 

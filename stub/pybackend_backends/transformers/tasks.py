@@ -141,7 +141,6 @@ class TokenClassification:
         )
 
     def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
-        """Answer a batch; one JSON list for each text, with scores as numbers."""
         found = self._find(inputs["text"], batch_size=len(inputs["text"]))
         texts = [json.dumps(entities, default=float, ensure_ascii=False) for entities in found]
         return {"entities": strings(texts)[:, np.newaxis]}

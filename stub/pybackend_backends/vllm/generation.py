@@ -95,7 +95,6 @@ class SamplingReader:
 
 
 def _readable(kind: Any) -> str:
-    """A type as authors of requests write it."""
     return re.sub(r"typing\.|<class '([^']*)'>", r"\1", str(kind)).replace("NoneType", "None")
 
 
