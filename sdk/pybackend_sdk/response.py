@@ -13,12 +13,7 @@ Parameters = Dict[str, ParameterValue]
 
 
 def checked_parameters(parameters: Any) -> Optional[Parameters]:
-    """Return a private copy of the parameters that a model set; None if it set none.
-
-    Raises:
-        TritonModelException: not a dict of ``str`` to ``bool``, ``int`` or ``str``, or an int beyond 64 bits.
-        TypeError: text that UTF-8 cannot express.
-    """
+    """Return a private copy of the parameters that a model set; None if it set none."""
     if parameters is None:
         return None
     if not isinstance(parameters, dict):

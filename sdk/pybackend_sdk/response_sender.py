@@ -25,8 +25,9 @@ Offer = Callable[[InferenceResponse], bool]
 class ResponseStream:
     """The responses of one request. The final response closes it; if the model drops it unclosed, the client is told.
 
-    Without ``decoupled``, exactly one response may be sent. ``offer`` sends a response that is not the last one, or returns False if
-    it would have to wait; None if sending never waits.
+    ``transmit`` sends a response or None, with or without the final flag. ``offer`` sends a response that is not the last one, or
+    returns False if it would have to wait; it is None if sending never waits. A decoupled model sends any number of responses,
+    others exactly one.
     """
 
     __slots__ = ("__weakref__", "_answered", "_decoupled", "_lock", "_offer", "_transmit", "closed", "is_cancelled")

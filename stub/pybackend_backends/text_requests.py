@@ -64,21 +64,13 @@ def require_decoupled(config: Dict[str, Any]) -> None:
 
 
 def text_of(request: InferenceRequest, name: str) -> str:
-    """The text of an input, empty if the request leaves it out.
-
-    Raises:
-        RequestError: it is not UTF-8.
-    """
+    """The text of an input, empty if the request leaves it out."""
     texts = texts_of(request, name)
     return texts[0] if texts else ""
 
 
 def texts_of(request: InferenceRequest, name: str) -> List[str]:
-    """All texts of an input, none if the request leaves it out.
-
-    Raises:
-        RequestError: one is not UTF-8.
-    """
+    """All texts of an input, none if the request leaves it out."""
     tensor = get_input_tensor_by_name(request, name)
     if tensor is None:
         return []
@@ -96,11 +88,7 @@ def truth_of(request: InferenceRequest, name: str, *, default: bool = False) -> 
 
 
 def excludes_prompt(request: InferenceRequest, streams: bool) -> bool:
-    """Whether the answer leaves the prompt out. Clients of a stream have it already.
-
-    Raises:
-        RequestError: a stream would repeat the prompt.
-    """
+    """Whether the answer leaves the prompt out. Clients of a stream have it already."""
     excludes = truth_of(request, "exclude_input_in_output", default=streams)
     if streams and not excludes:
         raise RequestError("When streaming, `exclude_input_in_output` = False is not allowed.")
@@ -112,9 +100,6 @@ def settings_of(request: InferenceRequest, is_known: "Callable[[str], bool]") ->
 
     Args:
         is_known: whether a name is that of a setting; other request parameters are left out.
-
-    Raises:
-        RequestError: the input ``sampling_parameters`` is not a JSON object.
     """
     merged = {name: value for name, value in json.loads(request.parameters()).items() if is_known(name)}
     text = text_of(request, "sampling_parameters")

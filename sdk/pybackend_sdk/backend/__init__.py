@@ -12,9 +12,14 @@ Every error is a ``TritonModelException`` of one sentence that names the model, 
 from pybackend_sdk.backend.batching import Form, execute_batch, offer
 from pybackend_sdk.backend.model_file import model_path, require
 from pybackend_sdk.backend.parameters import Ignored, boolean, choice, number, read_parameters, text, whole_number
-from pybackend_sdk.backend.process_memory import keep_freed_memory, memory_advice
+from pybackend_sdk.backend.resources import (
+    cores,
+    instance_count,
+    keep_freed_memory,
+    memory_advice,
+    threads_per_instance,
+)
 from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config, complete_config
-from pybackend_sdk.backend.threads import cores, instance_count, threads_per_instance
 
 __all__ = [
     "Form",

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pybackend_sdk.backend.process_memory import memory_advice
+from pybackend_sdk.backend.resources import memory_advice
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse

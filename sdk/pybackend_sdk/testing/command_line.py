@@ -105,7 +105,9 @@ def _run(options: argparse.Namespace) -> int:
     )
     results: List[Result] = []
     try:
-        load_s = _timed(harness.open)
+        began = time.perf_counter()
+        harness.open()
+        load_s = _duration(time.perf_counter() - began)
         with ExitStack() as stack:
             stack.push(harness)  # closes it; opening was timed
             _check_outputs(harness, files)
@@ -204,12 +206,6 @@ def _check_outputs(harness: ModelHarness, files: Dict[str, str]) -> None:
 
 def _say(text: str) -> None:
     print(text, flush=True)  # noqa: T201  a program that reports to a terminal
-
-
-def _timed(work: Any) -> str:
-    began = time.perf_counter()
-    work()
-    return _duration(time.perf_counter() - began)
 
 
 def _duration(seconds: float) -> str:

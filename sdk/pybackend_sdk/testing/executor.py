@@ -11,10 +11,10 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from pybackend_sdk.error import TritonError
 from pybackend_sdk.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+from pybackend_sdk.testing.configuration import Signature
 from pybackend_sdk.testing.errors import FinalizeError, HarnessError, NoResponse, PendingFailures, format_error
-from pybackend_sdk.testing.exchange import Arrival, Exchange
 from pybackend_sdk.testing.host import Host
-from pybackend_sdk.testing.signature import Signature
+from pybackend_sdk.testing.request import Arrival, Exchange
 from pybackend_stub.host_calls import HostRefusal
 from pybackend_wire.errors import ErrorCode
 
@@ -23,10 +23,7 @@ MOST_TURNS = 10_000
 
 
 class Turns:
-    """The changes to a request for each of its executions.
-
-    ``starts`` has the value for "no" of each control tensor that marks a request's beginning.
-    """
+    """The changes to a request for each of its executions; ``starts`` are values of control tensors that mark no beginning."""
 
     def __init__(self, starts: "Mapping[str, Any]", *, text_ids: bool) -> None:
         self._starts = dict(starts)
@@ -83,13 +80,10 @@ _served: "contextvars.ContextVar[Sequence[Exchange]]" = contextvars.ContextVar(
 
 
 class ModelExecutor:
-    """Executes requests on one initialised model.
+    """Executes requests on one initialised model, and waits ``wait_s`` where a server would wait for ever.
 
-    Args:
-        cancels_calls: whether cancelling a request cancels the BLS calls that the model makes for it.
-        turns: the turns of rescheduled requests; None if the model may not reschedule.
-        wait_s: how long to wait for the model where a server would wait for ever.
-        failures: collects exceptions that must reach the test.
+    Without ``turns`` the model may not reschedule requests. If it ``cancels_calls``, cancelling a request cancels the BLS calls that
+    the model makes for it.
     """
 
     def __init__(

@@ -179,7 +179,6 @@ def _array(tensor: Tensor) -> Any:
 
 
 def _received(tensor: Tensor, datatype: Optional[str] = None) -> Tensor:
-    """Return a tensor as its receiver sees it."""
     return Tensor._from_wire(tensor.name(), datatype or tensor._datatype, tensor.shape(), wire_bytes(tensor))
 
 

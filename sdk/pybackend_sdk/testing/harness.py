@@ -8,9 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Type, Union
 
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.testing.configuration import ConfigSource, Configuration, read_configuration
-from pybackend_sdk.testing.environment import environment_of
 from pybackend_sdk.testing.errors import HarnessError
-from pybackend_sdk.testing.exchange import Exchange
 from pybackend_sdk.testing.executor import ModelExecutor
 from pybackend_sdk.testing.loading import (
     ModelPlan,
@@ -23,7 +21,8 @@ from pybackend_sdk.testing.loading import (
 from pybackend_sdk.testing.logs import LogLine, ModelLog
 from pybackend_sdk.testing.metrics import MetricRegistry
 from pybackend_sdk.testing.model_table import ModelTable, Target
-from pybackend_sdk.testing.request import Request, exchange_of, request_of
+from pybackend_sdk.testing.remote import environment_of
+from pybackend_sdk.testing.request import Exchange, Request, exchange_of, request_of
 from pybackend_sdk.testing.result import HarnessReplies, Result, Stream, checked_result
 
 WAIT_S = 30.0
@@ -138,7 +137,10 @@ class ModelHarness:
                 table.open(self, self._models or {}, self._sibling)
             self._executor, self._configuration = open_model(plan, table, self._log)
         except BaseException:
-            self._abandon()
+            self._table = None
+            if self._joined is None:
+                with suppress(HarnessError):  # the test should report why opening failed
+                    table.close()
             raise
         return self
 
@@ -178,13 +180,6 @@ class ModelHarness:
             if self._joined is None:
                 table.close()
         table.failures.raise_first()
-
-    def _abandon(self) -> None:
-        """Clean up after a failure to open."""
-        if self._table is not None and self._joined is None:
-            with suppress(HarnessError):  # the test should report why opening failed
-                self._table.close()
-        self._table = None
 
     def __enter__(self) -> "ModelHarness":  # noqa: PYI034  3.8 has no Self
         return self.open()
@@ -228,12 +223,6 @@ class ModelHarness:
         Args:
             inputs: by name, for names that are not keywords; see :class:`Request` for accepted values.
             outputs: see :class:`Request`, as for every argument up to ``flags``.
-            request_id: the client's id.
-            correlation_id: the sequence's id.
-            parameters: the request's.
-            timeout_us: passed to the model.
-            priority: passed to the model.
-            flags: sequence flags.
             wait_s: how long to wait for a response sender to answer before raising :class:`NoResponse`.
             named_inputs: more inputs.
 
@@ -290,17 +279,7 @@ class ModelHarness:
     ) -> Stream:
         """Send one request and return its responses as they arrive; ``execute`` runs in another thread, call by call.
 
-        Args:
-            inputs: see :meth:`infer`, as for every argument.
-            outputs: names of the requested outputs.
-            request_id: the client's id.
-            correlation_id: the sequence's id.
-            parameters: the request's.
-            timeout_us: passed to the model.
-            priority: passed to the model.
-            flags: sequence flags.
-            wait_s: how long to wait for each response.
-            named_inputs: more inputs.
+        The arguments are those of :meth:`infer`; ``wait_s`` is how long to wait for each response.
         """
         given = {**(inputs or {}), **named_inputs}
         request = Request(given, outputs, request_id, correlation_id, parameters, timeout_us, priority, flags)

@@ -6,30 +6,25 @@ import os
 from functools import partial
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
-from pybackend_sdk.testing.configuration import Configuration, finish_configuration
-from pybackend_sdk.testing.environment import EnvironmentProcess
+from pybackend_sdk.testing.configuration import Configuration, finish_configuration, signature_of
 from pybackend_sdk.testing.errors import ConfigError, LoadError, ModelDirectoryError
 from pybackend_sdk.testing.executor import ModelExecutor, turns_of
-from pybackend_sdk.testing.host import Host
+from pybackend_sdk.testing.host import Host, ModelProcess
 from pybackend_sdk.testing.local import HarnessRuntime, LocalProcess
 from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.model_modules import ModelModules
 from pybackend_sdk.testing.model_table import ModelTable
-from pybackend_sdk.testing.process import ModelProcess
-from pybackend_sdk.testing.signature import signature_of
+from pybackend_sdk.testing.remote import EnvironmentProcess, RemoteProcess
 from pybackend_wire.host_messages import Initialize, ModelToLoad
 
 PathLike = Union[str, "os.PathLike[str]"]
 
 
 class ModelPlan(NamedTuple):
-    """A model to load. None for kind or device stands for the configured one.
+    """A model to load, its configuration read and not yet completed.
 
-    Attributes:
-        of_backend: whether the file with its class belongs to a Python-based backend.
-        configuration: read, not yet completed.
-        environment: path of the environment that it runs in, None for the test's own process.
-        debug_port: where a debugger must attach to a model in an environment, None for no debugger.
+    None stands for the configured kind or device, for the test's own process as environment, and for no debugger. A debugger's port
+    is for a model in an environment.
     """
 
     name: str
@@ -97,8 +92,6 @@ def _process(
     plan: ModelPlan, host: Host, table: ModelTable, log: ModelLog, instance_name: str, parameters: "Mapping[str, Any]"
 ) -> ModelProcess:
     if plan.environment is not None:
-        from pybackend_sdk.testing.remote import RemoteProcess  # late: most tests never use it
-
         places = [plan.version_directory, os.path.dirname(plan.model_file)]
         start = partial(EnvironmentProcess, plan.environment, plan.name, plan.directory, parameters, places)
         return RemoteProcess(host, start, plan.environment, plan.name, instance_name, plan.wait_s, log, plan.debug_port)
@@ -108,7 +101,6 @@ def _process(
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:
-    """Return a value of the configuration's ``parameters``, ``""`` if there is none."""
     value: str = document["parameters"].get(key, {}).get("string_value", "")
     return value
 
@@ -123,7 +115,6 @@ def _gpu_count(configuration: Configuration) -> int:
 
 
 def _placement(plan: ModelPlan, document: Mapping[str, Any]) -> Tuple[str, int]:
-    """Return the kind and device of the instance."""
     group = document["instance_group"][0]
     kind = plan.kind or group["kind"][len("KIND_") :]
     configured = group["gpus"][0] if kind == "GPU" and group["gpus"] else 0

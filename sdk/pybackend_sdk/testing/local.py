@@ -14,10 +14,9 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
 from pybackend_sdk.testing.errors import LoadError, PendingFailures, contained, format_error
-from pybackend_sdk.testing.host import Host
+from pybackend_sdk.testing.host import Execution, Host, ModelProcess
 from pybackend_sdk.testing.logs import ModelLog
 from pybackend_sdk.testing.model_modules import ModelModules, caller_modules
-from pybackend_sdk.testing.process import Execution, ModelProcess
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.error_log import ErrorLog
 from pybackend_stub.instance import ModelInstance

@@ -14,8 +14,8 @@ _Labels = FrozenSet[Tuple[str, str]]
 
 
 class _Series:
-    def __init__(self, family: "_Family", labels: Dict[str, str], bounds: "Optional[List[float]]") -> None:
-        self.family = family
+    def __init__(self, name: str, labels: Dict[str, str], bounds: "Optional[List[float]]") -> None:
+        self.name = name
         self.labels = labels
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1) if bounds is not None else []
@@ -23,7 +23,7 @@ class _Series:
         self.holders = 0
 
     def samples(self) -> Iterator[Tuple[str, float]]:
-        name = self.family.name
+        name = self.name
         if self.bounds is None:
             yield sample_name(name, self.labels), self.value
             return
@@ -33,13 +33,6 @@ class _Series:
             yield sample_name(name + "_bucket", {**self.labels, "le": bound}), below
         yield sample_name(name + "_sum", self.labels), self.value
         yield sample_name(name + "_count", self.labels), below
-
-
-class _Family:
-    def __init__(self, name: str, kind: MetricKind) -> None:
-        self.name = name
-        self.kind = kind
-        self.series: Dict[_Labels, _Series] = {}
 
 
 class MetricRegistry(Mapping[str, float]):
@@ -56,7 +49,8 @@ class MetricRegistry(Mapping[str, float]):
         self.dropped: Deque[int] = deque()
         self._held: Dict[int, Any] = {}
         self._handles = count(1)
-        self._families: Dict[str, _Family] = {}
+        self._families: Dict[str, MetricKind] = {}
+        self._series: Dict[Tuple[str, _Labels], _Series] = {}
         self._lock = threading.RLock()
 
     # For tests
@@ -87,38 +81,28 @@ class MetricRegistry(Mapping[str, float]):
     def _samples(self) -> Dict[str, float]:
         with self._lock:
             self._forget_dropped()
-            return {
-                name: value
-                for family in self._families.values()
-                for series in family.series.values()
-                for name, value in series.samples()
-            }
+            return {name: value for series in self._series.values() for name, value in series.samples()}
 
     # For models: the messages about metrics
 
     def create_family(self, name: str, number: int) -> int:
-        """Register a family, or find the existing one of that name; returns a handle.
-
-        Raises:
-            HostRefusal: the existing one is of another kind.
-        """
+        """Register a family, or find the existing one of that name; returns a handle."""
         kind = MetricKind(number)
         with self._lock:
-            family = self._families.setdefault(name, _Family(name, kind))
-            if family.kind != kind:
+            known = self._families.setdefault(name, kind)
+            if known != kind:
                 raise HostRefusal(
-                    f"metric family '{name}' is registered as a {family.kind.name.lower()}, it cannot be a "
-                    f"{kind.name.lower()} too.",
+                    f"metric family '{name}' is registered as a {known.name.lower()}, it cannot be a {kind.name.lower()} too.",
                     ErrorCode.INVALID_ARG,
                 )
-            return self._handle(family)
+            return self._handle(name)
 
     def create(self, family: int, labels: Dict[str, str], bounds: "Optional[List[float]]") -> int:
         """Register a series, or share the existing one with these labels; returns a handle."""
         with self._lock:
             self._forget_dropped()
-            owner: _Family = self._held[family]
-            series = owner.series.setdefault(frozenset(labels.items()), _Series(owner, labels, bounds))
+            name: str = self._held[family]
+            series = self._series.setdefault((name, frozenset(labels.items())), _Series(name, labels, bounds))
             series.holders += 1
             return self._handle(series)
 
@@ -146,7 +130,7 @@ class MetricRegistry(Mapping[str, float]):
             if isinstance(item, _Series):
                 item.holders -= 1
                 if not item.holders:
-                    item.family.series.pop(frozenset(item.labels.items()), None)
+                    self._series.pop((item.name, frozenset(item.labels.items())), None)
 
 
 def sample_name(name: str, labels: Mapping[str, str]) -> str:

@@ -55,12 +55,7 @@ class ModelTable:
     # Life
 
     def open(self, main: RunningModel, models: Mapping[str, Target], make_model: MakeModel) -> None:
-        """Add the model under test, under its own name, and the other models, and load the others.
-
-        Raises:
-            LoadError: a model cannot be loaded.
-            HarnessError: an entry is not a model.
-        """
+        """Add the model under test, under its own name, and the other models, and load the others."""
         self._make_model = make_model
         self._entries[main.name] = _Entry(None, main, owned=False)
         for name, target in models.items():
@@ -115,11 +110,6 @@ class ModelTable:
     # Calls
 
     def call(self, request: InferenceRequest, *, decoupled: bool) -> Replies:
-        """Run a model's request.
-
-        Raises:
-            HostRefusal: the request does not reach the model.
-        """
         target = request._target
         assert target is not None
         name, version = target.model_name, target.model_version
@@ -138,7 +128,9 @@ class ModelTable:
                 ErrorCode.INTERNAL,
             )
         if not entry.ready or (entry.harness is not None and not entry.harness.is_ready()):
-            raise _not_ready(name)
+            raise HostRefusal(
+                f"Failed for execute the inference request. Model '{name}' is not ready.", ErrorCode.UNAVAILABLE
+            )
         return entry.model.call(request)
 
     def _advice(self) -> str:
@@ -147,11 +139,7 @@ class ModelTable:
     # Model control
 
     def load(self, name: str, config: str, files: "Mapping[str, bytes]") -> None:
-        """Load a model, or reload it with another configuration.
-
-        Raises:
-            HostRefusal: the model cannot be loaded.
-        """
+        """Load a model, or reload it with another configuration."""
         failed = f"failed to load '{name}', failed to poll from model repository: "
         entry = self._entries.get(name)
         if files:
@@ -203,11 +191,6 @@ class ModelTable:
             entry.harness.close()
 
     def is_ready(self, name: str, version: str) -> bool:
-        """Whether a model accepts requests.
-
-        Raises:
-            HostRefusal: there is no such model, or the version is malformed.
-        """
         if version and not version.lstrip("-").isdigit():
             raise _refused(
                 f"failed to get model version from specified version string '{version}' (it is no number), version should "
@@ -225,10 +208,6 @@ class ModelTable:
 
 def _unknown(name: str) -> str:
     return f"Request for unknown model: '{name}' is not found"
-
-
-def _not_ready(name: str) -> HostRefusal:
-    return HostRefusal(f"Failed for execute the inference request. Model '{name}' is not ready.", ErrorCode.UNAVAILABLE)
 
 
 def _refused(reason: str) -> HostRefusal:

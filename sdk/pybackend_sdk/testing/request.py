@@ -1,18 +1,20 @@
-"""A test's request to a model: its inputs are checked against the configuration and laid out as by a server.
+"""A test's request to a model, checked against the configuration and laid out as by a server, and its responses as they arrive.
 
 On a request's path this module takes the place of a server's front end. Messages begin like the server's.
 """
 
+import queue
 import warnings
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from pybackend_sdk.error import TritonError
 from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.testing.configuration import Signature, TensorSpec, listed, nearest, shape_text
 from pybackend_sdk.testing.errors import InputError
-from pybackend_sdk.testing.exchange import Exchange
-from pybackend_sdk.testing.signature import Signature, TensorSpec, listed, nearest, shape_text
 from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 from pybackend_wire.messages import RequestOptions
@@ -41,6 +43,98 @@ class Request(NamedTuple):
     timeout_us: int = 0
     priority: int = 0
     flags: int = 0
+
+
+class Arrival(NamedTuple):
+    """A response, the final flag, or both.
+
+    The response's outputs are copies made when it was sent; ``unknown`` are names of outputs that the configuration does not have.
+    The exception is one that the model raised instead of answering.
+    """
+
+    response: Optional[InferenceResponse]
+    final: bool
+    unknown: Sequence[str] = ()
+    exception: Optional[BaseException] = None
+
+
+class Exchange:
+    """A request and its responses."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        inputs: List[Tensor],
+        requested: Tuple[str, ...],
+        batch_size: int,
+        options: RequestOptions,
+    ) -> None:
+        self.inputs = inputs
+        """The tensors, until the request is sent; then views of what the model may change, if it is executed again."""
+        self.places: Optional[List[Any]] = None
+        """The tensors' places for the model's process, once they have been written there."""
+        self.segment = 0
+        """The segment that holds them."""
+        self.requested = requested
+        self.batch_size = batch_size
+        self.options = options
+        self.execution = 0
+        """The number of its execution, 0 until it is sent."""
+        self.cancelled = False
+        self.ended = False
+        """``execute`` was called and has returned, or its coroutine if the model answers once."""
+        self.finished = False
+        """The final flag was sent."""
+        self.on_cancel: Callable[[], None] = lambda: None
+        self.exception: Optional[BaseException] = None
+        """The exception that ``execute`` raised."""
+        self._signature = signature
+        self._parents: Sequence[Exchange] = ()
+        self._children: List[Exchange] = []
+        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()  # the garbage collector may put into it
+
+    def answer(self, response: Optional[InferenceResponse], final: bool) -> None:
+        """Deliver what the model sent: a response, the final flag, or both."""
+        unknown: Sequence[str] = ()
+        exception = None
+        if response is not None:
+            if response.has_error():
+                exception = self.exception
+            outputs, specs = response._output_tensors, self._signature.outputs
+            unknown = [tensor.name() for tensor in outputs if tensor.name() not in specs]
+            response._output_tensors = [tensor for tensor in outputs if tensor.name() in specs]
+            for tensor in response._output_tensors:
+                tensor._shape = list(specs[tensor.name()].shape_for_client(tensor._shape))
+        self._put(Arrival(response, final, unknown, exception))
+
+    def fail(self, error: TritonError, exception: Optional[BaseException] = None) -> None:
+        self._put(Arrival(InferenceResponse(error=error), final=True, exception=exception))
+
+    def _put(self, arrival: Arrival) -> None:
+        self.finished = self.finished or arrival.final
+        self._arrivals.put(arrival)
+
+    def receive(self, wait_s: float) -> Optional[Arrival]:
+        try:
+            return self._arrivals.get(timeout=max(0.0, wait_s))
+        except queue.Empty:
+            return None
+
+    def cancel(self) -> None:
+        """Stop waiting. BLS calls made for this request alone are cancelled with it."""
+        self.cancelled = True
+        self.on_cancel()
+        for child in list(self._children):
+            if all(parent.cancelled for parent in child._parents):
+                child.cancel()
+
+    def serve(self, parents: "Sequence[Exchange]") -> None:
+        """Tie this BLS call to the requests that it serves: it is cancelled once all of these are."""
+        self._parents = parents
+        for parent in parents:
+            parent._children.append(self)
+        if parents and all(parent.cancelled for parent in parents):
+            self.cancel()
 
 
 def exchange_of(request: Request, signature: Signature) -> Exchange:
@@ -187,8 +281,10 @@ def _array_of(signature: Signature, spec: Optional[TensorSpec], name: str, value
         return array.astype(wanted)
     if wanted.kind in "iu" and array.dtype.kind in "iu" and np.array_equal(array.astype(wanted), array):
         return array.astype(wanted)
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:60] + "..."
     raise InputError(
-        f"input '{name}' for model '{signature.model_name}': {_short(value)} does not fit {spec.datatype} without loss"
+        f"input '{name}' for model '{signature.model_name}': {shown} does not fit {spec.datatype} without loss"
     )
 
 
@@ -222,11 +318,6 @@ def _cast_advice(spec: Optional[TensorSpec], value: Any) -> str:
     if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
         return f": pass an array of dtype numpy.{DATATYPES[spec.datatype].numpy}"
     return f": pass array.astype(numpy.{DATATYPES[spec.datatype].numpy})"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."
 
 
 # --- Shapes ---------------------------------------------------------------------------------------------------------
@@ -263,7 +354,8 @@ def _check_shape(signature: Signature, spec: TensorSpec, shape: "Sequence[int]")
 def shape_problem(spec: TensorSpec, shape: "Sequence[int]", max_batch_size: int) -> Optional[str]:
     """Explain in a sentence how a shape differs from the configured one; None if it does not."""
     if len(shape) != len(spec.dims):
-        reason = f"It has {_dimensions(len(shape))}, not {len(spec.dims)}"
+        count = f"{len(shape)} dimension{'' if len(shape) == 1 else 's'}"
+        reason = f"It has {count}, not {len(spec.dims)}"
         if max_batch_size and len(shape) == len(spec.dims) - 1:
             reason += f": {_batch_advice(max_batch_size)}"
         return reason + "."
@@ -271,10 +363,6 @@ def shape_problem(spec: TensorSpec, shape: "Sequence[int]", max_batch_size: int)
         if wanted not in (-1, size):
             return f"Dimension {index} is {size}, not {wanted}."
     return None
-
-
-def _dimensions(count: int) -> str:
-    return "1 dimension" if count == 1 else f"{count} dimensions"
 
 
 def _batch_advice(max_batch_size: int) -> str:

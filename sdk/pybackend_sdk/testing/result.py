@@ -9,11 +9,10 @@ import numpy as np
 from pybackend_sdk.error import TritonError
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.testing.configuration import Signature, TensorSpec, listed, nearest
 from pybackend_sdk.testing.errors import HarnessError, InferenceFailed, OutputError
-from pybackend_sdk.testing.exchange import Arrival, Exchange
 from pybackend_sdk.testing.executor import ModelExecutor
-from pybackend_sdk.testing.request import shape_problem
-from pybackend_sdk.testing.signature import Signature, TensorSpec, listed, nearest
+from pybackend_sdk.testing.request import Arrival, Exchange, shape_problem
 from pybackend_wire.dtypes import DATATYPES
 
 

@@ -35,13 +35,9 @@ class Forest(ABC):
 
     @abstractmethod
     def predict(self, rows: "np.ndarray") -> "np.ndarray":
-        """The forest's own answer.
+        """The forest's own answer: a new array, ``[rows, width]``, in the precision in which the library computes.
 
-        Args:
-            rows: C-contiguous, ``[rows, features]``, FP32, at least one row; NaN is a missing value.
-
-        Returns:
-            A new array, ``[rows, width]``, in the precision in which the library computes.
+        The rows are C-contiguous, ``[rows, features]``, FP32, at least one; NaN is a missing value.
         """
 
     def contributions(self, rows: "np.ndarray") -> "np.ndarray":

@@ -22,11 +22,7 @@ _END = b"end of trees"
 
 
 class LightGBMForest(Forest):
-    """A forest of LightGBM.
-
-    Raises:
-        UnreadableForest: it is none.
-    """
+    """A forest of LightGBM."""
 
     library = "LightGBM"
     has_contributions = True

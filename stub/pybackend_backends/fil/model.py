@@ -139,7 +139,7 @@ class AnswerForm:
     def __init__(self, forest: Forest, parameters: Mapping[str, Any]) -> None:
         wants_class = parameters.get("is_classifier", parameters.get("output_class", False))
         self.width = forest.width
-        self.convert: Answer = _unchanged
+        self.convert: Answer = lambda answers: answers
         if parameters.get("predict_proba", False):
             _check_probabilities(forest)
             if forest.width == 1:
@@ -161,10 +161,6 @@ def _chosen_class(forest: Forest, threshold: Any) -> Answer:
         limit = DEFAULT_THRESHOLD if threshold is None else threshold
         return lambda answers: answers[:, -1:] > limit
     return lambda answers: answers.argmax(axis=1)[:, np.newaxis]
-
-
-def _unchanged(answers: "np.ndarray") -> "np.ndarray":
-    return answers
 
 
 def _both_probabilities(answers: "np.ndarray") -> "np.ndarray":

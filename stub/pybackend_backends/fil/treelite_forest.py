@@ -26,11 +26,7 @@ _PROBABILITIES = ("sigmoid", "softmax", "identity_multiclass", "multiclass_ova")
 
 
 class TreeliteForest(Forest):
-    """A forest that treelite holds.
-
-    Raises:
-        UnreadableForest: it answers several targets at a time.
-    """
+    """A forest that treelite holds."""
 
     library = "treelite"
 
@@ -81,11 +77,7 @@ class TreeliteForest(Forest):
 
 
 def checkpoint_forest(path: str, threads: int) -> TreeliteForest:
-    """Read a checkpoint of treelite.
-
-    Raises:
-        UnreadableForest: it is none, or of a version that the installed one does not read.
-    """
+    """Read a checkpoint of treelite."""
     if os.path.getsize(path) == 0:
         raise UnreadableForest("it is empty")  # treelite would report a version of it
     try:
@@ -96,11 +88,7 @@ def checkpoint_forest(path: str, threads: int) -> TreeliteForest:
 
 
 def estimator_forest(estimator: Any, threads: int) -> TreeliteForest:
-    """Take over the trees of an estimator of scikit-learn.
-
-    Raises:
-        UnreadableForest: treelite does not know this kind of estimator.
-    """
+    """Take over the trees of an estimator of scikit-learn."""
     kind = type(estimator).__name__
     try:
         model = treelite.sklearn.import_model(estimator)

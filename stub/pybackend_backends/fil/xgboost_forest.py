@@ -25,11 +25,7 @@ _MATRIX = b'{"data":[%d,true],"shape":[%d,%d],"typestr":"<f4","version":3}'
 
 
 class XGBoostForest(Forest):
-    """A forest of XGBoost.
-
-    Raises:
-        UnreadableForest: it is none.
-    """
+    """A forest of XGBoost."""
 
     library = "XGBoost"
     has_contributions = True

@@ -175,7 +175,8 @@ def _resized(
     file, trial = os.path.basename(path), opened.interpreter
     try:
         for tensor in inputs:
-            trial.resize_tensor_input(opened.inputs[tensor.name]["index"], _trial_shape(tensor.shape or ()))
+            sizes = [max(1, size) for size in (tensor.shape or ())[1:]]
+            trial.resize_tensor_input(opened.inputs[tensor.name]["index"], [_TRIAL_ROWS, *sizes])
         trial.allocate_tensors()
     except (RuntimeError, ValueError) as error:
         raise TritonModelException(
@@ -183,17 +184,13 @@ def _resized(
             f"{config['max_batch_size']} asks for: {reason(error)}. Write max_batch_size: 0 and all dims, or export the model "
             "with a dynamic batch dimension"
         ) from None
-    sizes = {each["index"]: tuple(each["shape"]) for each in trial.get_output_details()}
+    shapes = {each["index"]: tuple(each["shape"]) for each in trial.get_output_details()}
     found = []
     for tensor in outputs:
-        shape = sizes.get(opened.outputs[tensor.name]["index"], ())
+        shape = shapes.get(opened.outputs[tensor.name]["index"], ())
         is_batch = bool(tensor.shape) and shape[:1] == (_TRIAL_ROWS,)
         found.append(tensor._replace(shape=(VARIABLE, *(tensor.shape or ())[1:])) if is_batch else tensor)
     return Signature([tensor._replace(shape=(VARIABLE, *(tensor.shape or ())[1:])) for tensor in inputs], found)
-
-
-def _trial_shape(shape: Tuple[int, ...]) -> List[int]:
-    return [_TRIAL_ROWS, *(max(1, size) for size in shape[1:])]
 
 
 Output = Union["np.ndarray", Tensor]

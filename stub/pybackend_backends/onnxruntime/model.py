@@ -30,6 +30,7 @@ from pybackend_sdk.model_config import ModelConfig
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
+from pybackend_wire.dtypes import BY_NUMPY
 
 BACKEND, EXTRA, FILE = "onnxruntime", "onnx", "model.onnx"
 
@@ -62,21 +63,8 @@ PARAMETERS = {
 SESSION_PREFIXES = ("session.", "optimization.", "ep.", "mlas.")
 """Of configuration entries that ONNX Runtime reads itself."""
 
-_DATA_TYPES = {
-    "tensor(bool)": "TYPE_BOOL",
-    "tensor(uint8)": "TYPE_UINT8",
-    "tensor(uint16)": "TYPE_UINT16",
-    "tensor(uint32)": "TYPE_UINT32",
-    "tensor(uint64)": "TYPE_UINT64",
-    "tensor(int8)": "TYPE_INT8",
-    "tensor(int16)": "TYPE_INT16",
-    "tensor(int32)": "TYPE_INT32",
-    "tensor(int64)": "TYPE_INT64",
-    "tensor(float16)": "TYPE_FP16",
-    "tensor(float)": "TYPE_FP32",
-    "tensor(double)": "TYPE_FP64",
-    "tensor(string)": "TYPE_STRING",
-}
+_DATA_TYPES = {f"tensor({dtype.name})": row.config_name for dtype, row in BY_NUMPY.items()}
+_DATA_TYPES.update({"tensor(float)": "TYPE_FP32", "tensor(double)": "TYPE_FP64", "tensor(string)": "TYPE_STRING"})
 
 _DEFAULT_ENTRIES = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 """Threads that wait for work in a loop take the cores from the server and from other instances: on two busy cores a network of
@@ -121,16 +109,11 @@ def open_session(config: Mapping[str, Any], path: str, kind: str, device_id: str
         if name.startswith(SESSION_PREFIXES):
             options.add_session_config_entry(name, value)
     session = _session(ort, config, path, options, _providers(ort, config, values, kind, device_id))
-    return session, _run_options(ort, values)
-
-
-def _run_options(ort: Any, values: Mapping[str, Any]) -> Any:
-    devices = values.get(_SHRINKAGE)
-    if not devices:
-        return None
-    options = ort.RunOptions()
-    options.add_run_config_entry(_SHRINKAGE, devices)
-    return options
+    run_options = None
+    if values.get(_SHRINKAGE):
+        run_options = ort.RunOptions()
+        run_options.add_run_config_entry(_SHRINKAGE, values[_SHRINKAGE])
+    return session, run_options
 
 
 def read_signature(config: Mapping[str, Any], path: str) -> Signature:

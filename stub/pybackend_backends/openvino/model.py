@@ -5,8 +5,15 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from pybackend_backends.openvino.model_file import find_file, read_model
-from pybackend_backends.openvino.settings import compile_model, new_core, read_settings, reason, runtime
+from pybackend_backends.openvino.model_file import (
+    compile_model,
+    find_file,
+    new_core,
+    read_model,
+    read_settings,
+    reason,
+    runtime,
+)
 from pybackend_backends.output_memory import SizedOutputs, sent_copy
 from pybackend_sdk.backend import Signature, check_config, complete_config, execute_batch, memory_advice
 from pybackend_sdk.backend.batching import Run
@@ -176,7 +183,7 @@ class TritonPythonModel:
             compiled, served.signature, served.output_places, config["max_batch_size"], compile_again
         )
         if served.fixed_batch is not None:
-            self._run = FixedBatch(self._run, served.fixed_batch, pads=settings.pads)
+            self._run = FixedBatch(self._run, served.fixed_batch, pads=settings.get("ENABLE_BATCH_PADDING", False))
 
     def execute(self, requests: Sequence[InferenceRequest]) -> List[InferenceResponse]:
         return execute_batch(requests, self._run, batches=self._batches)

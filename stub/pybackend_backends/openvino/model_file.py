@@ -4,29 +4,133 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from pybackend_backends.openvino.settings import Settings, reason, runtime, version
-from pybackend_sdk.backend import Signature, TensorInfo, model_path
+from pybackend_sdk.backend import (
+    Ignored,
+    Signature,
+    TensorInfo,
+    boolean,
+    choice,
+    memory_advice,
+    model_path,
+    read_parameters,
+    require,
+    text,
+    threads_per_instance,
+    whole_number,
+)
 from pybackend_sdk.backend.signature import VARIABLE, configured_shape
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.logger import Logger
+from pybackend_wire.dtypes import BY_NUMPY
+
+BACKEND = EXTRA = "openvino"
+
+
+def runtime() -> Any:
+    """The module ``openvino``."""
+    return require("openvino", backend=BACKEND, extra=EXTRA)
+
+
+def version(ov: Any) -> str:
+    """Its version without the number of the build, e.g. ``2026.4.1``."""
+    return str(ov.__version__).partition("-")[0]
+
+
+def reason(error: Exception) -> str:
+    """The library's message without its source files, and the way out if the process has no memory left."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(("Exception from ", "Check '", "While validating "))]
+    text = " ".join(" ".join(told or lines).split())
+    advice = memory_advice(error)
+    return f"{text}. {advice}" if advice else text
+
+
+_ONE_STREAM = Ignored(
+    "an instance is one stream, which computes one batch at a time: instance_group { count: N } makes N streams"
+)
+
+PARAMETERS = {
+    "INFERENCE_NUM_THREADS": whole_number(at_least=1),
+    "COMPILATION_NUM_THREADS": Ignored("models are compiled by one thread on a CPU"),
+    "NUM_STREAMS": _ONE_STREAM,
+    "PERFORMANCE_HINT": _ONE_STREAM,
+    "INFERENCE_PRECISION_HINT": choice("f32", "bf16", "f16"),
+    "EXECUTION_MODE_HINT": choice("PERFORMANCE", "ACCURACY"),
+    "HINT_BF16": boolean(),
+    "ENABLE_CPU_PINNING": boolean(),
+    "SKIP_OV_DYNAMIC_BATCHSIZE": boolean(),
+    "ENABLE_BATCH_PADDING": boolean(),
+    "RESHAPE_IO_LAYERS": boolean(),
+    "TARGET_DEVICE": text(),
+    "CPU_EXTENSION_PATH": text(),
+}
+"""Those of the reference, and names of OpenVINO's own properties."""
+
+_VIRTUAL_DEVICES = frozenset({"AUTO", "MULTI", "HETERO", "BATCH"})
+
+
+def read_settings(config: Mapping[str, Any]) -> Dict[str, Any]:
+    """The parameters of a model, by name."""
+    return read_parameters(config, PARAMETERS)
+
+
+def _properties(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Dict[str, Any]:
+    properties: Dict[str, Any] = {"NUM_STREAMS": 1}
+    if settings.get("HINT_BF16"):
+        properties["INFERENCE_PRECISION_HINT"] = "bf16"
+    for name in ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT"):
+        if name in settings:
+            properties[name] = settings[name]
+    properties["INFERENCE_NUM_THREADS"] = settings.get("INFERENCE_NUM_THREADS") or threads_per_instance(config)
+    # By default the library ties its threads to cores. Each instance is a process, and all would choose the same ones.
+    properties["ENABLE_CPU_PINNING"] = settings.get("ENABLE_CPU_PINNING", False)
+    return properties
+
+
+def new_core(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """A core of OpenVINO, with the operations of the model's extension."""
+    core = runtime().Core()
+    extension = settings.get("CPU_EXTENSION_PATH")
+    if extension:
+        try:
+            core.add_extension(extension)
+        except Exception as error:  # noqa: BLE001  the library's errors have no common base
+            raise TritonModelException(
+                f"model '{config['name']}': parameters CPU_EXTENSION_PATH: {extension} cannot be loaded: "
+                f"{reason(error)}"
+            ) from None
+    return core
+
+
+def compile_model(config: Mapping[str, Any], core: Any, model: Any, settings: Mapping[str, Any], device: str) -> Any:
+    """Prepare a model for computing on ``TARGET_DEVICE``, else on that of the instance's kind, e.g. ``CPU``."""
+    ov, device = runtime(), settings.get("TARGET_DEVICE") or device
+    _check_device(config, ov, core, device)
+    properties = _properties(config, settings) if device == "CPU" else {}
+    try:
+        return core.compile_model(model, device, properties)
+    except Exception as error:  # noqa: BLE001  the library's errors have no common base
+        raise TritonModelException(
+            f"model '{config['name']}': OpenVINO {version(ov)} cannot compile it for {device}: {reason(error)}"
+        ) from None
+
+
+def _check_device(config: Mapping[str, Any], ov: Any, core: Any, device: str) -> None:
+    available = list(core.available_devices)
+    known = {name.partition(".")[0] for name in available} | _VIRTUAL_DEVICES
+    for part in device.replace(":", ",").split(","):
+        if part.strip().partition(".")[0].lstrip("-") not in known:
+            raise TritonModelException(
+                f"model '{config['name']}': OpenVINO {version(ov)} finds no device {part} on this machine, it finds "
+                f'{", ".join(available)}: write TARGET_DEVICE "CPU", or leave it out'
+            )
+
 
 FILES = ("model.xml", "model.onnx")
 
-_DATA_TYPES = {
-    "boolean": "TYPE_BOOL",
-    "u8": "TYPE_UINT8",
-    "u16": "TYPE_UINT16",
-    "u32": "TYPE_UINT32",
-    "u64": "TYPE_UINT64",
-    "i8": "TYPE_INT8",
-    "i16": "TYPE_INT16",
-    "i32": "TYPE_INT32",
-    "i64": "TYPE_INT64",
-    "f16": "TYPE_FP16",
-    "f32": "TYPE_FP32",
-    "f64": "TYPE_FP64",
-    "string": "TYPE_STRING",
-}
+_DATA_TYPES = {f"{dtype.kind}{8 * dtype.itemsize}": row.config_name for dtype, row in BY_NUMPY.items()}
+_DATA_TYPES.update(boolean="TYPE_BOOL", string="TYPE_STRING")
+"""By names such as ``f32``, ``i64`` and ``u8``."""
 
 _HEADER_BYTES = 4096
 _ROOT = re.compile(rb"<net\b(?:[^>]*?\bversion=\"(\d+)\")?")
@@ -45,13 +149,9 @@ _UNREADABLE = "unable to read the model"
 
 
 class ServedModel(NamedTuple):
-    """A model as it is served.
+    """A model as it is served: OpenVINO's, and the place of each output among its outputs, by name.
 
-    Attributes:
-        model: of OpenVINO.
-        signature: its tensors; a fixed batch that is kept counts as one of any size.
-        output_places: the place of each output among the model's, by name.
-        fixed_batch: the only batch size that the model computes, None if it computes any.
+    A fixed batch that is kept is the only size that the model computes; in the signature it counts as one of any size.
     """
 
     model: Any
@@ -67,18 +167,18 @@ def find_file(config: Mapping[str, Any]) -> str:
     return inner if os.path.isfile(inner) else path
 
 
-def read_model(config: Mapping[str, Any], core: Any, path: str, settings: Settings) -> ServedModel:
+def read_model(config: Mapping[str, Any], core: Any, path: str, settings: Mapping[str, Any]) -> ServedModel:
     """Read a model's file."""
     model = _read(config, core, path)
     file, batches = os.path.basename(path), config.get("max_batch_size", 0) > 0
-    shapes = {}
-    if settings.reshapes:
+    shapes, keeps_batch = {}, settings.get("SKIP_OV_DYNAMIC_BATCHSIZE")
+    if settings.get("RESHAPE_IO_LAYERS"):
         shapes = _configured_shapes(config, model)
-    elif batches and not settings.keeps_batch:
+    elif batches and not keeps_batch:
         shapes = _batch_shapes(model)
     if shapes:
         _reshape(config, model, shapes, file)
-    fixed = _fixed_batch(model) if batches and settings.keeps_batch else None
+    fixed = _fixed_batch(model) if batches and keeps_batch else None
     if fixed is not None and config["max_batch_size"] > fixed:
         raise TritonModelException(
             f"model '{config['name']}': max_batch_size is {config['max_batch_size']}, and the batch size in {file} is fixed "

@@ -20,9 +20,8 @@ os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 def kind_of(path: str) -> str:
     """Tell by a file's contents what wrote it.
 
-    Returns:
-        TORCHSCRIPT (``torch.jit.save``), EXPORTED (``torch.export.save``), COMPILED
-        (``torch._inductor.aoti_compile_and_package``) or WEIGHTS (``torch.save``).
+    TORCHSCRIPT is ``torch.jit.save``, EXPORTED ``torch.export.save``, COMPILED ``torch._inductor.aoti_compile_and_package`` and
+    WEIGHTS ``torch.save``.
     """
     names = _records(path)
     if any(_OPAQUE.match(name) for name in names):
@@ -78,8 +77,8 @@ def read_weights(path: str) -> "Dict[str, Any]":
     return state
 
 
-def beginning_of(error: BaseException) -> str:
+def beginning_of(error: BaseException, most_characters: int = 300) -> str:
     """The first lines of torch's long messages, as a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[:2])[:300] if lines else type(error).__name__
+    text = " ".join(lines[:2])[:most_characters] if lines else type(error).__name__
     return text if text.endswith((".", "!")) else text + "."

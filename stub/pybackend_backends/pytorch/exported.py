@@ -15,12 +15,9 @@ from pybackend_sdk.error import TritonModelException
 
 
 class Description(NamedTuple):
-    """The tensors of a program, from its file or from a trial run.
+    """The tensors of a program, from its file or from a trial run; outputs by the keys of a dictionary if it returns one.
 
-    Attributes:
-        inputs: in the order of the arguments.
-        outputs: in the order of the result, or by the keys of a dictionary.
-        most_rows: the largest first dimension that all of them share, None if it has no bound; 0 if they share none.
+    ``most_rows`` is the largest first dimension that all of them share, None if it has no bound; 0 if they share none.
     """
 
     inputs: List[TensorInfo]
@@ -129,19 +126,19 @@ def _described(exported: Any, arguments: Sequence[Argument]) -> Description:
 def described_result(result: Any) -> "Union[List[TensorInfo], Dict[str, TensorInfo]]":
     """The tensors that ``forward`` returned, with the names that outputs have by default."""
     if isinstance(result, dict):
-        return {str(key): tensor_info(str(key), value) for key, value in result.items() if _is_tensor(value)}
+        return {
+            str(key): tensor_info(str(key), value) for key, value in result.items() if isinstance(value, torch.Tensor)
+        }
     values = result if isinstance(result, (tuple, list)) else (result,)
-    return [tensor_info(f"OUTPUT__{place}", value) for place, value in enumerate(values) if _is_tensor(value)]
+    return [
+        tensor_info(f"OUTPUT__{place}", value) for place, value in enumerate(values) if isinstance(value, torch.Tensor)
+    ]
 
 
 def tensor_info(name: str, value: Any) -> TensorInfo:
     """A tensor's name, datatype and shape; symbolic dimensions are -1."""
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     return TensorInfo(name, "TYPE_" + datatype_of(value.dtype), shape)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _most_rows(exported: Any, values: Sequence[Any]) -> Optional[int]:

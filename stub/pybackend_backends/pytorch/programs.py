@@ -72,13 +72,9 @@ def _script_argument(path: str, argument: Any) -> Argument:
 def load_class(
     source: str, weights: str, device: str, class_name: str = "", compile_options: Optional[Dict[str, Any]] = None
 ) -> Program:
-    """Make a module of a class in the author's file, with weights of a state dict.
+    """Make a module of a class in the author's file, with weights of a state dict, if the class does not bring its own.
 
-    Args:
-        weights: of the state dict, empty if the class brings its own weights.
-        device: such as ``cpu``; empty to leave the module where its class puts it.
-        class_name: which class, if the file defines several.
-        compile_options: keyword arguments of ``torch.compile``; None to run without it.
+    An empty device leaves the module where its class puts it, and an empty name takes the only class.
     """
     state = archive.read_weights(weights) if weights else None
     module_class = _chosen(source, _classes_in(source), class_name, state)
@@ -228,13 +224,10 @@ _TENSOR = torch.Tensor
 
 
 class Execution:
-    """A program with the names and the rules of one model.
+    """A program with the names and the rules of one model; ``guard`` is entered around each run.
 
-    Args:
-        arguments: the argument's name for the name of each input.
-        outputs: data types, such as ``TYPE_FP32``, by the names of outputs in config.pbtxt, in order.
-        device: where inputs go; ``""`` or ``cpu`` to leave them where they are.
-        guard: entered around each run, such as ``torch.inference_mode``.
+    ``arguments`` has the argument's name for the name of each input, and ``outputs`` the data types, such as ``TYPE_FP32``, by the
+    names of outputs in config.pbtxt, in order. Inputs go to the device, or stay where they are if it is ``""`` or ``cpu``.
     """
 
     def __init__(

@@ -40,12 +40,7 @@ PARAMETERS = {
 class Settings(NamedTuple):
     """The parameters of a model that concern loading and running it.
 
-    Attributes:
-        guard: entered around each run.
-        share_weights: whether large weights of TorchScript are mapped from the file.
-        cleans_cache: whether the GPU's cached memory is released after each run.
-        class_name: of the module in ``model.py``, empty if it has one only.
-        compile_options: keyword arguments of ``torch.compile``, None to run without it.
+    ``guard`` is entered around each run. None as ``compile_options`` runs the model without ``torch.compile``.
     """
 
     guard: Callable[[], ContextManager[Any]]

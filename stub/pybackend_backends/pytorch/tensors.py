@@ -9,27 +9,15 @@ import torch
 from pybackend_sdk.backend import Form
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.tensor import Tensor
+from pybackend_wire.dtypes import BY_NUMPY
 
 # Views of clients' memory (CLIENT_MEMORY) and earlier outputs are read-only; models that write to an input copy it.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
 
 Value = Union[torch.Tensor, List[str]]
 
-_DATATYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "UINT8",
-    torch.int8: "INT8",
-    torch.int16: "INT16",
-    torch.int32: "INT32",
-    torch.int64: "INT64",
-    torch.float16: "FP16",
-    torch.bfloat16: "BF16",
-    torch.float32: "FP32",
-    torch.float64: "FP64",
-}
-for _name, _datatype in (("uint16", "UINT16"), ("uint32", "UINT32"), ("uint64", "UINT64")):
-    if hasattr(torch, _name):  # from torch 2.3 on
-        _DATATYPES[getattr(torch, _name)] = _datatype
+_DATATYPES = {getattr(torch, dtype.name): row.name for dtype, row in BY_NUMPY.items() if hasattr(torch, dtype.name)}
+_DATATYPES[torch.bfloat16] = "BF16"
 
 
 def datatype_of(dtype: Any) -> str:

@@ -44,7 +44,7 @@ class TritonPythonModel:
         return complete_config(config, file.signature, file.path, batch_size=_BATCH_SIZE)
 
     def initialize(self, args: Dict[str, str]) -> None:
-        from pybackend_backends.sklearn.methods import converter
+        from pybackend_backends.sklearn.estimator import converter
 
         config = json.loads(args["model_config"])
         self._restrict_threads(threads_per_instance(config))
@@ -97,8 +97,7 @@ class _EstimatorFile:
         self.path = model_path(config, ESTIMATOR_FILES)
         estimator = read_estimator(self.path, parameters, backend=_BACKEND)
         # scikit-learn is there: the file has been read.
-        from pybackend_backends.sklearn.methods import chosen_methods, tried
-        from pybackend_backends.sklearn.table import table_for
+        from pybackend_backends.sklearn.estimator import chosen_methods, table_for, tried
 
         configured = {output["name"]: output for output in config.get("output", ())}
         self.table = table_for(estimator, config.get("input", ()), backend=_BACKEND)

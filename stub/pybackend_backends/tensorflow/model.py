@@ -28,6 +28,7 @@ from pybackend_sdk.model_config import ModelConfig
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.spelling import closest
+from pybackend_wire.dtypes import BY_NUMPY
 
 BACKEND = EXTRA = "tensorflow"
 DIRECTORIES = ("model.savedmodel",)
@@ -39,21 +40,8 @@ _HOW_TO_CONVERT = (
     "model.savedmodel, with tensorflow.compat.v1.saved_model.simple_save, and remove platform"
 )
 
-_DATA_TYPES = {
-    "DT_BOOL": "TYPE_BOOL",
-    "DT_UINT8": "TYPE_UINT8",
-    "DT_UINT16": "TYPE_UINT16",
-    "DT_UINT32": "TYPE_UINT32",
-    "DT_UINT64": "TYPE_UINT64",
-    "DT_INT8": "TYPE_INT8",
-    "DT_INT16": "TYPE_INT16",
-    "DT_INT32": "TYPE_INT32",
-    "DT_INT64": "TYPE_INT64",
-    "DT_HALF": "TYPE_FP16",
-    "DT_FLOAT": "TYPE_FP32",
-    "DT_DOUBLE": "TYPE_FP64",
-    "DT_STRING": "TYPE_STRING",
-}
+_DATA_TYPES = {f"DT_{row.name}": row.config_name for row in BY_NUMPY.values()}
+_DATA_TYPES.update(DT_HALF="TYPE_FP16", DT_FLOAT="TYPE_FP32", DT_DOUBLE="TYPE_FP64", DT_STRING="TYPE_STRING")
 
 
 class ServedSignature(NamedTuple):

@@ -70,7 +70,6 @@ class TextPieces(transformers.TextStreamer):  # type: ignore[misc]  # mypy does 
             self._text, self._tokens = "", 0
 
     def finish(self, reason: str) -> None:
-        """Send all that was not sent, as the last piece."""
         super().end()
         self._receiver.end(Piece(self._text, self._tokens, reason))
 

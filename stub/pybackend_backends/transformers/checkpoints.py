@@ -3,6 +3,7 @@
 import os
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
+from pybackend_backends.pytorch.archive import beginning_of
 from pybackend_sdk.backend import boolean, choice, read_parameters, text, threads_per_instance, whole_number
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import get_model_dir
@@ -57,7 +58,6 @@ class Checkpoint:
         return tokenizer
 
     def image_processor(self) -> Any:
-        """The part that turns images into tensors."""
         return self._read(transformers.AutoImageProcessor, "an image processor (preprocessor_config.json)")
 
     def _read(self, loader: Any, what: str, **options: Any) -> Any:
@@ -68,7 +68,7 @@ class Checkpoint:
         except Exception as error:  # noqa: BLE001  the library raises many types for a bad directory
             raise TritonModelException(
                 f"{self.directory} cannot be loaded as {what} by transformers {transformers.__version__}: "
-                f"{_beginning_of(error)}"
+                f"{beginning_of(error, 400)}"
             ) from None
 
     def _task_of_architecture(self) -> str:
@@ -117,12 +117,6 @@ def _cached(model: str, cache: str) -> str:
         ) from None
 
 
-def _beginning_of(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[:2])[:400] if lines else type(error).__name__
-    return text if text.endswith((".", "!")) else text + "."
-
-
 def labels_of(config: Any) -> "Dict[int, str]":
     """The names of classes by their numbers."""
     return {int(number): str(label) for number, label in config.id2label.items()}
@@ -160,15 +154,8 @@ _DEFAULT_MAX_TOKENS = 16
 class Settings(NamedTuple):
     """The parameters of a model that its task reads.
 
-    Attributes:
-        dtype: of the weights, one of DTYPES.
-        max_length: the most tokens of a text, or of prompt and answer; None for the model's own limit.
-        pooling: one of POOLINGS.
-        normalize: whether embeddings have length 1.
-        aggregation: how tokens become entities.
-        hypothesis: the sentence of zero-shot classification, with ``{}`` for the label.
-        max_tokens: of an answer, if the request does not say.
-        max_texts: the most texts that an instance continues at a time.
+    Without ``max_length``, the model's own limit of tokens holds. ``max_tokens`` is for an answer whose request does not say, and
+    ``max_texts`` is how many texts an instance continues at a time.
     """
 
     dtype: str = "auto"

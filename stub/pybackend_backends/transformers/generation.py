@@ -74,22 +74,14 @@ class Generator:
             thread.start()
 
     def tokens_of(self, text: str) -> List[int]:
-        """The tokens of a prompt.
-
-        Raises:
-            RequestError: there are none.
-        """
+        """The tokens of a prompt."""
         tokens: List[int] = self.tokenizer(text)["input_ids"]
         if not tokens:
             raise RequestError("'text_input' has no tokens: it must not be empty.")
         return tokens
 
     def submit(self, tokens: List[int], sampling: Sampling, receiver: Receiver) -> None:
-        """Begin a text, whose receiver gets the answer in another thread. Waits while the instance has as many as it may.
-
-        Raises:
-            RequestError: the prompt and the answer do not fit into the model, or a stream uses several beams.
-        """
+        """Begin a text, whose receiver gets the answer in another thread. Waits while the instance has as many as it may."""
         self._check(len(tokens), sampling, receiver.streams)
         rules = None
         if self._batches:

@@ -20,7 +20,7 @@ from pybackend_backends.pytorch.settings import device_of  # noqa: E402
 from pybackend_backends.text_requests import require_decoupled  # noqa: E402
 from pybackend_backends.transformers.checkpoints import Checkpoint, open_checkpoint, read_settings, use_threads  # noqa: E402
 from pybackend_backends.transformers.generation import GENERATING, Generator, begin_text  # noqa: E402
-from pybackend_backends.transformers.tasks import WORKERS, interface_of, signature_of  # noqa: E402
+from pybackend_backends.transformers.tasks import WORKERS, signature_of  # noqa: E402
 
 
 class TritonPythonModel:
@@ -33,14 +33,13 @@ class TritonPythonModel:
         checkpoint = open_checkpoint(document)
         if checkpoint.task in GENERATING:
             config.set_model_transaction_policy({"decoupled": True})
-        return complete_config(config, signature_of(interface_of(checkpoint)), _described(checkpoint))
+        return complete_config(config, signature_of(checkpoint), _described(checkpoint))
 
     def initialize(self, args: Dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         settings = read_settings(config)
         checkpoint = open_checkpoint(config)
-        interface = interface_of(checkpoint)
-        check_config(config, signature_of(interface), _described(checkpoint))
+        check_config(config, signature_of(checkpoint), _described(checkpoint))
         use_threads(config)
         keep_freed_memory()
         device = device_of(args["model_instance_kind"], args["model_instance_device_id"])

@@ -6,14 +6,9 @@ from pybackend_backends.text_requests import RequestError
 
 
 class Sampling(NamedTuple):
-    """How to generate.
+    """How to generate: ``options`` are keyword arguments of ``generate``.
 
-    Attributes:
-        max_tokens: the most tokens of the answer.
-        min_tokens: the fewest.
-        seed: of the random numbers, None for arbitrary ones.
-        stop: texts that end the answer, which are left in it.
-        options: keyword arguments of ``generate``.
+    The texts of ``stop`` end the answer, and are left in it. No seed stands for arbitrary random numbers.
     """
 
     max_tokens: int
@@ -82,11 +77,7 @@ def is_setting(name: str) -> bool:
 
 
 def read_sampling(given: Mapping[str, Any], default_max_tokens: int) -> Sampling:
-    """Check settings and translate them; text stands for the number or truth that it spells.
-
-    Raises:
-        RequestError: a name is unknown, or a value has the wrong type or is out of bounds.
-    """
+    """Check settings and translate them; text stands for the number or truth that it spells."""
     values = {}
     for name, value in given.items():
         if name not in _SETTINGS:

@@ -1,28 +1,20 @@
-"""The work of the tasks that answer once."""
+"""Inputs and outputs of every task, and the work of those that answer once."""
 
 import io
 import json
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping
 
 import numpy as np
 import torch
 
-from pybackend_backends.text_requests import TEXT_SIGNATURE
+from pybackend_backends.text_requests import TEXT_SIGNATURE, strings
 from pybackend_backends.transformers.checkpoints import Checkpoint, Settings, labels_of, length_limit
 from pybackend_backends.transformers.generation import GENERATING
 from pybackend_sdk.backend import Signature, TensorInfo
 from pybackend_sdk.error import TritonModelException
 
 
-class Interface(NamedTuple):
-    """Inputs and outputs of a task, in the order of clients, with the batch dimension in front if the task batches."""
-
-    inputs: List[TensorInfo]
-    outputs: List[TensorInfo]
-    batches: bool
-
-
-def interface_of(checkpoint: Checkpoint) -> Interface:
+def signature_of(checkpoint: Checkpoint) -> Signature:
     """Inputs and outputs of a checkpoint's task."""
     if checkpoint.task in GENERATING:
         return _GENERATION
@@ -30,52 +22,38 @@ def interface_of(checkpoint: Checkpoint) -> Interface:
     if checkpoint.task == "zero-shot-classification":
         return _ZERO_SHOT
     if checkpoint.task == "text-classification":
-        return _batched([_row("text"), _row("text_pair", optional=True)], _classes(config))
+        return Signature([_row("text"), _row("text_pair", optional=True)], _classes(config))
     if checkpoint.task == "image-classification":
-        return _batched([_row("image")], _classes(config))
+        return Signature([_row("image")], _classes(config))
     if checkpoint.task == "token-classification":
-        return _batched([_row("text")], [_row("entities")])
-    return _batched([_row("text")], [_row("embedding", "FP32", int(config.hidden_size))])
-
-
-def signature_of(interface: Interface) -> Signature:
-    """An interface as the signature of a file."""
-    return Signature(interface.inputs, interface.outputs, None if interface.batches else 0)
+        return Signature([_row("text")], [_row("entities")])
+    return Signature([_row("text")], [_row("embedding", "FP32", int(config.hidden_size))])
 
 
 def _row(name: str, datatype: str = "STRING", size: int = 1, *, optional: bool = False) -> TensorInfo:
     return TensorInfo(name, "TYPE_" + datatype, (-1, size), optional)
 
 
-def _batched(inputs: List[TensorInfo], outputs: List[TensorInfo]) -> Interface:
-    return Interface(inputs, outputs, batches=True)
-
-
 def _classes(config: Any) -> List[TensorInfo]:
     return [_row("label"), _row("score", "FP32"), _row("scores", "FP32", len(labels_of(config)))]
 
 
-def _flat(name: str, datatype: str, size: int, *, optional: bool = False) -> TensorInfo:
-    shape: Tuple[int, ...] = (size,)
-    return TensorInfo(name, "TYPE_" + datatype, shape, optional)
-
-
-_ZERO_SHOT = Interface(
+_ZERO_SHOT = Signature(
     [
-        _flat("text", "STRING", 1),
-        _flat("candidate_labels", "STRING", -1),
-        _flat("multi_label", "BOOL", 1, optional=True),
+        TensorInfo("text", "TYPE_STRING", (1,)),
+        TensorInfo("candidate_labels", "TYPE_STRING", (-1,)),
+        TensorInfo("multi_label", "TYPE_BOOL", (1,), optional=True),
     ],
-    [_flat("labels", "STRING", -1), _flat("scores", "FP32", -1)],
-    batches=False,
+    [TensorInfo("labels", "TYPE_STRING", (-1,)), TensorInfo("scores", "TYPE_FP32", (-1,))],
+    most_rows=0,
 )
 
 _NOT_KNOWN = frozenset({"image", "return_cumulative_logprob", "return_logprobs", "cumulative_logprob", "logprobs"})
 
-_GENERATION = Interface(
+_GENERATION = Signature(
     [tensor for tensor in TEXT_SIGNATURE.inputs if tensor.name not in _NOT_KNOWN],
     [tensor for tensor in TEXT_SIGNATURE.outputs if tensor.name not in _NOT_KNOWN],
-    batches=False,
+    most_rows=0,
 )
 """As of Triton's vLLM backend, without images and log probabilities."""
 
@@ -87,7 +65,9 @@ class TextClassification:
         self._model = checkpoint.model(settings.dtype, device)
         self._texts = _Texts(checkpoint, settings, device)
         self._labels = labels_of(checkpoint.config)
-        self._independent = _are_independent(checkpoint.config)
+        config = checkpoint.config
+        # Several labels can apply: their scores do not add up to 1.
+        self._independent = config.problem_type == "multi_label_classification" or config.num_labels == 1
 
     def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
         encoded = self._texts.encode(inputs["text"], inputs.get("text_pair"))
@@ -161,9 +141,9 @@ class TokenClassification:
         )
 
     def run(self, inputs: Dict[str, List[Any]]) -> Dict[str, np.ndarray]:
-        """Answer a batch; one JSON list for each text, with scores as numbers."""
         found = self._find(inputs["text"], batch_size=len(inputs["text"]))
-        return {"entities": _strings([json.dumps(entities, default=float, ensure_ascii=False) for entities in found])}
+        texts = [json.dumps(entities, default=float, ensure_ascii=False) for entities in found]
+        return {"entities": strings(texts)[:, np.newaxis]}
 
 
 class ZeroShotClassification:
@@ -187,7 +167,7 @@ class ZeroShotClassification:
             multi_label=bool(inputs.get("multi_label", [False])[0]),
             hypothesis_template=self._hypothesis,
         )
-        return {"labels": _strings(answer["labels"])[:, 0], "scores": np.array(answer["scores"], np.float32)}
+        return {"labels": strings(answer["labels"]), "scores": np.array(answer["scores"], np.float32)}
 
 
 WORKERS: Mapping[str, Callable[[Checkpoint, Settings, str], Any]] = {
@@ -215,24 +195,12 @@ class _Texts:
         return encoded.to(self._device)
 
 
-def _are_independent(config: Any) -> bool:
-    """Whether several labels can apply, so that their scores do not add up to 1."""
-    return bool(config.problem_type == "multi_label_classification" or config.num_labels == 1)
-
-
 def _classified(logits: Any, labels: Dict[int, str], independent: bool) -> Dict[str, np.ndarray]:
     logits = logits.float()
     scores = (logits.sigmoid() if independent else logits.softmax(dim=-1)).cpu().numpy()
     best = scores.argmax(axis=1)
     return {
-        "label": _strings([labels[int(number)] for number in best]),
+        "label": strings([labels[int(number)] for number in best])[:, np.newaxis],
         "score": np.take_along_axis(scores, best[:, np.newaxis], axis=1),
         "scores": scores,
     }
-
-
-def _strings(texts: Sequence[str]) -> np.ndarray:
-    """Texts as a column of BYTES."""
-    column = np.empty((len(texts), 1), np.object_)
-    column[:, 0] = [text.encode("utf-8") for text in texts]
-    return column

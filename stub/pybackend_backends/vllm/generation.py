@@ -57,9 +57,6 @@ class SamplingReader:
             given: values by name, without the adapter; text stands for the number or truth that it spells.
             streams: whether the client wants each piece of text, rather than all of it at the end.
             wants_likelihood: whether the client asks for the sum of log probabilities, which the engine then computes.
-
-        Raises:
-            RequestError: a name is unknown, or a value is of another type or out of bounds.
         """
         # Clients of Triton's backend know the constraints on the text by an older name.
         renamed = {(_GRAMMAR if name == _OLD_GRAMMAR else name): value for name, value in given.items()}
@@ -98,19 +95,13 @@ class SamplingReader:
 
 
 def _readable(kind: Any) -> str:
-    """A type as authors of requests write it."""
     return re.sub(r"typing\.|<class '([^']*)'>", r"\1", str(kind)).replace("NoneType", "None")
 
 
 class Generation(NamedTuple):
-    """A request to the engine.
+    """A request to the engine: vLLM's ``SamplingParams``, and its ``LoRARequest`` or None.
 
-    Attributes:
-        prompt: as vLLM takes it: a dictionary with the text, and images if there are some.
-        sampling: vLLM's ``SamplingParams``.
-        adapter: vLLM's ``LoRARequest``, None for none.
-        streams: whether each piece of text is a separate response.
-        form: makes the responses.
+    The prompt is as vLLM takes it: a dictionary with the text, and images if there are some.
     """
 
     prompt: Dict[str, Any]
@@ -129,11 +120,7 @@ class GenerationReader:
         self._numbers = {name: number for number, name in enumerate(adapters or (), 1)}
 
     def read(self, request: InferenceRequest) -> Generation:
-        """Read a request.
-
-        Raises:
-            RequestError: an input has no meaning.
-        """
+        """Read a request."""
         text = text_of(request, "text_input")
         prompt: Dict[str, Any] = {"prompt": text}
         images = [_image(encoded) for encoded in texts_of(request, "image") if encoded]

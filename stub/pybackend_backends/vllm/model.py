@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import Any, Dict, Mapping, Sequence
 
 from pybackend_backends.text_requests import TEXT_SIGNATURE, RequestError, refuse, require_decoupled
-from pybackend_backends.vllm.engine import Engine
+from pybackend_backends.vllm.engine import Engine, stat_logger_factory
 from pybackend_backends.vllm.generation import GenerationReader
-from pybackend_backends.vllm.metrics import stat_logger_factory
 from pybackend_sdk.backend import Ignored, boolean, check_config, complete_config, model_path, read_parameters, require
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.model_config import ModelConfig

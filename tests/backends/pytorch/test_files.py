@@ -17,8 +17,7 @@ from pybackend_sdk.runtime import Runtime, bind_runtime
 torch = pytest.importorskip("torch")
 
 from pybackend_backends.pytorch import archive, settings  # noqa: E402
-from pybackend_backends.pytorch.completion import bind_inputs, complete  # noqa: E402
-from pybackend_backends.pytorch.files import CLASS, find_files, load  # noqa: E402
+from pybackend_backends.pytorch.files import CLASS, bind_inputs, complete, find_files, load  # noqa: E402
 from tests.backends.pytorch import networks  # noqa: E402
 
 pytestmark = [pytest.mark.thorough, pytest.mark.torch]

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from pybackend_sdk.backend.process_memory import keep_freed_memory
+from pybackend_sdk.backend.resources import keep_freed_memory
 
 def run(mib):
     blocks = [b"x" * (mib << 20) for _ in range(2)]
