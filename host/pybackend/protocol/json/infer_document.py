@@ -51,9 +51,8 @@ _REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "
 class DocumentReader:
     """Reads one document.
 
-    Attributes:
-        available_bytes: body bytes after the JSON part; None if unknown yet.
-        cut_tensors: receives the tensors whose data was cut out of the document; None if the document is complete.
+    ``available_bytes`` follow the JSON part (None if unknown yet). ``cut_tensors`` receive the tensors whose data was
+    cut out of the document; None if it is complete.
     """
 
     signature: ModelSignature
