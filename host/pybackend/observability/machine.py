@@ -192,10 +192,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class ProcessUsage:
     """The usage of some processes.
 
-    Attributes:
-        resident_bytes: the sum of their resident sets. Pages that several of them share count for each: to divide them
-            (Pss), the kernel would have to visit every page.
-        cpu_s: user and system time since their start, with that of children that have ended.
+    Resident sets are added up. Pages that several processes share count for each: to divide them (Pss), the kernel
+    would have to visit every page. ``cpu_s`` is user and system time since their start, with that of children that
+    have ended.
     """
 
     resident_bytes: int = 0

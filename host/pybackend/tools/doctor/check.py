@@ -26,7 +26,7 @@ from pybackend.modelconfig.options import start_options_of
 from pybackend.modelconfig.python_based import require_framework
 from pybackend.modelconfig.sandbox import sandbox_options_of
 from pybackend.modelconfig.schema import ModelConfig
-from pybackend.observability.log_collector import collected_warnings
+from pybackend.observability.logging import collected_warnings
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model

@@ -15,8 +15,8 @@ from pybackend.errors import PybackendError, ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.listening import address_of, bind, release
 from pybackend.frontend.tls import PortCertificates
-from pybackend.observability.log_collector import collected_warnings
 from pybackend.observability.log_lines import one_line
+from pybackend.observability.logging import collected_warnings
 from pybackend.repository.layout import RepositoryScan, scan_repositories
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.model_files import ModelFiles

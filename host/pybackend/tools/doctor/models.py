@@ -9,7 +9,7 @@ from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.model.host import ModelHost
 from pybackend.model.version_loader import Rehearsal, rehearse
 from pybackend.modelconfig.ensemble import part_names
-from pybackend.observability.log_collector import collected_warnings
+from pybackend.observability.logging import collected_warnings
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.layout import RepositoryScan, model_directory
 from pybackend.repository.model_files import ModelFiles

@@ -14,7 +14,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import minimal_document
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.modelconfig.sandbox import PREFIX as SANDBOX_PREFIX
-from pybackend.observability.log_collector import collected_warnings
+from pybackend.observability.logging import collected_warnings
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.entry import SAMPLE_REQUEST, StagedEntry
 from pybackend.tools.importing.kinds import Found
