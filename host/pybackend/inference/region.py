@@ -76,10 +76,7 @@ def source_of(tensor: InputTensor) -> RegionInput | None:
 
 
 class RegionOutput(RegionPart, eq=False):
-    """The destination of an output.
-
-    The stub writes there (``by_stub``), or the host copies the output when it has arrived.
-    """
+    """The destination of an output. The stub writes there (``by_stub``), or the host copies what has arrived."""
 
     by_stub: bool = False
 
