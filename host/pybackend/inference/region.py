@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol, Self
 
+from msgspec import Struct
+
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.tensor import Buffer, InputTensor, Lease
 
@@ -25,15 +27,12 @@ class Region(Protocol):
         """
 
 
-class RegionPart:
+class RegionPart(Struct, eq=False):
     """A part of a region. Its offset counts from the start of the shared memory object."""
 
-    __slots__ = ("nbytes", "offset", "region")
-
-    def __init__(self, region: Region, offset: int, nbytes: int) -> None:
-        self.region = region
-        self.offset = offset
-        self.nbytes = nbytes
+    region: Region
+    offset: int
+    nbytes: int
 
     @classmethod
     def of(cls, part: RegionPart) -> Self:
@@ -41,21 +40,16 @@ class RegionPart:
         return cls(part.region, part.offset, part.nbytes)
 
 
-class RegionInput(RegionPart):
+class RegionInput(RegionPart, eq=False):
     """The source of an input's bytes. It stands for both the bytes, which have a length only, and their lease.
 
     The stub copies the bytes into ``block``, if the model needs input memory for them. If ``is_view``, the model gets a
     view of the region itself.
     """
 
-    __slots__ = ("block", "is_view")
-
     is_of_model: ClassVar[bool] = False
-
-    def __init__(self, region: Region, offset: int, nbytes: int) -> None:
-        super().__init__(region, offset, nbytes)
-        self.block: Lease | None = None
-        self.is_view = False
+    block: Lease | None = None
+    is_view: bool = False
 
     def __len__(self) -> int:
         return self.nbytes
@@ -81,17 +75,10 @@ def source_of(tensor: InputTensor) -> RegionInput | None:
     return lease if type(lease) is RegionInput else None
 
 
-class RegionOutput(RegionPart):
-    """The destination of an output.
+class RegionOutput(RegionPart, eq=False):
+    """The destination of an output. The stub writes there (``by_stub``), or the host copies what has arrived."""
 
-    The stub writes there (``by_stub``), or the host copies the output when it has arrived.
-    """
-
-    __slots__ = ("by_stub",)
-
-    def __init__(self, region: Region, offset: int, nbytes: int) -> None:
-        super().__init__(region, offset, nbytes)
-        self.by_stub = False
+    by_stub: bool = False
 
 
 RegionOutputs = dict[str, RegionOutput]

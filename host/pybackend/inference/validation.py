@@ -192,10 +192,8 @@ def validate_bytes_tensors(request: InferenceRequest, signature: ModelSignature)
     The stub does that with the ones that lie in clients' regions. The last of several invalid inputs is described, as by the
     reference.
     """
-    for tensor in reversed(request.inputs):
-        if tensor.datatype == "BYTES" and tensor.data is not None and source_of(tensor) is None:
-            for _ in _check_elements(request, tensor, tensor.data, signature.model_name):
-                pass
+    for _ in validate_bytes_in_steps(request, signature):
+        pass
 
 
 def validate_bytes_in_steps(request: InferenceRequest, signature: ModelSignature) -> Generator[None, None, None]:

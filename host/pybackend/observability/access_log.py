@@ -20,13 +20,8 @@ _BATCH = 256
 class Access(NamedTuple):
     """A request and its answer.
 
-    Attributes:
-        protocol: ``http`` or ``grpc``.
-        path: the path, without a query.
-        status: the answer's status; None if the client left before its answer.
-        duration_ns: from the request's head until the answer was handed over to be sent.
-        ended_s: when that was, in seconds since 1970.
-        about: what is known of ``model``, ``version``, ``request_id`` and ``trace_id``.
+    The ``protocol`` is ``http`` or ``grpc``, the ``path`` has no query, and the ``status`` is None if the client left
+    before its answer. The duration is that from the request's head until the answer was handed over to be sent.
     """
 
     protocol: str

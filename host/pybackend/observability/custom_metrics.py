@@ -65,10 +65,8 @@ class _Series:
 class _Stub:
     """The metrics held by one stub.
 
-    Attributes:
-        instance: keeps the stub's counters if it dies, None if nothing does.
-        issued: the last handle; handles count from 1 and are never reused.
-        added: amounts added to gauges since they were last set, with :attr:`_Series.settings` at that time.
+    Its ``instance`` keeps its counters if it dies, None if nothing does. Handles count from 1 and are never reused.
+    ``added`` are amounts added to gauges since they were last set, with :attr:`_Series.settings` at that time.
     """
 
     instance: object | None

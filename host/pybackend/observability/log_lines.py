@@ -27,6 +27,8 @@ _NOT_ON_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 _PARTS_OF_A_LINE = re.compile(r'["\]\\]')
 _PLAIN_FILE = re.compile(r"[\w./ +-]*", re.ASCII)
 
+Facts = Mapping[str, Any] | None
+
 _INDENT = "    "
 """Before the further lines of a record on a terminal, so that none can look like a record."""
 
@@ -34,11 +36,9 @@ _INDENT = "    "
 class LineFormatter(logging.Formatter):
     """``<stamp> <pid> <file>:<line>] "<message>"``, in UTC.
 
-    Args:
-        iso8601: the stamp is ``YYYY-MM-DDThh:mm:ssZ L`` and not ``LMMDD hh:mm:ss.uuuuuu``.
-        breaks_lines: a message may have several lines, as people read them on a terminal. Otherwise each record is one
-            line, as programs read them.
-        quotes: the message, or its first line, is quoted as in JSON.
+    With ``iso8601`` the stamp is ``YYYY-MM-DDThh:mm:ssZ L``, otherwise ``LMMDD hh:mm:ss.uuuuuu``. If it
+    ``breaks_lines``, a message may have several lines, as people read them on a terminal; otherwise each record is
+    one line, as programs read them. If it ``quotes``, the message, or its first line, is quoted as in JSON.
     """
 
     def __init__(self, *, iso8601: bool = False, breaks_lines: bool = False, quotes: bool = True) -> None:
@@ -62,16 +62,8 @@ class LineFormatter(logging.Formatter):
         message = record.getMessage()
         return f"{message}\n{self.formatException(record.exc_info)}" if record.exc_info else message
 
-    def line(
-        self,
-        created_s: float,
-        level: int,
-        pid: int,
-        place: str,
-        message: str,
-        fields: Mapping[str, Any] | None = None,
-    ) -> str:
-        """A line. The place is safe to print; ``fields`` are the message's facts, and only JSON shows them."""
+    def line(self, created_s: float, level: int, pid: int, place: str, message: str, facts: Facts = None) -> str:
+        """A line. The place is safe to print; ``facts`` are those of the message, and only JSON shows them."""
         now = time.gmtime(created_s)
         letter = _LETTERS.get(level, "I")
         if self._iso8601:
@@ -104,22 +96,14 @@ class JsonFormatter(LineFormatter):
         fields |= {name: value for name, value in getattr(record, "about", {}).items() if value}
         return self.line(record.created, record.levelno, record.process or 0, "", message, fields)
 
-    def line(
-        self,
-        created_s: float,
-        level: int,
-        pid: int,
-        place: str,
-        message: str,
-        fields: Mapping[str, Any] | None = None,
-    ) -> str:
+    def line(self, created_s: float, level: int, pid: int, place: str, message: str, facts: Facts = None) -> str:
         """A line; see :meth:`LineFormatter.line`. The place is left out."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created_s))
         document = {
             "time": f"{stamp}.{int(created_s % 1 * 1e6):06d}Z",
             "level": _LEVELS.get(level, "INFO"),
             "pid": pid,
-            **(fields or {}),
+            **(facts or {}),
             "message": message,
         }
         return one_line(json.dumps(document, ensure_ascii=False))
@@ -140,15 +124,7 @@ class ShortFormatter(LineFormatter):
         """The text of a record, without frames that a line of the model's process has shown before."""
         return super().message(record).partition(_FRAMES)[0]
 
-    def line(
-        self,
-        created_s: float,
-        level: int,
-        pid: int,
-        place: str,
-        message: str,
-        fields: Mapping[str, Any] | None = None,
-    ) -> str:
+    def line(self, created_s: float, level: int, pid: int, place: str, message: str, facts: Facts = None) -> str:
         """A line; see :meth:`LineFormatter.line`. The process is left out."""
         stamp = time.strftime("%H:%M:%S", time.localtime(created_s))
         instance, slash, file = place.partition("/")
@@ -202,10 +178,8 @@ class LogFormat(StrEnum):
 class LogSettings:
     """The settings of the log.
 
-    Attributes:
-        verbose_level: 0 for none; from 1 on verbose lines are written, including those of models.
-        access: every answered request has a line.
-        escapes: messages are quoted as in JSON, so that each record is one line.
+    Verbose lines, including those of models, are written from level 1 on. With ``access``, every answered request has
+    a line. If it ``escapes``, messages are quoted as in JSON, so that each record is one line.
     """
 
     info: bool = True

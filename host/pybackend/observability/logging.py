@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -275,3 +275,25 @@ def write_model_line(
 
 def _model_level(level: int) -> int:
     return _MODEL_LEVELS[level] if level < len(_MODEL_LEVELS) else logging.INFO
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect the texts of what a server would log as warnings while a ``with`` block lasts."""
+    collector = _Collector()
+    logger = logging.getLogger("pybackend")
+    logger.addHandler(collector)
+    try:
+        yield collector.texts
+    finally:
+        logger.removeHandler(collector)
+
+
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        self.texts.append(text if text.endswith((".", "`")) else f"{text}.")

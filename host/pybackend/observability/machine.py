@@ -11,7 +11,7 @@ import logging
 import os
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +95,8 @@ class Machine:
             yield _gauge("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total_bytes)
             yield _gauge("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used_bytes)
         if self._gpus is not None:
-            for name, (kind, text, value_of) in FIELDS.items():
-                values = [(labels_text({"gpu_uuid": gpu.uuid}), value_of(gpu)) for gpu in self._gpu_figures]
+            for index, (name, kind, text) in enumerate(_GPU_FAMILIES):
+                values = [(labels_text({"gpu_uuid": uuid}), figures[index]) for uuid, figures in self._gpu_figures]
                 yield Family(name, kind, text, [("", labels, value) for labels, value in values if value is not None])
 
 
@@ -104,20 +104,17 @@ def _gauge(name: str, text: str, value: float) -> Family:
     return Family(name, "gauge", text, [("", "", value)])
 
 
-@dataclass(frozen=True)
-class GpuFigures:
-    """One GPU at one moment; None for figures that it does not have.
+GpuFigures = tuple[str, Sequence[float | None]]
+"""The uuid of a GPU, and a figure for each of :data:`_GPU_FAMILIES`; None for one that it does not have."""
 
-    Utilization is from 0 to 1; energy counts from the server's start.
-    """
-
-    uuid: str
-    utilization: float | None
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-    power_w: float | None
-    power_limit_w: float | None
-    energy_j: float | None
+_GPU_FAMILIES = (
+    ("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0)"),
+    ("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes"),
+    ("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes"),
+    ("nv_gpu_power_usage", "gauge", "GPU power usage in watts"),
+    ("nv_gpu_power_limit", "gauge", "GPU power management limit in watts"),
+    ("nv_energy_consumption", "counter", "GPU energy consumption in joules since the Triton Server started"),
+)
 
 
 class GpuMeter:
@@ -138,8 +135,7 @@ class GpuMeter:
         memory = ask(library.nvmlDeviceGetMemoryInfo, device)
         energy_j = self._energy_j(device)
         rates = ask(library.nvmlDeviceGetUtilizationRates, device)
-        return GpuFigures(
-            uuid.decode() if isinstance(uuid, bytes) else uuid,
+        return uuid.decode() if isinstance(uuid, bytes) else uuid, (
             None if rates is None else rates.gpu / 100,
             None if memory is None else memory.total,
             None if memory is None else memory.used,
@@ -184,21 +180,6 @@ def open_gpu_meter(gpu_count: int) -> GpuMeter | None:
         return None
 
 
-FIELDS: Mapping[str, tuple[str, str, Callable[[GpuFigures], float | None]]] = {
-    "nv_gpu_utilization": ("gauge", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
-    "nv_gpu_memory_total_bytes": ("gauge", "GPU total memory, in bytes", lambda gpu: gpu.memory_total_bytes),
-    "nv_gpu_memory_used_bytes": ("gauge", "GPU used memory, in bytes", lambda gpu: gpu.memory_used_bytes),
-    "nv_gpu_power_usage": ("gauge", "GPU power usage in watts", lambda gpu: gpu.power_w),
-    "nv_gpu_power_limit": ("gauge", "GPU power management limit in watts", lambda gpu: gpu.power_limit_w),
-    "nv_energy_consumption": (
-        "counter",
-        "GPU energy consumption in joules since the Triton Server started",
-        lambda gpu: gpu.energy_j,
-    ),
-}
-"""Metric families: type, help text, value."""
-
-
 _PARENT, _CPU_TICKS, _RESIDENT_PAGES = 1, slice(11, 15), 21
 """Positions in /proc/<pid>/stat, counted from the end of the name: the parent, the times of the process and of those of its
 children that have ended, and the pages that are in memory."""
@@ -211,10 +192,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class ProcessUsage:
     """The usage of some processes.
 
-    Attributes:
-        resident_bytes: the sum of their resident sets. Pages that several of them share count for each: to divide them
-            (Pss), the kernel would have to visit every page.
-        cpu_s: user and system time since their start, with that of children that have ended.
+    Resident sets are added up. Pages that several processes share count for each: to divide them (Pss), the kernel
+    would have to visit every page. ``cpu_s`` is user and system time since their start, with that of children that
+    have ended.
     """
 
     resident_bytes: int = 0

@@ -20,25 +20,16 @@ SMALL_BYTES = 4096
 """Up to this size, a private copy costs less than keeping the memory behind a view alive."""
 
 
-class OutputFormat:
+class OutputFormat(Struct, frozen=True, kw_only=True, eq=False):
     """Which outputs the client wants as binary tensors; all others are sent as JSON. Immutable.
 
     ``overrides`` tell the format of the outputs that they name, True for binary. ``classes`` are outputs requested as
     classes; None if there are none.
     """
 
-    __slots__ = ("binary_default", "classes", "overrides")
-
-    def __init__(
-        self,
-        *,
-        binary_default: bool,
-        overrides: Mapping[str, bool] | None = None,
-        classes: Mapping[str, ClassRequest] | None = None,
-    ) -> None:
-        self.binary_default = binary_default
-        self.overrides = overrides
-        self.classes = classes
+    binary_default: bool
+    overrides: Mapping[str, bool] | None = None
+    classes: Mapping[str, ClassRequest] | None = None
 
     def is_binary(self, name: str) -> bool:
         """True if this output is appended as raw bytes."""
@@ -69,10 +60,8 @@ def output_format(
 class InferPlan(Struct, eq=False):
     """A parsed request, and the form in which its client wants the outputs.
 
-    Attributes:
-        binary_inputs: the inputs whose bytes are missing, in the order of the bytes, with their announced sizes in bytes.
-        checked: how far the request was checked against the model's signature.
-        wants_empty_final: the client of a gRPC stream wants a last response even if the model sends none.
+    The bytes of ``binary_inputs`` are missing; they come in this order and with these sizes in bytes. If it
+    ``wants_empty_final``, the client of a gRPC stream wants a last response even if the model sends none.
     """
 
     request: InferenceRequest

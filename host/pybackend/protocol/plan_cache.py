@@ -88,8 +88,8 @@ class PlanCache:
     def filled(self, head: bytes, raw: Sequence[Buffer]) -> InferPlan | None:
         """A private copy of the plan for this head, with the bytes of its tensors.
 
-        Returns:
-            None if the head is not cached, or the tensors have other sizes than those for which the plan was made.
+        Returns None if the head is not cached, or the tensors have other sizes than those for which the plan was
+        made.
         """
         known = self._plans.get(head)
         if known is None or len(raw) < len(known.binary_inputs):
@@ -132,11 +132,9 @@ class PlanCache:
     def put(self, head: bytes, plan: InferPlan, *, whole: bool = True) -> None:
         """Store a validated plan, before its tensors get their bytes, if the same head is likely to recur.
 
-        A head with an id or parameters probably differs each time, and one with data cannot be a template. Class labels
-        change with the parts of an ensemble, and regions whenever clients register and unregister them.
-
-        Args:
-            whole: False if the request's id and options came apart from the head.
+        A head with an id or parameters probably differs each time, and one with data cannot be a template. Class
+        labels change with the parts of an ensemble, and regions whenever clients register and unregister them. If not
+        ``whole``, the request's id and options came apart from the head.
         """
         request = plan.request
         if (

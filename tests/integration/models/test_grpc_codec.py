@@ -101,12 +101,12 @@ class Handler(grpc.GenericRpcHandler):
             yield
             return plan
 
-        def make_room(tensor: InputTensor, size: int) -> memoryview:
+        def allocate(tensor: InputTensor, size: int) -> memoryview:
             tensor.lease = admissions[0].allocate(size, tensor.name, arriving=True)
             tensor.data = bytearray(size) if tensor.lease is None else tensor.lease.view
             return memoryview(tensor.data)
 
-        reader = ArrivingMessage(len(data), LIMITS, plan_of, make_room)
+        reader = ArrivingMessage(len(data), LIMITS, plan_of, allocate)
         try:
             for begin in range(0, len(data), FRAME_BYTES):
                 reader.feed(data[begin : begin + FRAME_BYTES])

@@ -31,7 +31,7 @@ class Restrictions:
 
     def __init__(self, restrictions: Sequence[Restriction], prefix: str = "", text: str = "") -> None:
         self._text = text
-        self._by_group = {
+        self._by_group: dict[ApiGroup | None, tuple[str, bytes, Secrets]] = {
             group: (f"{prefix}{each.header}", f"{prefix}{each.header}".lower().encode(), Secrets([each.value.encode()]))
             for each in restrictions
             for group in each.groups
@@ -44,12 +44,12 @@ class Restrictions:
 
     def header_of(self, group: ApiGroup | None) -> str:
         """The name of the header that calls of a group need, ``""`` if they need none."""
-        needed = None if group is None else self._by_group.get(group)
+        needed = self._by_group.get(group)
         return "" if needed is None else needed[0]
 
     def refusal(self, group: ApiGroup | None, headers: Headers) -> str | None:
         """The message for a call that lacks its header; None for one that may pass."""
-        needed = None if group is None else self._by_group.get(group)
+        needed = self._by_group.get(group)
         if needed is None:
             return None
         name, lower, secret = needed

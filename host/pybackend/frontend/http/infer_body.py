@@ -247,7 +247,7 @@ class StreamedBody:
             model_version=self._admission.model_version,
             limits=self._limits,
             available_bytes=available,
-            make_room=self._memory_for,
+            allocate=self._memory_for,
             regions=self._admission.regions,
         )
         self._collected, rest, self._rest = bytearray(), self._rest, bytearray()

@@ -56,11 +56,9 @@ class ModelLabels:
 class _ModelFamily:
     """A family of versions.
 
-    Attributes:
-        source: the attribute of a version that has its figure, or a function that reads it.
-        label: name of the label that tells a version's series apart; ``""`` if it has only one.
-        is_latency: the settings may leave it out.
-        is_rare: the page has the family only if there are series.
+    ``source`` is the attribute of a version that has its figure, or a function that reads it. A ``label`` tells a
+    version's series apart, if it has several. The settings may leave out latencies, and the page has a rare family
+    only if there are series.
     """
 
     name: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from operator import attrgetter
 
 from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_lines import ModelLabels
@@ -15,6 +16,8 @@ from pybackend.observability.metrics import Family, Sample
 from pybackend.settings import MetricsSettings
 
 _NS_PER_US = 1000
+
+_Labelled = Sequence[tuple[ModelLabels, VersionFigures]]
 
 _SUMMARIES = (
     (
@@ -93,7 +96,7 @@ class LatencyFamilies:
         if self._settings.summary_latencies:
             yield from self._summaries(labelled)
 
-    def _summaries(self, versions: Sequence[tuple[ModelLabels, VersionFigures]]) -> Iterator[Family]:
+    def _summaries(self, versions: _Labelled) -> Iterator[Family]:
         any_cached = any(version.config.response_cache_enabled for _, version in versions)
         for name, window, count, total, text in _SUMMARIES:
             if name.startswith(_CACHE_SUMMARIES):
@@ -106,13 +109,7 @@ class LatencyFamilies:
                 shown = [each for each in versions if not each[1].config.response_cache_enabled]
             yield Family(name, "summary", text, self._summary(shown, window, count, total))
 
-    def _summary(
-        self,
-        versions: Iterable[tuple[ModelLabels, VersionFigures]],
-        window: str,
-        count: str,
-        total: str,
-    ) -> Iterator[Sample]:
+    def _summary(self, versions: _Labelled, window: str, count: str, total: str) -> Iterator[Sample]:
         shares = self._settings.summary_quantiles
         for labels, version in versions:
             statistics = version.statistics
@@ -125,7 +122,7 @@ class LatencyFamilies:
             yield "_count", labels.plain, getattr(statistics, count)
 
 
-def _first_responses(versions: Iterable[tuple[ModelLabels, VersionFigures]]) -> Iterator[Sample]:
+def _first_responses(versions: _Labelled) -> Iterator[Sample]:
     for labels, version in versions:
         histogram = version.statistics.first_responses
         if histogram is None:
@@ -138,19 +135,17 @@ def _first_responses(versions: Iterable[tuple[ModelLabels, VersionFigures]]) -> 
         yield "_count", labels.plain, counts[-1]
 
 
+def _us(attribute: str) -> Callable[[object], int]:
+    """Reads nanoseconds as whole microseconds."""
+    nanoseconds: Callable[[object], int] = attrgetter(attribute)
+    return lambda figures: nanoseconds(figures) // _NS_PER_US
+
+
 _OF_MODELS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda figures: figures.cache_hit_count),
     ("nv_cache_num_misses_per_model", "Number of cache misses per model", lambda figures: figures.cache_miss_count),
-    (
-        "nv_cache_hit_duration_per_model",
-        "Total cache hit duration per model, in microseconds",
-        lambda figures: figures.cache_hit_ns // _NS_PER_US,
-    ),
-    (
-        "nv_cache_miss_duration_per_model",
-        "Total cache miss duration per model, in microseconds",
-        lambda figures: figures.cache_miss_ns // _NS_PER_US,
-    ),
+    ("nv_cache_hit_duration_per_model", "Total cache hit duration per model, in microseconds", _us("cache_hit_ns")),
+    ("nv_cache_miss_duration_per_model", "Total cache miss duration per model, in microseconds", _us("cache_miss_ns")),
 )
 """Counters of models: name, help text, value."""
 
@@ -165,16 +160,8 @@ _OF_CACHES: tuple[tuple[str, str, Callable[[CacheFigures], float]], ...] = (
         lambda figures: figures.hits + figures.misses,
     ),
     ("nv_cache_num_evictions", "Number of cache evictions in response cache", lambda figures: figures.evictions),
-    (
-        "nv_cache_lookup_duration",
-        "Total cache lookup duration (hit and miss), in microseconds",
-        lambda figures: figures.lookup_ns // _NS_PER_US,
-    ),
-    (
-        "nv_cache_insertion_duration",
-        "Total cache insertion duration, in microseconds",
-        lambda figures: figures.insertion_ns // _NS_PER_US,
-    ),
+    ("nv_cache_lookup_duration", "Total cache lookup duration (hit and miss), in microseconds", _us("lookup_ns")),
+    ("nv_cache_insertion_duration", "Total cache insertion duration, in microseconds", _us("insertion_ns")),
 )
 """Gauges of a cache in this process: name, help text, value."""
 

@@ -55,17 +55,16 @@ class Recorder:
     def add(self, trace: RequestTrace) -> None:
         """Record a trace soon, or lose it if too many wait."""
         with self._changed:
-            if len(self._waiting) >= self._most_waiting:
+            is_full = len(self._waiting) >= self._most_waiting
+            if is_full:
                 self._lost += 1
-                lost = True
             else:
                 self._waiting.append(trace)
-                lost = False
                 if self._thread is None:
                     self._thread = start_thread(self._run, "pybackend-traces")
                 elif len(self._waiting) in {1, self._batch_size}:
                     self._changed.notify_all()
-        if lost:
+        if is_full:
             self._complain(f"more than {self._most_waiting} traces wait")
 
     def close(self) -> None:

@@ -58,36 +58,6 @@ class Tensor(Protocol):
     data: Any
 
 
-class TracedModel(Protocol):
-    """A model version that runs traced requests."""
-
-    name: str
-    namespace: str
-    version: str
-
-
-class TracedRequest(Protocol):
-    """A request that can be traced."""
-
-    id: str
-    queued_ns: int
-
-    @property
-    def inputs(self) -> Sequence[Tensor]:
-        """Its inputs; they have their bytes."""
-
-
-class TracedResponse(Protocol):
-    """A response that can be traced."""
-
-    error: Exception | None
-    final: bool
-
-    @property
-    def outputs(self) -> Sequence[Tensor]:
-        """Its outputs."""
-
-
 class RecordedTensor(NamedTuple):
     """The beginning of a tensor. ``activity`` is the station at which it was seen, ``nbytes`` its whole size."""
 
@@ -116,35 +86,6 @@ class RequestTrace:
         executed_ns: when the host had that execution's outputs.
     """
 
-    __slots__ = (
-        "_answered",
-        "_children",
-        "_executing",
-        "_finish",
-        "_finished",
-        "_request",
-        "_sending",
-        "_sent_first",
-        "compute_context",
-        "context",
-        "error",
-        "events",
-        "executed_ns",
-        "model_context",
-        "model_name",
-        "model_version",
-        "namespace",
-        "number",
-        "outer",
-        "parent",
-        "protocol",
-        "queued_ns",
-        "request_id",
-        "settings",
-        "tensors",
-        "times",
-    )
-
     def __init__(
         self,
         settings: TraceSettings,
@@ -170,7 +111,7 @@ class RequestTrace:
         self.tensors: list[RecordedTensor] = []
         self.times: Times | None = None
         self._finish = finish
-        self._request: TracedRequest | None = None
+        self._request: Any = None
         self._children = 0
         self._answered = self._executing = self._sent_first = self._finished = False
         self._sending = sends
@@ -192,10 +133,12 @@ class RequestTrace:
 
     # For the engine
 
-    def follow(
-        self, request: TracedRequest, model: TracedModel, on_response: Callable[[Any], None]
-    ) -> Callable[[Any], None]:
-        """Begin: the request is about to be queued. Returns what receives the responses instead, and passes them on."""
+    def follow(self, request: Any, model: Any, on_response: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Begin: the request is about to be queued. Returns what receives the responses instead, and passes them on.
+
+        ``request`` is an :class:`~pybackend.inference.request.InferenceRequest`, whose module imports this one, and
+        ``model`` is the version that runs it.
+        """
         self.model_name, self.model_version, self.namespace = model.name, model.version, model.namespace
         self.request_id = request.id
         self._request = request
@@ -204,13 +147,13 @@ class RequestTrace:
         if TraceLevel.TENSORS in self.settings.levels:
             self._record("TENSOR_QUEUE_INPUT", request.inputs, now_ns)
 
-        def noting(response: TracedResponse) -> None:
+        def noting(response: Any) -> None:
             self._on_response(response)
             on_response(response)
 
         return noting
 
-    def _on_response(self, response: TracedResponse) -> None:
+    def _on_response(self, response: Any) -> None:
         now_ns = time.monotonic_ns()
         if TraceLevel.TENSORS in self.settings.levels and len(self.tensors) < MOST_EVENTS:
             self._record("TENSOR_BACKEND_OUTPUT", response.outputs, now_ns)

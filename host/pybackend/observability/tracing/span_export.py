@@ -79,11 +79,15 @@ class _Spans:
         rest = [event for event in self._events if event not in own]
         spans = []
         if trace.protocol:
+            began_ns, ended_ns = self._events[0].ns, self._events[-1].ns
             spans.append(
-                self._span("InferRequest", trace.context, trace.outer, own or rest, SpanKind.SERVER, self._events)
+                self._made("InferRequest", trace.context, trace.outer, own or rest, SpanKind.SERVER, began_ns, ended_ns)
             )
         outer = trace.context if trace.protocol else trace.outer
-        spans.append(self._span(trace.model_name, trace.model_context, outer, rest, SpanKind.INTERNAL))
+        began_ns, ended_ns = rest[0].ns, rest[-1].ns
+        spans.append(
+            self._made(trace.model_name, trace.model_context, outer, rest, SpanKind.INTERNAL, began_ns, ended_ns)
+        )
         times = trace.times
         if times is not None:
             inside = trace.model_context
@@ -103,18 +107,6 @@ class _Spans:
 
         context = context or outer.child()
         return self._made(name, context, outer, (), SpanKind.INTERNAL, began_ns, ended_ns)
-
-    def _span(
-        self,
-        name: str,
-        context: TraceContext,
-        outer: TraceContext | None,
-        events: Sequence[Event],
-        kind: SpanKind,
-        within: Sequence[Event] = (),
-    ) -> ReadableSpan:
-        within = within or events
-        return self._made(name, context, outer, events, kind, within[0].ns, within[-1].ns)
 
     def _made(
         self,

@@ -18,7 +18,8 @@ MOST_VERBOSE = 2**32 - 1
 """The largest level that a gRPC message can say."""
 
 _SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
-_NAMES = ("log_file", *_SWITCHES, "log_verbose_level", "log_format")
+_CHECKS = {**dict.fromkeys(_SWITCHES, as_bool), "log_verbose_level": as_unsigned, "log_format": as_string}
+_NAMES = ("log_file", *_CHECKS)
 
 
 def log_values(settings: LogSettings) -> dict[str, bool | int | str]:
@@ -42,13 +43,9 @@ def log_changes_in(body: bytes) -> dict[str, Any]:
     """The changes that a body asks for, as :func:`log_changes`; null leaves a setting as it is."""
     given = as_object(parse_document(body), "settings")
     changes = {name: value for name, value in given.items() if value is not None}
-    for name in _SWITCHES:
+    for name, check in _CHECKS.items():
         if name in changes:
-            as_bool(changes[name], name)
-    if "log_verbose_level" in changes:
-        as_unsigned(changes["log_verbose_level"], "log_verbose_level")
-    if "log_format" in changes:
-        as_string(changes["log_format"], "log_format")
+            check(changes[name], name)
     return log_changes(changes)
 
 

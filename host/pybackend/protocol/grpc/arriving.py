@@ -43,20 +43,19 @@ class ArrivingMessage:
         nbytes: int,
         limits: BodyLimits,
         plan_of: PlanOf,
-        make_room: Callable[[InputTensor, int], memoryview],
+        allocate: Callable[[InputTensor, int], memoryview],
         on_shortage: Callable[[], bool] = lambda: False,
     ) -> None:
         """Nothing has arrived.
 
-        Args:
-            plan_of: called once, when all that precedes the first raw tensor has arrived, or at the end.
-            make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
-            on_shortage: called when the model has no memory left; returns True if some may be available now.
+        ``plan_of`` is called once, when all that precedes the first raw tensor has arrived, or at the end.
+        ``allocate`` stores memory of the given size in a tensor's ``data`` and returns it. ``on_shortage`` is called
+        when the model has no memory left; it returns True if some may be available now.
         """
         self._left_bytes = nbytes
         self._limits = limits
         self._plan_of = plan_of
-        self._make_room = make_room
+        self._allocate = allocate
         self._on_shortage = on_shortage
         self._plan: InferPlan | None = None
         self._collected = bytearray()  # the head; later the tag and length of a raw tensor
@@ -184,6 +183,6 @@ class ArrivingMessage:
             raise byte_size_error(self._plan.request, tensor, size, self._plan.request.model_name)
         if size:
             self._tensor, self._filled_bytes = tensor, 0
-            self._room = obtain(partial(self._make_room, tensor, size), self._on_shortage)
+            self._room = obtain(partial(self._allocate, tensor, size), self._on_shortage)
         else:
             tensor.data = b""

@@ -39,11 +39,9 @@ _RAW_TAG = bytes((RAW,))
 class MessageLayout:
     """A message whose id and tensors may vary.
 
-    Attributes:
-        head: the message without id and raw tensors.
-        unpack: unpacks the raw tensors, and between two of them the tag and length of the second.
-        tags: these tags and lengths.
-        user_data: a place for a front end, which this module never touches.
+    The ``head`` has neither id nor raw tensors. ``unpack`` yields the raw tensors, and between two of them the tag
+    and length of the second, which are ``tags``. ``user_data`` is a place for a front end, which this module never
+    touches.
     """
 
     __slots__ = ("head", "model_name", "model_version", "tags", "unpack", "user_data")

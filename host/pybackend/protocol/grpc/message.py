@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.tensor import Buffer
@@ -38,7 +39,7 @@ _MOST_PARTS = 8
 """Limit of the fields of a parameter of a load request, which has a key and a value, and of the fields of its value."""
 
 
-class InferMessage:
+class InferMessage(Struct, eq=False):
     """The parts of one request message.
 
     An empty ``model_version`` means the newest ready one. ``parameters`` is a message that has nothing else, ``head``
@@ -46,17 +47,12 @@ class InferMessage:
     message.
     """
 
-    __slots__ = ("head", "id", "model_name", "model_version", "parameters", "raw")
-
-    def __init__(
-        self, model_name: str, model_version: str, request_id: str, parameters: bytes, head: bytes, raw: list[Buffer]
-    ) -> None:
-        self.model_name = model_name
-        self.model_version = model_version
-        self.id = request_id
-        self.parameters = parameters
-        self.head = head
-        self.raw = raw
+    model_name: str
+    model_version: str
+    id: str
+    parameters: bytes
+    head: bytes
+    raw: list[Buffer]
 
 
 class UnusualError(Exception):

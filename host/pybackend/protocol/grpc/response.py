@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
@@ -32,18 +34,15 @@ _INFER_RESPONSE = bytes((2 << 3 | 2,))  # tag of ModelStreamInferResponse
 _MOST_HEADERS = 512
 
 
-class EncodedMessage:
+class EncodedMessage(Struct, eq=False):
     """A serialized message, in pieces.
 
     If it ``borrows_memory``, a piece is a view of the response's memory: release the response after sending it.
     """
 
-    __slots__ = ("borrows_memory", "nbytes", "pieces")
-
-    def __init__(self, pieces: list[Buffer], nbytes: int, borrows_memory: bool) -> None:
-        self.pieces = pieces
-        self.nbytes = nbytes
-        self.borrows_memory = borrows_memory
+    pieces: list[Buffer]
+    nbytes: int
+    borrows_memory: bool
 
 
 def encode_message(

@@ -51,9 +51,8 @@ _REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "
 class DocumentReader:
     """Reads one document.
 
-    Attributes:
-        available_bytes: body bytes after the JSON part; None if unknown yet.
-        cut_tensors: receives the tensors whose data was cut out of the document; None if the document is complete.
+    ``available_bytes`` follow the JSON part (None if unknown yet). ``cut_tensors`` receive the tensors whose data was
+    cut out of the document; None if it is complete.
     """
 
     signature: ModelSignature
@@ -228,9 +227,12 @@ def missing_elements_error(count: int) -> InferenceError:
 def check_values(datatype: str, values: list[Any]) -> None:
     """Check the JSON types of a tensor's elements."""
     if datatype == "BYTES":
-        _check_strings(values)
-    else:
-        _check_numbers(datatype, values)
+        if any(type(value) is not str for value in values):
+            raise InferenceError("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+    elif datatype not in FLOATS or any(type(value) is not float for value in values):
+        # Otherwise the values are what they are to be: NaN and infinities among many numbers.
+        for value in values:
+            _check_number(datatype, value)
 
 
 def flatten(values: list[Any], depth: int, flat: list[Any]) -> None:
@@ -244,18 +246,6 @@ def flatten(values: list[Any], depth: int, flat: list[Any]) -> None:
         flatten(as_array(value, "data"), depth + 1, flat)
 
 
-def _check_strings(values: list[Any]) -> None:
-    if any(type(value) is not str for value in values):
-        raise InferenceError("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
-
-
-def _check_numbers(datatype: str, values: list[Any]) -> None:
-    if datatype in FLOATS and all(type(value) is float for value in values):
-        return  # the valid case: NaN and infinities among many numbers
-    for value in values:
-        _check_number(datatype, value)
-
-
 def _check_number(datatype: str, value: Any) -> None:
     if datatype == "BOOL":
         if type(value) is not bool:
@@ -263,17 +253,13 @@ def _check_number(datatype: str, value: Any) -> None:
     elif datatype in FLOATS:
         if type(value) is not float and type(value) is not int:
             raise type_error("data", "non-number as double")
-        _check_double(value)
+        try:
+            float(value)
+        except OverflowError:
+            raise InferenceError("Unable to parse 'data': Number too big to be stored in double.") from None
     elif not is_json_integer(datatype, value):
         sign = "unsigned" if datatype in UNSIGNED else "signed"
         raise type_error("data", f"non-{sign}-integer as {sign}-integer")
-
-
-def _check_double(value: float) -> None:
-    try:
-        float(value)
-    except OverflowError:
-        raise InferenceError("Unable to parse 'data': Number too big to be stored in double.") from None
 
 
 def _class_count(parameters: dict[str, Any]) -> int:

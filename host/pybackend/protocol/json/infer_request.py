@@ -97,11 +97,9 @@ def parse_infer(
 ) -> InferPlan:
     """Parse the JSON part of an infer request. The plan is not validated against the model yet.
 
-    Args:
-        header: the JSON part; the whole body if the client did not send its length.
-        available_bytes: body bytes after the JSON part, if the caller knows: then sizes are checked here, in the
-            reference's order; otherwise by ``check_body_size``.
-        cut_tensors: receives the tensors whose data was cut out of the JSON part; None if it is complete.
+    The ``header`` is the whole body if the client did not send its length. If the caller knows ``available_bytes``
+    behind it, sizes are checked here, in the reference's order; otherwise by ``check_body_size``. ``cut_tensors`` are
+    None if the JSON part is complete.
     """
     if header_length is not None and len(header) < header_length:
         raise invalid(f"unexpected size for request JSON, expecting {header_length - len(header)} more bytes")

@@ -41,15 +41,13 @@ def parse_large(
     model_version: str,
     limits: BodyLimits,
     available_bytes: int | None,
-    make_room: Callable[[InputTensor, int], memoryview],
+    allocate: Callable[[InputTensor, int], memoryview],
     regions: RegionFinder = NO_REGIONS,
 ) -> Generator[None, None, InferPlan]:
     """The work of ``parse_infer`` and then ``validate_header``, in steps.
 
-    The ``text`` must not change before the end.
-
-    Args:
-        make_room: allocates memory of the given size for a tensor, stores it in the tensor's ``data`` and returns it.
+    The ``text`` must not change before the end. ``allocate`` stores memory of the given size in a tensor's ``data``
+    and returns it.
     """
     limits.check_json(len(text))
     outline = yield from outline_in_steps(text)
@@ -76,7 +74,7 @@ def parse_large(
             span = outline.spans[each.number]
             data = SlicedData(text, span, each.tensor.name, each.tensor.datatype, each.element_count)
             pieces = yield from data.encode_in_steps(limits)
-            yield from _copy(pieces, make_room(each.tensor, sum(map(len, pieces))))
+            yield from _copy(pieces, allocate(each.tensor, sum(map(len, pieces))))
     except BaseException:  # including GeneratorExit, when the request is abandoned
         plan.request.release()
         raise

@@ -14,12 +14,7 @@ from pybackend.protocol.request_parameters import BINARY_DATA_OUTPUT, RESERVED_P
 
 
 def apply_json_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> bool:
-    """Apply a request's ``parameters`` object; returns True if outputs are binary by default.
-
-    Raises:
-        InferenceError: INTERNAL for a reserved member of the wrong type, INVALID_ARG for a reserved prefix or a custom
-            member that is not a string, integer, boolean or number.
-    """
+    """Apply a request's ``parameters`` object; returns True if outputs are binary by default."""
     return apply_parameters(request, parameters, BINARY_DATA_OUTPUT, _READERS, custom_parameter)
 
 

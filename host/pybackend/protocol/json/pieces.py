@@ -58,10 +58,9 @@ def is_large(response: InferenceResponse, output_format: OutputFormat) -> bool:
 class PiecewiseResponse:
     """The body of a response, made while it is sent.
 
-    Attributes:
-        has_binary: binary tensors follow the JSON part, so its length must be known before the first byte is sent.
-        may_fail: an output may prove not to be text, and the error must be sent before the first byte.
-        chunks: the binary tensors; complete once :meth:`json_pieces` has ended.
+    If it ``has_binary`` tensors behind the JSON part, its length must be known before the first byte is sent. If it
+    ``may_fail``, an output may prove not to be text, and the error must be sent before the first byte. ``chunks`` are
+    complete once :meth:`json_pieces` has ended.
     """
 
     def __init__(self, response: InferenceResponse, output_format: OutputFormat) -> None:

@@ -25,7 +25,7 @@ from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.options import sandbox_options_of, start_options_of
 from pybackend.modelconfig.schema import ModelConfig, instances
 from pybackend.modelconfig.validation import validate_cache
-from pybackend.observability.log_collector import collected_warnings
+from pybackend.observability.logging import collected_warnings
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model

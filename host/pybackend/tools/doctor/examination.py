@@ -18,8 +18,8 @@ from pybackend.frontend.tls import PortCertificates
 from pybackend.model.host import ModelHost
 from pybackend.model.version_loader import Rehearsal, rehearse
 from pybackend.modelconfig.ensemble import part_names
-from pybackend.observability.log_collector import collected_warnings
 from pybackend.observability.log_lines import one_line
+from pybackend.observability.logging import collected_warnings
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.layout import RepositoryScan, model_directory, scan_repositories
 from pybackend.repository.mirror.mirrors import Mirrors

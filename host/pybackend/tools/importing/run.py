@@ -14,7 +14,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import minimal_document
 from pybackend.modelconfig.options import SANDBOX_PREFIX
 from pybackend.modelconfig.parser import format_config_text
-from pybackend.observability.log_collector import collected_warnings
+from pybackend.observability.logging import collected_warnings
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.entry import SAMPLE_REQUEST, StagedEntry
 from pybackend.tools.importing.kinds import Found

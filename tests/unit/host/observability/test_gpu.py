@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
-from pybackend.observability.machine import GpuFigures, GpuMeter, Machine, open_gpu_meter
+from pybackend.observability.machine import GpuMeter, Machine, open_gpu_meter
 from pybackend.observability.metrics import lines
 
 
@@ -56,8 +56,8 @@ def test_figures_and_those_that_a_gpu_lacks():
     meter = GpuMeter(library)
     library.energy_mj = 7_500
     assert meter.figures() == [
-        GpuFigures("GPU-0", 0.25, 1000, 10, 70.5, 700, 2.5),
-        GpuFigures("GPU-1", 0.25, 1000, 11, None, None, None),
+        ("GPU-0", (0.25, 1000, 10, 70.5, 700, 2.5)),
+        ("GPU-1", (0.25, 1000, 11, None, None, None)),
     ]
 
 

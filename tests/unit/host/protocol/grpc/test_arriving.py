@@ -53,13 +53,13 @@ def in_pieces(data, cuts, signature, plans=None, limits=LIMITS, rooms=None):
             return plan_arriving(parts, signature, "3", limits, plans)
         return (yield from decode_in_steps(parts, signature, "3", limits, plans))
 
-    def make_room(tensor, size):
+    def allocate(tensor, size):
         if rooms is not None:
             rooms.append((tensor.name, size))
         tensor.data = bytearray(size)
         return memoryview(tensor.data)
 
-    reader = ArrivingMessage(len(data), limits, plan_of, make_room)
+    reader = ArrivingMessage(len(data), limits, plan_of, allocate)
     edges = [0, *sorted(cuts), len(data)]
     for begin, end in pairwise(edges):
         reader.feed(data[begin:end])

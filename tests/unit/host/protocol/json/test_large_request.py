@@ -53,7 +53,7 @@ def in_steps(text, signature=EVERY, *, binary_bytes=0):
         model_version="1",
         limits=BodyLimits(),
         available_bytes=binary_bytes,
-        make_room=make_room,
+        allocate=allocate,
     )
     while True:
         try:
@@ -248,7 +248,7 @@ def test_megabytes():
     assert bytes(in_steps(text).request.inputs[0].data) == values.tobytes()
 
 
-def make_room(tensor, size):
+def allocate(tensor, size):
     tensor.data = bytearray(size)
     return memoryview(tensor.data)
 
@@ -261,7 +261,7 @@ def steps_until_refused(text, message, signature=EVERY):
         model_version="",
         limits=BodyLimits(),
         available_bytes=0,
-        make_room=make_room,
+        allocate=allocate,
     )
     done: list[None] = []
     with pytest.raises(InferenceError, match=message):
