@@ -12,7 +12,7 @@ torch = require("torch", backend="pytorch", extra="torch")
 
 # After torch is known to be there.
 from pybackend_backends.pytorch.exported import ExportedProgram  # noqa: E402
-from pybackend_backends.pytorch.files import ModelFiles, bind_inputs, complete, find_files, load, signature_for  # noqa: E402  # noqa: E402
+from pybackend_backends.pytorch.files import ModelFiles, bind_inputs, complete, find_files, load, signature_for  # noqa: E402
 from pybackend_backends.pytorch.programs import Execution, Program  # noqa: E402
 from pybackend_backends.pytorch.settings import apply_to_process, device_of, read_settings  # noqa: E402
 from pybackend_backends.pytorch.tensors import TorchTensors  # noqa: E402
