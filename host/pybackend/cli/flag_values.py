@@ -1,4 +1,4 @@
-"""What the texts of flags mean; a text that means nothing is an ``ArgumentTypeError``."""
+"""The meanings of flags' texts; a text without one is an ``ArgumentTypeError``."""
 
 from __future__ import annotations
 

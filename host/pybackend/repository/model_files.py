@@ -94,7 +94,7 @@ class ModelFiles:
         """Bring a model's directory up to date, if the model is in cloud storage.
 
         Raises ModelLoadError: it cannot be downloaded; its directory is as before. Without a ``directory``, all
-        repositories are asked for it.
+        repositories are searched.
         """
         place, plain = self._names.split(name)
         choose = partial(self._chosen, config_json)

@@ -1,4 +1,4 @@
-"""What the log says when the models are loaded, and while a server stops: which models it waits for, and how not to wait."""
+"""The log's lines when the models are loaded, and while a server stops: which models it waits for, and how not to wait."""
 
 from __future__ import annotations
 

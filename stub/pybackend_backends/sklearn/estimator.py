@@ -1,4 +1,4 @@
-"""What a fitted estimator takes, an array, a list of texts or a table with named columns, and what its methods give."""
+"""The inputs of a fitted estimator (an array, a list of texts or a table with named columns) and the outputs of its methods."""
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 

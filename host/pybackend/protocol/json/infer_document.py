@@ -230,7 +230,7 @@ def check_values(datatype: str, values: list[Any]) -> None:
         if any(type(value) is not str for value in values):
             raise InferenceError("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
     elif datatype not in FLOATS or any(type(value) is not float for value in values):
-        # Otherwise the values are what they are to be: NaN and infinities among many numbers.
+        # Floats need no look at each value: NaN and infinities among many numbers.
         for value in values:
             _check_number(datatype, value)
 

@@ -103,7 +103,7 @@ def _chunks(sources: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
 
 
 def _compile(python: Path, chunk: bytes, target: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-    """Compile a chunk in a process of its own, added to ``processes``: earlier compilations would influence the output."""
+    """Compile a chunk in a new process, added to ``processes``: earlier compilations would influence the output."""
     process = subprocess.Popen(
         [python, "-s", "-S", "-B", "-W", "ignore", "-c", _SCRIPT],
         stdin=subprocess.PIPE,
