@@ -115,7 +115,7 @@ def test_the_package_that_serves_the_files_of_a_native_backend_is_named(
     message = refusal(make_model(text), backends).message
     assert message.startswith(f"unable to find backend library for backend '{backend}', try specifying runtime on the ")
     assert f"loads it with the Python package {package}, and backend: " in message
-    assert (Path(__file__).resolve().parents[4] / "docs" / "authors" / "models-without-code.md").is_file()
+    assert (Path(__file__).resolve().parents[5] / "docs" / "authors" / "models-without-code.md").is_file()
 
 
 @pytest.mark.parametrize(
