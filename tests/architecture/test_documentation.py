@@ -45,7 +45,7 @@ def test_the_first_page_leads_to_every_page_of_the_manual():
         ),
         (
             "hot-path",
-            f"up to {plan_cache.LARGEST_HEAD_BYTES // 1024} KB; {plan_cache.MOST_PLANS} for each model version",
+            f"up to {plan_cache.LARGEST_PREAMBLE_BYTES // 1024} KB; {plan_cache.MOST_PLANS} for each model version",
         ),
         ("hot-path", f"Bodies up to {infer_body.SMALL_BODY_BYTES // 1024} KB are collected"),
         ("hot-path", f"waits, up to {connection.MAX_WAITING_BYTES // 1024} KB, and then reading pauses"),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 
 
-class Answers:
+class AnswerCounts:
     """The counts of one protocol."""
 
     __slots__ = ("_ok_code", "_others", "ok")

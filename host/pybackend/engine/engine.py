@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from pybackend.engine.admission import CLIENT, Admission, Sender
-from pybackend.engine.answers import Answers, Refusals
+from pybackend.engine.answers import AnswerCounts, Refusals
 from pybackend.engine.description import ModelDescription, instance_document, statistics_document
 from pybackend.engine.figures import RepositoryFigures
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
@@ -63,7 +63,7 @@ class InferenceEngine:
         self.server_id = server_id  # the server's name
         self.state = EngineState.STARTING  # the stage of its life
         # counts of all answers, by the protocol of the sender
-        self.answers = {"http": Answers("200"), "grpc": Answers("OK"), "model": Answers("OK")}
+        self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK"), "model": AnswerCounts("OK")}
         # counts of the requests that no model accepted; front ends report them
         self.refusals = Refusals(repository.catalogue.known_name)
         self.regions = regions or ClientRegions(enabled=False)  # shared memory that clients have registered

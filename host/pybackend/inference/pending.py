@@ -9,7 +9,8 @@ unchanged. A model has only the stages that it needs, in this order:
 1. ``scheduler/ordered_delivery.py``: sends responses in the order of their requests.
 2. ``scheduler/sequence_batcher.py``: keeps state tensors, and lets the sequence continue.
 3. ``model/cached_answers.py``: copies the response into the cache.
-4. :class:`QueuedBytes`: stops counting the request's bytes.
+4. ``model/latencies.py``: notes when the first response came.
+5. :class:`QueuedBytes`: stops counting the request's bytes.
 
 A model that needs none of them uses :func:`to_sender`.
 """

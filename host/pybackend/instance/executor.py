@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class InstanceExecutor:
-    """One instance, as its scheduler and the requests see it that it executes.
+    """One instance, as its scheduler sees it: takes executions and sends them to the stub.
 
     See :class:`pybackend.scheduler.scheduler.BatchExecutor` and :class:`pybackend.inference.pending.RequestHolder`.
 

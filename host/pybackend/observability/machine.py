@@ -95,7 +95,7 @@ class Machine:
             yield _gauge("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total_bytes)
             yield _gauge("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used_bytes)
         if self._gpus is not None:
-            for index, (name, kind, text) in enumerate(_GPU_FAMILIES):
+            for index, (name, kind, text) in enumerate(GPU_FAMILIES):
                 values = [(labels_text({"gpu_uuid": uuid}), figures[index]) for uuid, figures in self._gpu_figures]
                 yield Family(name, kind, text, [("", labels, value) for labels, value in values if value is not None])
 
@@ -105,9 +105,9 @@ def _gauge(name: str, text: str, value: float) -> Family:
 
 
 GpuFigures = tuple[str, Sequence[float | None]]
-"""The uuid of a GPU, and a figure for each of :data:`_GPU_FAMILIES`; None for one that it does not have."""
+"""The uuid of a GPU, and a figure for each of :data:`GPU_FAMILIES`; None for one that it does not have."""
 
-_GPU_FAMILIES = (
+GPU_FAMILIES = (
     ("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0)"),
     ("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes"),
     ("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes"),

@@ -1,6 +1,6 @@
-"""A cache of plans by head, the part of a request before its tensors: the JSON part, or a gRPC message's first fields.
+"""A cache of plans by preamble, the part of a request before its tensors: the JSON part, or a gRPC message's first fields.
 
-Clients that send binary tensors repeat their heads.
+Clients that send binary tensors repeat their preambles.
 
 In front of ``json.infer_request`` and ``grpc.request`` on the hot path. A hit saves the parsing and the validation of everything but the tensors'
 bytes, which is more than half of the codec's cost for a small request.
@@ -18,9 +18,9 @@ from pybackend.protocol.json.templates import ANY_ID, ID_AT_START, SECOND_ID, Js
 from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
-LARGEST_HEAD_BYTES = 4096
+LARGEST_PREAMBLE_BYTES = 4096
 MOST_PLANS = 256
-"""With the largest head this limits a model's plans to 1 MB."""
+"""With the largest preamble this limits a model's plans to 1 MB."""
 
 
 class PlanCaches:
@@ -39,11 +39,11 @@ class PlanCaches:
         return cache
 
     def _drop(self, key: int) -> None:
-        self._caches.pop(key).clear()  # heads that clients no longer send may still lead to it
+        self._caches.pop(key).clear()  # preambles that clients no longer send may still lead to it
 
 
 class PlanCache:
-    """Validated plans of one model version, by the bytes of their head.
+    """Validated plans of one model version, by the bytes of their preamble.
 
     ``templates`` are the plans of requests that are JSON only.
     """
@@ -57,9 +57,9 @@ class PlanCache:
         self.templates.clear()
         self._plans.clear()
 
-    def get(self, head: bytes) -> InferPlan | None:
-        """A private copy of the plan for this head, with tensors still without bytes; None if it is not cached."""
-        known = self._plans.get(head)
+    def get(self, preamble: bytes) -> InferPlan | None:
+        """A private copy of the plan for this preamble, with tensors still without bytes; None if it is not cached."""
+        known = self._plans.get(preamble)
         if known is None:
             return None
         inputs = []
@@ -72,26 +72,26 @@ class PlanCache:
             request_like(known.request, inputs), binary, known.binary_bytes, known.output_format, known.checked
         )
 
-    def learn(self, head: bytes, plan: InferPlan) -> None:
+    def learn(self, preamble: bytes, plan: InferPlan) -> None:
         """Store the plan of a JSON part if it is likely to recur, apart from its id."""
         if plan.request.id:
-            self.put_with_id(head, plan)
-        elif not ANY_ID.search(head):
-            self.put(head, plan)
+            self.put_with_id(preamble, plan)
+        elif not ANY_ID.search(preamble):
+            self.put(preamble, plan)
 
-    def put_with_id(self, head: bytes, plan: InferPlan) -> None:
+    def put_with_id(self, preamble: bytes, plan: InferPlan) -> None:
         """As :meth:`put`, for a JSON part that begins with an id. The rest of it, which is likely to recur, is kept as if there were no id."""
-        match = ID_AT_START.match(head)
-        if match and not plan.request.has_options and not SECOND_ID.search(head, match.end()):
-            self.put(b"{" + head[match.end() :], plan, whole=False)
+        match = ID_AT_START.match(preamble)
+        if match and not plan.request.has_options and not SECOND_ID.search(preamble, match.end()):
+            self.put(b"{" + preamble[match.end() :], plan, whole=False)
 
-    def filled(self, head: bytes, raw: Sequence[Buffer]) -> InferPlan | None:
-        """A private copy of the plan for this head, with the bytes of its tensors.
+    def filled(self, preamble: bytes, raw: Sequence[Buffer]) -> InferPlan | None:
+        """A private copy of the plan for this preamble, with the bytes of its tensors.
 
-        Returns None if the head is not cached, or the tensors have other sizes than those for which the plan was
+        Returns None if the preamble is not cached, or the tensors have other sizes than those for which the plan was
         made.
         """
-        known = self._plans.get(head)
+        known = self._plans.get(preamble)
         if known is None or len(raw) < len(known.binary_inputs):
             return None
         inputs = []
@@ -107,11 +107,11 @@ class PlanCache:
         The message ends with the body; its JSON part may begin with an id. None if the JSON part is not cached, or
         the number of bytes behind it does not fit it.
         """
-        head = message[start:end]
-        known, request_id = self._plans.get(head), ""
+        preamble = message[start:end]
+        known, request_id = self._plans.get(preamble), ""
         if known is None:
-            match = ID_AT_START.match(head)
-            known = self._plans.get(b"{" + head[match.end() :]) if match else None
+            match = ID_AT_START.match(preamble)
+            known = self._plans.get(b"{" + preamble[match.end() :]) if match else None
             if match is None or known is None:
                 return None
             request_id = match[1].decode()
@@ -129,16 +129,16 @@ class PlanCache:
             inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
         return InferPlan(request_like(known.request, inputs, request_id), [], 0, known.output_format, known.checked)
 
-    def put(self, head: bytes, plan: InferPlan, *, whole: bool = True) -> None:
-        """Store a validated plan, before its tensors get their bytes, if the same head is likely to recur.
+    def put(self, preamble: bytes, plan: InferPlan, *, whole: bool = True) -> None:
+        """Store a validated plan, before its tensors get their bytes, if the same preamble is likely to recur.
 
-        A head with an id or parameters probably differs each time, and one with data cannot be a template. Class
+        A preamble with an id or parameters probably differs each time, and one with data cannot be a template. Class
         labels change with the parts of an ensemble, and regions whenever clients register and unregister them. If not
-        ``whole``, the request's id and options came apart from the head.
+        ``whole``, the request's id and options came apart from the preamble.
         """
         request = plan.request
         if (
-            len(head) > LARGEST_HEAD_BYTES
+            len(preamble) > LARGEST_PREAMBLE_BYTES
             or (whole and (request.id or request.has_options))
             or plan.output_format.classes
             or request.regions is not None
@@ -148,4 +148,4 @@ class PlanCache:
         inputs = [(InputTensor(each.name, each.datatype, each.shape), size) for each, size in plan.binary_inputs]
         template = request_like(request, [])
         known = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, plan.checked)
-        self._plans.remember(head, known)
+        self._plans.remember(preamble, known)

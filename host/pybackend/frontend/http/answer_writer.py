@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from pybackend.engine.answers import Answers
+from pybackend.engine.answers import AnswerCounts
 from pybackend.errors import ErrorCode
 from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
 from pybackend.frontend.request_log import RequestRecord
@@ -38,7 +38,7 @@ class AnswerWriter:
         is_paused: the client reads more slowly than the server writes.
     """
 
-    def __init__(self, transport: Any, flow: Flow, answers: Answers) -> None:
+    def __init__(self, transport: Any, flow: Flow, answers: AnswerCounts) -> None:
         self._transport = transport
         self._flow = flow
         self._answers = answers

@@ -12,7 +12,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from pybackend.engine.answers import Answers
+from pybackend.engine.answers import AnswerCounts
 from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.request_reader import RequestHead, path_of
 from pybackend.frontend.request_log import RECORD
@@ -23,7 +23,7 @@ _KEY = "exchange"
 class AsgiApp:
     """An ASGI application, as uvicorn runs it for all connections of a port."""
 
-    def __init__(self, app: Any, answers: Answers) -> None:
+    def __init__(self, app: Any, answers: AnswerCounts) -> None:
         self._app = app
         self._answers = answers
         self._config = Config(

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any
 
 from pybackend.engine.admission import Admission
-from pybackend.engine.answers import Answers
+from pybackend.engine.answers import AnswerCounts
 from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory, Flow, Transfer
 from pybackend.frontend.http.answer_writer import INTERNAL, AnswerWriter
 from pybackend.frontend.http.guard import Cors, HttpGuard
@@ -164,7 +164,7 @@ class HttpPort(Port["HttpConnection"]):
         self.request_log = RequestLog() if request_log is None else request_log
         self.guard = guard
         self.cors = cors
-        self.answers = Answers("200")
+        self.answers = AnswerCounts("200")
         self.take: Callable[[HttpConnection, bytes], bytes] | None = None
 
     def begin(self, connection: HttpConnection, head: RequestHead) -> Exchange:

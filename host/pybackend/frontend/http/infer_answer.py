@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
-from pybackend.engine.answers import Answers
+from pybackend.engine.answers import AnswerCounts
 from pybackend.errors import InferenceError
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding, deflated
 from pybackend.frontend.flow import UNCOUNTED_BYTES
@@ -62,7 +62,7 @@ class InferAnswer(Exchange):
     def __init__(
         self,
         connection: HttpConnection,
-        answers: Answers,
+        answers: AnswerCounts,
         output_format: OutputFormat,
         coding: Coding | None,
         takes_chunks: bool,

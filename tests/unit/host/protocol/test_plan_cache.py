@@ -12,7 +12,7 @@ from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
-from pybackend.protocol.plan_cache import LARGEST_HEAD_BYTES, PlanCache, PlanCaches
+from pybackend.protocol.plan_cache import LARGEST_PREAMBLE_BYTES, PlanCache, PlanCaches
 
 HEADER = b'{"inputs":[...]}'
 
@@ -124,7 +124,7 @@ def test_an_id_with_other_options_is_not_kept():
 
 def test_long_headers_are_not_kept():
     cache = PlanCache()
-    for nbytes, is_kept in ((LARGEST_HEAD_BYTES, True), (LARGEST_HEAD_BYTES + 1, False)):
+    for nbytes, is_kept in ((LARGEST_PREAMBLE_BYTES, True), (LARGEST_PREAMBLE_BYTES + 1, False)):
         cache.put(b"x" * nbytes, plan())
         assert (cache.get(b"x" * nbytes) is not None) == is_kept
 
