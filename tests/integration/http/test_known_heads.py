@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from random import Random
 
 import pytest
 
@@ -110,11 +111,11 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize("names", [[each] for each in UNREAD] + [list(UNREAD)], ids=[*UNREAD, "all of them"])
-def test_fields_that_nobody_reads_may_differ(serve, parsed, names):
+def test_fields_that_nobody_reads_may_differ(serve, parsed):
     async def check(client, _other):
-        for number in range(10):
-            await ask(client, **{name: UNREAD[name].format(number) for name in names})
+        for names in ([], list(UNREAD), *([each] for each in UNREAD)):
+            for number in range(4):
+                await ask(client, **{name: UNREAD[name].format(number) for name in names})
         assert len(parsed) == 2
 
     serve(check)
@@ -134,18 +135,29 @@ def test_a_head_that_comes_again_to_the_last_byte_is_known_as_it_is(serve, parse
     serve(check)
 
 
-@pytest.mark.parametrize(
-    "lines",
-    ["Broken: a\x01b", "No colon", "Bro ken: a", ": a", "Broken : a", " folded", "Broken: a\n b", "Broken: a\x7fb"],
-)
-def test_malformed_fields_are_refused_after_well_formed_ones_were_known(serve, lines):
+MALFORMED = [
+    "Broken: a\x01b",
+    "No colon",
+    "Bro ken: a",
+    ": a",
+    "Broken : a",
+    " folded",
+    "Broken: a\n b",
+    "Broken: a\x7fb",
+]
+
+
+def test_malformed_fields_are_refused_after_well_formed_ones_were_known(serve):
     async def check(client, other):
         for number in range(5):
             await ask(client, broken=str(number))
         whole = request(broken="1")
         assert b"broken: 1" in whole
-        other[1].write(whole.replace(b"broken: 1", lines.encode()))
-        assert (await other[0].readline()).startswith(b"HTTP/1.1 400 ")
+        for lines in MALFORMED:
+            reader, writer = await asyncio.open_connection(*other[1].get_extra_info("peername"))
+            writer.write(whole.replace(b"broken: 1", lines.encode()))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400 "), lines
+            writer.close()
 
     serve(check)
 
@@ -162,8 +174,9 @@ def test_clients_that_take_turns_are_both_remembered(serve, parsed):
     serve(check)
 
 
-def test_more_heads_than_there_is_room_for_are_mostly_known(serve, parsed):
+def test_more_heads_than_there_is_room_for_are_mostly_known(serve, parsed, monkeypatch):
     """All of them come in turns, and a few more than are remembered."""
+    monkeypatch.setattr("pybackend.protocol.recurring.random", Random(1).random)
 
     async def check(client, _other):
         heads = MOST + 2

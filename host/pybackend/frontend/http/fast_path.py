@@ -48,7 +48,7 @@ from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
 MOST_HEADS, LARGEST_HEAD_BYTES = 1024, 1024
-"""Limits of the memory of heads, 1 MB in all."""
+"""Limits of each of two memories of heads, 1 MB each."""
 
 MOST_LAYOUTS, LONGEST_FRAME_BYTES = 512, 4096
 """Limits of each memory of answers, a few MB in all: stubs choose the names of outputs."""
@@ -104,7 +104,9 @@ class FastPath:
         self._frontend = frontend
         self._plans = plans
         self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
+        self._whole_heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
         self._seen: Recurring[int, None] = Recurring(MOST_HEADS)
+        self._seen_whole: Recurring[int, None] = Recurring(MOST_HEADS)
         self._credentials = credentials
         self._leave_out = None if frontend.forwards is not None else _fields_but(read)
         self._find_credential = re.compile(
@@ -124,7 +126,7 @@ class FastPath:
         traces = self._frontend.engine.tracer.active
         if traces and _has_context(data, 0, end) is not None:
             return data
-        known = self._heads.get(data[:end])
+        known = self._whole_heads.get(data[:end])
         if known is not None:
             body_bytes = known.body_bytes
         else:
@@ -197,16 +199,13 @@ class FastPath:
             body_bytes = int(digits)
             if body_bytes > self._longest_text:
                 return None
-        if len(head) <= LARGEST_HEAD_BYTES and self._comes_again(head) and self._find_credential(head) is None:
-            self._heads.remember(head, msgspec.structs.replace(known, body_bytes=body_bytes))
+        if (
+            len(head) <= LARGEST_HEAD_BYTES
+            and _comes_again(head, self._seen_whole)
+            and self._find_credential(head) is None
+        ):
+            self._whole_heads.remember(head, msgspec.structs.replace(known, body_bytes=body_bytes))
         return known, body_bytes
-
-    def _comes_again(self, key: bytes) -> bool:
-        """True when a head comes for the second time. Heads that differ each time push nothing out."""
-        if hash(key) in self._seen:
-            return True
-        self._seen.remember(hash(key), None)
-        return False
 
     def _digest(self, head: bytes) -> bytes:
         return blake2b(head, key=self._digest_key, digest_size=32).digest()
@@ -233,7 +232,7 @@ class FastPath:
             key = self._digest(key)
         if meaning.fields.context is not None:
             meaning = msgspec.structs.replace(meaning, fields=meaning.fields._replace(context=None))
-        if self._comes_again(key):
+        if _comes_again(key, self._seen):
             self._heads.remember(key, _KnownHead(meaning, head.content_length, answer_fields))
 
     def _shows_credentials(self, head: InferHead) -> bool:
@@ -242,8 +241,8 @@ class FastPath:
 
     def forget_heads(self) -> None:
         """Read all heads again."""
-        self._heads.clear()
-        self._seen.clear()
+        for memory in (self._heads, self._whole_heads, self._seen, self._seen_whole):
+            memory.clear()
 
     def _shorten(self, known: _KnownHead, admission: Admission) -> None:
         """Make the shortcut for the next requests with a known head."""
@@ -261,6 +260,14 @@ class FastPath:
         route = admission.route()
         if route is not None:
             known.shortcut = _Shortcut(json_bytes, self._plans.of(admission.signature), route)
+
+
+def _comes_again(key: bytes, seen: Recurring[int, None]) -> bool:
+    """True when a head comes for the second time. Heads that differ each time push nothing out of the memory."""
+    if hash(key) in seen:
+        return True
+    seen.remember(hash(key), None)
+    return False
 
 
 def _fields_but(read: frozenset[bytes]) -> Callable[[bytes, bytes], bytes]:
