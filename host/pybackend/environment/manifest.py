@@ -35,7 +35,7 @@ class PackedPackage:
     """
 
     name: str
-    version: str
+    version: str = ""
     source: str = ""
 
 
@@ -50,8 +50,8 @@ class EnvironmentManifest:
         lock: text from which the same environment can be made again; empty if unavailable.
     """
 
-    platform: str
-    python: str
+    platform: str = ""
+    python: str = ""
     libc: str = ""
     free_threaded: bool = False
     packages: tuple[PackedPackage, ...] = ()

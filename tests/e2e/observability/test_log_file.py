@@ -189,3 +189,21 @@ def test_lines_name_the_request_its_trace_and_its_model(tmp_path):
         assert f" and took 1 request (id {model} 2; trace {TRACE_ID}) with it. Restart 1 of" in died["message"]
         assert f"instance '{model}_0' is restarted" in [each["message"] for each in lines if each["model"] == model]
         assert all("request_id" not in each for each in lines if each["message"] == "printed")
+
+
+def test_the_access_log_has_the_trace_of_each_request_whose_head_is_known_but_for_it(tmp_path):
+    write_model(tmp_path / "models", "plain", SAYING, identity_config("TYPE_FP32", "[ -1 ]"))
+    path = tmp_path / "log"
+    server = ServerProcess([tmp_path / "models"], "--log-format=json", "--log-access", f"--log-file={path}")
+    try:
+        wait_until(lambda: any("model is ready" in line for line in lines_of(path)), "the models")
+        port = int(re.search(r"Started HTTPService at [0-9.]+:(\d+)", path.read_text())[1])
+        traces = [f"{number:032x}" for number in range(1, 7)]
+        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
+        for trace in traces:
+            fields = {"traceparent": f"00-{trace}-{1:016x}-01"}
+            assert server.request("POST", "/v2/models/plain/infer", body, fields, port=port).status == 200
+        wait_until(lambda: len(access_lines(path)) >= len(traces), "the access log")
+    finally:
+        assert server.stop() == 0
+    assert [each.get("trace_id") for each in access_lines(path)] == traces

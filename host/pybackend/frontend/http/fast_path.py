@@ -1,7 +1,7 @@
 """The fast path of an HTTP port: recurring requests are recognised, and go straight to the engine.
 
 Clients send the same head with every request, and the same JSON part with other tensors. Some fields of a head may differ: nothing
-here reads the names of programs and of requests, cookies, proxies' addresses, or trace contexts while nothing is traced. If a client
+here reads the names of programs and of requests, cookies, proxies' addresses, or trace contexts while nothing is traced or logged. If a client
 sends such requests,
 
 1. the first takes the ordinary way: its plan (the meaning of its JSON part) is stored, and the hash of its head without such fields;
@@ -124,7 +124,8 @@ class FastPath:
         """
         end = data.find(b"\r\n\r\n") + 4
         traces = self._frontend.engine.tracer.active
-        if traces and _has_context(data, 0, end) is not None:
+        logs = connection.port.request_log.on
+        if (traces or logs) and _has_context(data, 0, end) is not None:
             return data
         known = self._whole_heads.get(data[:end])
         if known is not None:
@@ -137,12 +138,12 @@ class FastPath:
         if (
             known.shortcut is not None
             and end + body_bytes == len(data)
-            and not connection.port.request_log.on
+            and not logs
             and not traces
             and self._submit_whole(connection, known, known.shortcut, data, end)
         ):
             return b""
-        if connection.port.request_log.on:
+        if logs:
             method, target, *_ = data.split(b" ", 2)
             connection.record = connection.port.request_log.begin(
                 "http", connection.address, method, target, body_bytes
