@@ -93,7 +93,7 @@ class Arrival:
             body.complete()
             await self._work(body)
             return body.finish()
-        except BaseException:
+        except BaseException:  # cancelled, too: the body holds memory of a model
             body.release()
             raise
         finally:

@@ -316,7 +316,7 @@ class HttpConnection(asyncio.Protocol):
             self.exchange.on_stored(count)
             if self._reader.is_complete:
                 self._complete()
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001  whatever goes wrong, the client gets an answer
             self._fail()
 
     def _complete(self) -> None:

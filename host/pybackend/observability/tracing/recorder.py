@@ -111,7 +111,7 @@ class Recorder:
         except TraceLossError as error:
             self._complain(str(error))
             return False
-        except Exception:  # traces end with nothing else
+        except Exception:  # whatever the sink raises, the thread that records must go on
             log.exception("traces could not be recorded")
             return False
         return True

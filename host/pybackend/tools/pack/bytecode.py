@@ -79,7 +79,7 @@ def compile_modules(
             for done, future in enumerate(as_completed(running), 1):
                 future.result()
                 advance(done, len(chunks))
-        except BaseException:
+        except BaseException:  # interrupted, too: the compiling processes must not go on alone
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.kill()

@@ -81,7 +81,7 @@ def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:
                     raise _error(order, event)
                 else:
                     return records
-        except BaseException:
+        except BaseException:  # interrupted, too: the solver must not go on alone
             worker.kill()
             raise
         complaint = worker.stderr.read()

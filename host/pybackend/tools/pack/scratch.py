@@ -102,7 +102,7 @@ def draft_of(archive: Path) -> Iterator[BinaryIO]:
             os.fchmod(stream.fileno(), 0o666 & ~_umask())
             os.fsync(stream.fileno())
             os.replace(name, archive)
-    except BaseException as error:
+    except BaseException as error:  # interrupted, too: half an archive must not stay
         with suppress(OSError):
             os.unlink(name)
         if isinstance(error, OSError):
