@@ -103,9 +103,7 @@ def test_an_input_larger_than_the_limit(server):
 def test_inputs_in_flight_count_until_they_are_answered(server, repository):
     gate = Gate(repository / "gated", "execute")
     large = np.zeros(3 * MIB, np.uint8)
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(send, server, "gated", large)
-        gate.wait_reached()
+    with ThreadPoolExecutor() as pool, gate.holding(lambda: send(server, "gated", large)) as first:
         reply = send(server, "gated", large)
         assert reply.status == 503
         assert "no input memory left for model 'gated'" in reply.error

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from tests.support.repositories import code_part
 
 DEADLINE_S = 60
+
+_Result = TypeVar("_Result")
 
 GATE = code_part("gate")
 """For the top of a model file: ``pass_gate(args["model_repository"], "execute")``."""
@@ -43,8 +48,36 @@ class Gate:
     def wait_reached(self, arrivals: int = 1) -> None:
         """Wait until the model has come here so often."""
         wait_until(
-            lambda: self.arrivals >= arrivals, f"the model came to {self.reached_path.name} {self.arrivals} times"
+            lambda: self.arrivals >= arrivals,
+            lambda: f"the model came to {self.reached_path.name} {self.arrivals} times",
         )
+
+    @contextmanager
+    def holding(self, send: Callable[[], _Result], arrivals: int = 1) -> Iterator[Future[_Result]]:
+        """A request under way, from when the model has come here with it; at the end the gate opens, whatever happens.
+
+        It is sent from a thread. A client with its own event loop, such as that of gevent, may send nothing while
+        the test waits for the model.
+
+        Args:
+            send: sends the request, and returns or raises what becomes of it.
+            arrivals: how often the model comes here with it.
+
+        Yields:
+            What becomes of it.
+        """
+        expected = self.arrivals + arrivals
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                sent = thread.submit(send)
+                wait_until(
+                    lambda: self.arrivals >= expected or sent.done(),
+                    lambda: f"the model came to {self.reached_path.name} {self.arrivals} times, not {expected}",
+                )
+                assert self.arrivals >= expected, f"the request ended before {self.reached_path.name}: {sent.result()}"
+                yield sent
+            finally:
+                self.open()
 
     def open(self) -> None:
         """Let everyone pass, now and later."""

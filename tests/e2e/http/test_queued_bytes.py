@@ -37,9 +37,11 @@ LARGE = np.zeros(1_000_000, np.float32)
 def test_more_than_the_limit_is_refused_at_once(tmp_path):
     gate = Gate(write_model(tmp_path, "gated", GATED, identity_config()), "execute")
     write_model(tmp_path, "other", IDENTITY, identity_config())
-    with serving(tmp_path, flags=("--max-queued-bytes=6000000",)) as server, ThreadPoolExecutor(2) as threads:
-        running = threads.submit(infer, server, "gated", {"IN": FIRST})
-        gate.wait_reached()
+    with (
+        serving(tmp_path, flags=("--max-queued-bytes=6000000",)) as server,
+        ThreadPoolExecutor(1) as threads,
+        gate.holding(lambda: infer(server, "gated", {"IN": FIRST})) as running,
+    ):
         waiting = threads.submit(infer, server, "gated", {"IN": LARGE})
         pending = 'nv_inference_pending_request_count{model="gated",version="1"}'
         while server.metrics()[pending] < 1:

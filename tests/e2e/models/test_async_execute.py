@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -128,9 +127,7 @@ def test_two_requests_wait_at_the_same_time(server):
 @pytest.mark.spec("pb-E12")
 def test_no_more_overlap_than_allowed(server):
     gate = Gate(server.repository / "six", "full")
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, server, "six", *range(24), gate="full")
-        gate.wait_reached(6)
+    with gate.holding(lambda: ask(server, "six", *range(24), gate="full"), 6) as asked:
         gate.open()
         answers = asked.result()
     assert [outcome(answer) for answer in answers] == [[value] for value in range(24)]
@@ -141,9 +138,7 @@ def test_no_more_overlap_than_allowed(server):
 @pytest.mark.spec("pb-E12")
 def test_later_requests_overtake(server):
     gate = Gate(server.repository / "six", "overtaken")
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(ask, server, "six", 7, gate="overtaken")
-        gate.wait_reached()
+    with gate.holding(lambda: ask(server, "six", 7, gate="overtaken")) as slow:
         assert [outcome(answer) for answer in ask(server, "six", *range(20))] == [[value] for value in range(20)]
         assert not slow.done()
         gate.open()
@@ -172,10 +167,8 @@ def test_coroutines_that_never_wait(server):
 def test_death_while_several_run(server):
     """All that have begun are answered; what had not goes to the next process."""
     gate = Gate(server.repository / "mortal", "held")
-    with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(ask, server, "mortal", *range(9), gate="held")
+    with gate.holding(lambda: ask(server, "mortal", *range(9), gate="held"), 6) as held:
         wait_until(lambda: pending_count(server) == 3, "six of nine run")
-        gate.wait_reached(6)
         pid = int((server.repository / "mortal/pid").read_text())
         os.kill(pid, signal.SIGKILL)
         gate.open()
@@ -193,25 +186,19 @@ def pending_count(server):
 
 def test_a_model_that_is_not_async_may_have_the_option(server):
     """Its executions come one after the other, also while it waits for other models."""
-    with ThreadPoolExecutor(1) as pool:
-        answers = pool.submit(ask, server, "synchronous", *range(4))
-        outcomes = [outcome(answer) for answer in answers.result()]
+    outcomes = [outcome(answer) for answer in ask(server, "synchronous", *range(4))]
     assert outcomes == [[value] for value in range(4)]
     assert "broke the protocol" not in server.output
 
 
 def test_stop_waits_for_coroutines(tmp_path):
     write_model(tmp_path, "six", SLEEPING, allowing(6))
-    answers = []
-    with serving(tmp_path) as server:
-        gate = Gate(tmp_path / "six", "last")
-        asking = threading.Thread(target=lambda: answers.extend(ask(server, "six", *range(6), gate="last")))
-        asking.start()
-        gate.wait_reached(6)
+    gate = Gate(tmp_path / "six", "last")
+    with serving(tmp_path) as server, gate.holding(lambda: ask(server, "six", *range(6), gate="last"), 6) as asked:
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("Waiting for in-flight requests to complete")
         gate.open()
-        asking.join()
+        answers = asked.result()
         assert server.wait() == 0
     assert [outcome(answer) for answer in answers] == [[value] for value in range(6)]
 

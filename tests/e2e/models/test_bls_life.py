@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 
 import pytest
 
 from tests.support.callers import HELPERS, ONE, caller, sender, write_caller, write_targets
-from tests.support.gates import Gate, wait_until
+from tests.support.gates import Gate
 from tests.support.inference import infer
 from tests.support.repositories import write_model
 from tests.support.server import free_of_processes, serving
@@ -102,35 +101,29 @@ def test_calls_while_the_server_stops(tmp_path):
     return [one, [value(response) for response in call("repeat", IN=[2]).exec(decoupled=True)]]
     """
     first, second = Gate(directory, "first"), Gate(directory, "second")
-    found = []
-    with serving(tmp_path) as server:
+    with serving(tmp_path) as server, first.holding(lambda: caller(server)(code)) as asked:
         pids = server.stub_pids()
-        client = threading.Thread(target=lambda: found.append(caller(server)(code)))
-        client.start()
-        first.wait_reached()
         os.kill(server.process.pid, signal.SIGTERM)
         server.wait_for("Waiting for in-flight requests to complete")
         first.open()
         second.wait_reached()
         second.open()
-        client.join()
+        found = asked.result()
         assert server.wait() == 0
-    assert found == [[[2], [[0], [1], None]]]
+    assert found == [[2], [[0], [1], None]]
     assert free_of_processes(pids)
 
 
 def test_a_call_that_is_under_way_when_the_time_to_stop_is_over(tmp_path):
-    directory = write_caller(tmp_path)
+    write_caller(tmp_path)
     gated = write_model(tmp_path, "gated", GATED, f'backend: "python"\n{SIMPLE}')
-    with serving(tmp_path, flags=("--exit-timeout-secs=1",)) as server:
+    code = "return seen(call('gated', IN=[1]).exec())"
+    with (
+        serving(tmp_path, flags=("--exit-timeout-secs=1",)) as server,
+        Gate(gated, "execute").holding(lambda: sender(server)(code)) as asked,
+    ):
         pids = server.stub_pids()
-        found = []
-        code = "mark(state['directory'], 'began')\nreturn seen(call('gated', IN=[1]).exec())"
-        client = threading.Thread(target=lambda: found.append(sender(server)(code)))
-        client.start()
-        Gate(gated, "execute").wait_reached()
-        wait_until((directory / "began").exists, "the caller did not begin")
         assert server.stop() == 1
-        client.join()
+        answer = asked.result()
     assert free_of_processes(pids)
-    assert [answer.status for answer in found] != [200]
+    assert answer.status != 200

@@ -363,18 +363,14 @@ def test_stream_that_never_ends(tmp_path):
     """Its client is answered when the server's patience is over."""
     write_front(tmp_path, count=1)
     write_streams(tmp_path, "streams")
-    answers = []
-    with serving(tmp_path, flags=("--exit-timeout-secs=1",)) as server:
-        gate = Gate(tmp_path / "streams", "forever")
-        code = 'state["kept"] = sender\nsender.send(out(1))\nmark(state["directory"], "forever.reached")'
-        inputs = {"CODE": function(code)}
-        asking = threading.Thread(
-            target=lambda: answers.append(infer(server, "front", inputs, parameters={"target": "streams"}))
-        )
-        asking.start()
-        gate.wait_reached()
+    gate = Gate(tmp_path / "streams", "forever")
+    code = 'state["kept"] = sender\nsender.send(out(1))\nmark(state["directory"], "forever.reached")'
+    inputs = {"CODE": function(code)}
+    with (
+        serving(tmp_path, flags=("--exit-timeout-secs=1",)) as server,
+        gate.holding(lambda: infer(server, "front", inputs, parameters={"target": "streams"})) as asked,
+    ):
         assert server.stop() == 1
-        asking.join()
-    (answer,) = answers
+        answer = asked.result()
     assert answer.status == 500
     assert answer.error.startswith("Stub process 'front_0_0' is not healthy.")

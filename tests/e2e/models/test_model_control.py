@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import textwrap
-import threading
 
 import numpy as np
 import pytest
@@ -274,67 +273,45 @@ def test_what_cannot_be_done(ask, call, said):
 def test_a_model_that_waits_for_a_load_is_not_frozen(server, ask, repository):
     gate = Gate(repository / "slow", "initialize")
     gate.close()
-    outcome = []
-    asker = threading.Thread(
-        target=lambda: outcome.append(
-            ask("""
-                stop, beats = threading.Event(), []
+    code = """
+        stop, beats = threading.Event(), []
 
-                def beat():
-                    while not stop.wait(0.01):
-                        beats.append(time.monotonic())
-                        pb_utils.Logger.log_info(f"beat {len(beats)}")
+        def beat():
+            while not stop.wait(0.01):
+                beats.append(time.monotonic())
+                pb_utils.Logger.log_info(f"beat {len(beats)}")
 
-                thread = threading.Thread(target=beat)
-                thread.start()
-                began = time.monotonic()
-                pb_utils.load_model("slow")
-                ended = time.monotonic()
-                stop.set()
-                thread.join()
-                said = sum(began < at < ended for at in beats)
-            """)
-        )
-    )
-    asker.start()
-    try:
-        gate.wait_reached()
+        thread = threading.Thread(target=beat)
+        thread.start()
+        began = time.monotonic()
+        pb_utils.load_model("slow")
+        ended = time.monotonic()
+        stop.set()
+        thread.join()
+        said = sum(began < at < ended for at in beats)
+    """
+    with gate.holding(lambda: ask(code)) as asked:
         # Its threads run, what they log arrives, the other instance serves and can ask, while this one waits.
         begun = server.output.count("beat ")
         wait_until(lambda: server.output.count("beat ") >= begun + 20, "the model is frozen")
         assert ask("said = [pb_utils.is_model_ready('laboratory'), pb_utils.is_model_ready('slow')]") == [True, False]
-        assert outcome == []
-    finally:
-        gate.open()
-        asker.join(60)
-    assert outcome[0] >= 20
+        assert not asked.done()
+    assert asked.result() >= 20
     assert versions(server, "slow") == ["1"]
 
 
 def test_a_load_goes_on_when_its_asker_dies(server, repository, tmp_path):
     gate = Gate(tmp_path, "initialize")
     code = SLOW_TO_LOAD.replace('args["model_repository"]', repr(str(tmp_path)))
-    replies = []
-
-    def ask():
-        replies.append(
-            laboratory(server)(f"""
-                with open({str(tmp_path / "asker")!r}, "w") as file:
-                    file.write(str(os.getpid()))
-                code = {PREAMBLE + code!r} + "#" * 5_000_000
-                pb_utils.load_model("new", {json.dumps(TENSORS)!r}, {{"file:1/model.py": code.encode()}})
-            """)
-        )
-
-    asker = threading.Thread(target=ask)
-    asker.start()
-    try:
-        gate.wait_reached()
+    load = f"""
+        with open({str(tmp_path / "asker")!r}, "w") as file:
+            file.write(str(os.getpid()))
+        code = {PREAMBLE + code!r} + "#" * 5_000_000
+        pb_utils.load_model("new", {json.dumps(TENSORS)!r}, {{"file:1/model.py": code.encode()}})
+    """
+    with gate.holding(lambda: laboratory(server)(load)) as asked:
         os.kill(int((tmp_path / "asker").read_text()), signal.SIGKILL)
-    finally:
-        asker.join(60)
-        gate.open()
-    assert replies[0].status == 500
+        assert asked.result().status == 500
     server.wait_until("/v2/models/new/ready", 200)
     server.wait_until("/v2/models/laboratory/ready", 200)
     assert not server_tracebacks(server.output)

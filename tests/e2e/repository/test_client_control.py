@@ -214,16 +214,13 @@ def test_refused_loads(server, name, parameters, status, message):
 def test_an_unload_answers_at_once_and_lets_requests_end(server):
     assert control(server, "slow", "load").status == 200
     gate = Gate(server.repository / "slow", "execute")
-    with http_client.InferenceServerClient(server.url, concurrency=2) as client:
-        tensor = http_client.InferInput("IN", [1], "FP32").set_data_from_numpy(np.zeros(1, np.float32))
-        running = client.async_infer("slow", [tensor])
-        gate.wait_reached()
+    with gate.holding(lambda: number(server, "slow")) as running:
         assert control(server, "slow", "unload", {"unload_dependents": True}).status == 200
         assert rows(server, "slow") == [{"name": "slow", "version": "1", "state": "UNLOADING"}]
         reply = server.infer("slow", {"inputs": []})
         assert (reply.status, reply.error) == (404, "Request for unknown model: 'slow' has no available versions")
         gate.open()
-        assert running.get_result().as_numpy("OUT")[0] == 1
+        assert running.result() == 1
     gone = {"name": "slow", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
     wait_until(lambda: rows(server, "slow") == [gone], lambda: str(rows(server, "slow")))
     reply = control(server, "slow", "unload", {"unload_dependents": "yes"})

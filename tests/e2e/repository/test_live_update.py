@@ -6,7 +6,6 @@ import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -435,11 +434,10 @@ def test_a_server_stops_in_the_middle_of_a_load(tmp_path):
         grouped(1),
     )
     gate = Gate(directory, "initialize")
-    with ExitStack() as stack:
-        server = stack.enter_context(serving(tmp_path, flags=("--model-control-mode=explicit",)))
-        pool = stack.enter_context(ThreadPoolExecutor(1))
-        waiting = pool.submit(control, server, "slow")
-        gate.wait_reached()
+    with (
+        serving(tmp_path, flags=("--model-control-mode=explicit",)) as server,
+        gate.holding(lambda: control(server, "slow")) as waiting,
+    ):
         pids = server.stub_pids()
         assert server.stop() == 0
         reply = waiting.result()
