@@ -24,7 +24,7 @@ def test_a_file_has_all_lines_and_is_opened_again(models, tmp_path):
     path, moved = tmp_path / "server.log", tmp_path / "server.log.1"
     server = ServerProcess([models], f"--log-file={path}", "--log-format=ISO8601", "--allow-metrics=false")
     try:
-        wait_until(lambda: any("successfully loaded 'identity'" in line for line in lines_of(path)), "the model")
+        wait_until(lambda: any("model is ready in" in line for line in lines_of(path)), "the model")
         path.rename(moved)
         server.process.send_signal(signal.SIGHUP)
         wait_until(path.exists, "the new file")
@@ -65,7 +65,7 @@ def test_the_access_log(models, tmp_path):
     path = tmp_path / "server.log"
     server = ServerProcess([models], f"--log-file={path}", "--log-format=json", "--log-access")
     try:
-        wait_until(lambda: any("successfully loaded 'identity'" in line for line in lines_of(path)), "the model")
+        wait_until(lambda: any("model is ready in" in line for line in lines_of(path)), "the model")
         started = [json.loads(line)["message"] for line in lines_of(path)]
         port, grpc_port = (
             int(re.search(rf"Started {name} at [0-9.]+:(\d+)", "\n".join(started))[1])
