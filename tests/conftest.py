@@ -27,6 +27,9 @@ _ENDING_S = 30.0
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# The threads of OpenBLAS, which start with numpy, look for work without a pause for a tenth of a second before they sleep.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
 # A property is tried with the same examples in every run, or a new one could stop a change that has nothing to do with
 # it; `make fuzz` looks for new ones. One example may take long because the machine is busy with other things.
 settings.register_profile(

@@ -5,6 +5,7 @@ Imports are most of what a server's start costs. This program is run by ``warm_s
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -17,9 +18,13 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 _MODULES = ("pybackend.cli.commands", "pybackend.cli.options", "pybackend.server", "uvloop")
 _LARGEST_REQUEST_BYTES = 1 << 20
 
+_ended: list[int] = []
+"""In a fork whose command has ended, the exit status."""
+
 
 def main() -> None:
     """Fork a process for each request; when the requests end, wait until all of these processes have ended."""
+    atexit.register(_leave)  # before all others, so it is called after them
     _import()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # control-C in a terminal is for the servers
     signal.signal(
@@ -89,7 +94,22 @@ def _run(arguments: list[str], environment: dict[str, str], directory: str, limi
         getattr(module, name)  # a constant that is gone has no other value
         setattr(module, name, value)
     sys.argv = ["pybackend", *arguments]
-    sys.exit(command())
+    try:
+        status = command()
+    except SystemExit as ending:  # such as the parser's
+        if not isinstance(ending.code, int):
+            raise
+        status = ending.code
+    _ended.append(status)
+    sys.exit(status)
+
+
+def _leave() -> None:
+    """End a fork whose command is over, but do not take the modules apart: that would copy the pages that forks share."""
+    for status in _ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":
