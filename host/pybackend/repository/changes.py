@@ -226,22 +226,19 @@ class ModelChanges:
             for part in sorted(parts):
                 await self.begin_unload(part, asked_by, unload_dependents=True, only_if_mere_part=True)
 
-    def retire(
-        self, name: str, drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
-    ) -> list[asyncio.Task[bool]]:
-        """Unload every version of a model; its lock must be held. Returns a task per version, as the life cycle does."""
+    def retire(self, name: str) -> None:
+        """Begin to unload every version of a model; its lock must be held."""
         self._catalogue.note_failure(name, "")
         entry = self._catalogue.entries.get(name)
         if entry is None:
-            return []
+            return
         entry.failed_change = None
-        ends = self.life_cycle.retire_all(entry, drain_timeout_s, finalize_timeout_s)
+        self.life_cycle.retire(entry.versions.values())
         # Failures of an unloaded model must not keep the server from being ready.
         entry.forget_failures()
         if not entry.versions:
             self._catalogue.forget_entry(name)
         self._catalogue.ensembles.on_change(name)
-        return ends
 
 
 def check_name(name: str) -> None:
