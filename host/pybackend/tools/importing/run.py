@@ -28,31 +28,19 @@ _REQUIREMENTS = "requirements.txt"
 
 @dataclass
 class ImportRun:
-    """An import while it runs.
-
-    Attributes:
-        base: the configuration that wins over those of the kind: the user's choices.
-        sample: the user's sample request, None to make one.
-        verify: measure, send more than one request, and ask the framework for its answers.
-        timeout_s: for each request, the load among them.
-        environments: the operator's choices, by backend.
-        config: the complete configuration, once the model is loaded.
-        measures: None unless ``verify``.
-        error: the reason of the failure; None if there is none so far.
-        warnings: what the server has logged about the model while it loaded.
-    """
+    """An import while it runs."""
 
     found: Found
     entry: StagedEntry
-    base: Mapping[str, Any]
-    sample: Request | None
-    verify: bool
-    timeout_s: float
-    environments: Mapping[str, str] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    measures: Measures | None = None
-    error: PybackendError | None = None
-    warnings: list[str] = field(default_factory=list)
+    base: Mapping[str, Any]  # the configuration that wins over those of the kind: the user's choices
+    sample: Request | None  # the user's sample request, None to make one
+    verify: bool  # measure, send more than one request, and ask the framework for its answers
+    timeout_s: float  # for each request, the load among them
+    environments: Mapping[str, str] = field(default_factory=dict)  # the operator's choices, by backend
+    config: dict[str, Any] = field(default_factory=dict)  # the complete configuration, once the model is loaded
+    measures: Measures | None = None  # None unless ``verify``
+    error: PybackendError | None = None  # the reason of the failure; None if there is none so far
+    warnings: list[str] = field(default_factory=list)  # what the server has logged about the model while it loaded
     _expected: list[dict[str, list[Any]]] = field(default_factory=list)
     _answered: list[tuple[Request, Answer]] = field(default_factory=list)
 

@@ -25,13 +25,10 @@ _SAMPLING, _LIKELIEST = "sampling_parameters", json.dumps({"temperature": 0, "ma
 
 
 class Sizes(NamedTuple):
-    """Choices that a configuration leaves open.
+    """Choices that a configuration leaves open."""
 
-    ``dimension``: the size of each dimension of any size. ``most``: the largest whole number.
-    """
-
-    dimension: int
-    most: int
+    dimension: int  # the size of each dimension of any size
+    most: int  # the largest whole number
 
 
 LADDER = (Sizes(4, 9), Sizes(1, 1), Sizes(8, 1), Sizes(32, 1), Sizes(224, 1))

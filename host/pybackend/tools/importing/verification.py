@@ -30,17 +30,12 @@ _CONFIG = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    ``difference``: the largest difference of two numbers, relative to the framework's if that is more than 1.
-    ``output``: the output that has it; ``""`` if there is no number. ``fault``: a sentence about answers that differ
-    beyond the tolerance, ``""`` if all agree.
-    """
-
-    difference: float
-    output: str
+    difference: float  # the largest difference of two numbers, relative to the framework's if that is more than 1
+    output: str  # the output that has it; ``""`` if there is no number
     requests: int
-    fault: str
+    fault: str  # a sentence about answers that differ beyond the tolerance, ``""`` if all agree
 
 
 @dataclass(frozen=True)
@@ -48,11 +43,9 @@ class FrameworkModel:
     """The framework as a second model of the server that serves the imported one.
 
     So it runs with the sandbox and in the environment of the imported model: what it loads may hold code of its author.
-
-    ``directory``: the second model's directory; its name is the model's.
     """
 
-    directory: Path
+    directory: Path  # the second model's directory; its name is the model's
 
     @property
     def files(self) -> Path:

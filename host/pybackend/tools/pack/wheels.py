@@ -94,20 +94,13 @@ _MOST_OUTPUT = 200
 
 @dataclass(frozen=True)
 class WheelOrder:
-    """A request to uv.
+    """A request to uv."""
 
-    Attributes:
-        directory: base of relative paths.
-        projects: pyproject.toml files whose dependencies are installed.
-        packages: directories of projects that are installed themselves.
-        extras: optional dependencies of these.
-    """
-
-    directory: Path
+    directory: Path  # base of relative paths
     lines: tuple[str, ...] = ()
-    projects: tuple[Path, ...] = ()
-    packages: tuple[Path, ...] = ()
-    extras: tuple[str, ...] = ()
+    projects: tuple[Path, ...] = ()  # pyproject.toml files whose dependencies are installed
+    packages: tuple[Path, ...] = ()  # directories of projects that are installed themselves
+    extras: tuple[str, ...] = ()  # optional dependencies of these
 
     def files(self) -> list[str]:
         """Names of uv's input files; ``-`` is its standard input."""
