@@ -149,9 +149,8 @@ class InferenceEngine:
 
     async def stacks(self, name: str) -> list[dict[str, Any]]:
         """Where the processes of a model are, as plain values: one object per instance."""
-        instances = [
-            (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
-        ]
+        alive = self._repository.life_cycle.alive(self._catalogue.entry(name).full_name)
+        instances = [(model.version, instance) for model in alive for instance in model.instances]
         stacks = await asyncio.gather(*(instance.monitor.stacks() for _, instance in instances))
         return [
             instance_document(version, instance, found)

@@ -11,7 +11,6 @@ from pathlib import Path
 from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError
 from pybackend.model.host import ModelHost
-from pybackend.model.model import Model
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.repository.candidate import candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
@@ -23,7 +22,6 @@ from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.poller import Poller
-from pybackend.repository.reports import Unfinished
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 log = logging.getLogger(__name__)
@@ -38,6 +36,7 @@ class ModelRepository:
         self._scan = scan
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
         self._changes = ModelChanges(self.catalogue, scan, host, self._directories, mirrors or Mirrors())
+        self.life_cycle = self._changes.life_cycle  # of their versions
         self.control = ModelControl(self.catalogue, self._changes, host)  # changes them on request
         self._poller: Poller | None = None
         self._following: asyncio.Task[None] | None = None
@@ -76,21 +75,9 @@ class ModelRepository:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
         await self.control.close()
-        in_time = await self._changes.life_cycle.unload_all(deadline_s)
+        in_time = await self.life_cycle.unload_all(deadline_s)
         self._directories.close()
         return in_time
-
-    def unfinished(self) -> list[Unfinished]:
-        """The versions that :meth:`unload_all` waits for."""
-        return self._changes.life_cycle.unfinished()
-
-    def alive(self, name: str) -> list[Model]:
-        """The versions of a model that have resources, even if they are loading, or answer their last requests."""
-        return self._changes.life_cycle.alive(self.catalogue.entry(name).full_name)
-
-    def trim(self) -> None:
-        """Release idle memory of all models; called about once a second."""
-        self._changes.life_cycle.trim()
 
     @property
     def listings(self) -> Mapping[Path, Listing]:
