@@ -132,7 +132,7 @@ class Server:
         followed = [each.files for each in (rules.keys, sockets.http_tls, sockets.grpc_tls) if each is not None]
         self._handle_hangup([each.read_again for each in followed])
         await self._listen(sockets, rules)
-        background = [asyncio.create_task(repeat(1, self._repository.trim, self._launcher.tend))]
+        background = [asyncio.create_task(repeat(1, self._repository.life_cycle.trim, self._launcher.tend))]
         background += [asyncio.create_task(each.follow()) for each in followed]
         try:
             failed = await self._load(visited=visitor is not None)
@@ -354,7 +354,7 @@ class Server:
         for port in self._ports():
             port.stop_listening()
         log.info("Waiting for in-flight requests to complete.", extra=DETAIL)
-        report = StopReport(self._repository.unfinished, self._connection_count, deadline_s)
+        report = StopReport(self._repository.life_cycle.unfinished, self._connection_count, deadline_s)
         reporting = asyncio.create_task(report.run())
         try:
             return await self._drain_or_hurry(deadline_s)

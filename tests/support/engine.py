@@ -141,3 +141,9 @@ async def execute_batch(model: Model, requests: list[InferenceRequest], instance
         model.open_requests.enter(request)
     model.instances[instance].executor.execute(batch)
     return await asyncio.gather(*answers)
+
+
+async def unload(engine: InferenceEngine, name: str, drain_s: float = 5, finalize_s: float = 5) -> bool:
+    """Unload a model's versions, also where clients may not; True if nothing had to be cut short."""
+    models = engine.repository.life_cycle.alive(name)
+    return all(await asyncio.gather(*(model.unload(drain_s, finalize_s) for model in models)))

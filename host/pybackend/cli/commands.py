@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import parse, print_help
+from pybackend.cli.options import COMMANDS, parse, print_help
 from pybackend.cli.places import refuse_bare_models
 from pybackend.errors import PybackendError, SettingError
 from pybackend.settings import Settings
@@ -20,29 +20,10 @@ from pybackend_wire.confinement import STRICT
 if TYPE_CHECKING:
     from pybackend.repository.mirror.mirrors import Mirrors
 
-_MODULES = {
-    "check": "check_command",
-    "doctor": "doctor_command",
-    "env": "env_command",
-    "graph": "graph",
-    "load": "control_command",
-    "new": "new_command",
-    "pack": "pack_command",
-    "stack": "control_command",
-    "status": "control_command",
-    "top": "top_command",
-    "traffic": "control_command",
-    "unload": "control_command",
-}
-"""The module of each command that needs no server in this process; its function is named after the command."""
+_MODULES = {name: module for commands in COMMANDS.values() for name, (module, _) in commands.items() if module}
 
-_SERVING = {
-    "dev": "dev_command",
-    "export-config": "export_config_command",
-    "import": "import_command",
-    "infer": "infer_command",
-}
-"""The same for those that may run a server in this process; their functions take the one that does."""
+_SERVING = frozenset({"dev", "export-config", "import", "infer"})
+"""Commands that may run a server in this process; their functions take the one that does."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -50,10 +31,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         command = arguments[0] if arguments else ""
         if command in _MODULES:
-            return int(getattr(import_module(f"pybackend.cli.{_MODULES[command]}"), f"run_{command}")(arguments[1:]))
-        if command in _SERVING:
-            module = import_module(f"pybackend.cli.{_SERVING[command]}")
-            return int(getattr(module, f"run_{command.replace('-', '_')}")(arguments[1:], serve))
+            module = import_module(f"pybackend.cli.{_MODULES[command]}")
+            function = getattr(module, f"run_{command.replace('-', '_')}")
+            return int(function(arguments[1:], *([serve] if command in _SERVING else [])))
         if command == "version":
             arguments = ["--version"]
         settings = parse(arguments)

@@ -26,39 +26,24 @@ def _defaults() -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A row of the table of flags.
+    """A row of the table of flags."""
 
-    Attributes:
-        name: with its hyphens; without them, the name of the command's argument.
-        to: path of its field in the settings, such as ``http.port``; empty if :mod:`pybackend.cli.flag_rules` decides.
-        read: parses a value, None for text.
-        then: makes the field's value from the flag's.
-        default: the value if no source has one; :data:`OF_SETTINGS` for the field's.
-        default_text: the default as a reader should see it, if the value says too little.
-        page: the meaning in the manual, in Markdown, if that is more than ``text``.
-        choices: the only values.
-        bare: the value of the flag without a value, None if it needs one.
-        repeats: it may be given several times.
-        alias: an older name.
-        action: argparse's, of a flag that asks for something else than a server.
-        secret: the part of its value that only the server should know.
-    """
-
-    name: str
+    name: str  # with its hyphens; without them, the name of the command's argument
     metavar: str
     text: str
+    # path of its field in the settings, such as ``http.port``; empty if :mod:`pybackend.cli.flag_rules` decides
     to: str = ""
-    read: Callable[[str], Any] | None = None
-    then: Callable[[Any], Any] | None = None
-    default: Any = OF_SETTINGS
-    default_text: str = ""
-    page: str = ""
-    choices: Sequence[str] | None = None
-    bare: Any = None
-    repeats: bool = False
-    alias: str = ""
-    action: str = ""
-    secret: re.Pattern[str] | None = None
+    read: Callable[[str], Any] | None = None  # parses a value, None for text
+    then: Callable[[Any], Any] | None = None  # makes the field's value from the flag's
+    default: Any = OF_SETTINGS  # the value if no source has one; :data:`OF_SETTINGS` for the field's
+    default_text: str = ""  # the default as a reader should see it, if the value says too little
+    page: str = ""  # the meaning in the manual, in Markdown, if that is more than ``text``
+    choices: Sequence[str] | None = None  # the only values
+    bare: Any = None  # the value of the flag without a value, None if it needs one
+    repeats: bool = False  # it may be given several times
+    alias: str = ""  # an older name
+    action: str = ""  # argparse's, of a flag that asks for something else than a server
+    secret: re.Pattern[str] | None = None  # the part of its value that only the server should know
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.errors import ModelConfigError, ModelLoadError, ServerError
-from pybackend.modelconfig.ensemble import EnsembleStep, part_names, steps_of
+from pybackend.modelconfig.ensemble import EnsembleStep, circle_of, part_names, steps_of
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import read_config_text
@@ -85,7 +85,7 @@ class _Shelf:
         Raises ModelConfigError if the graph is invalid or circular.
         """
         config = finish_ensemble(load_config(self._directories[name], auto_complete=True))
-        circle = self._circle(name)
+        circle = circle_of(name, self._parts)
         if circle:
             raise ModelConfigError(f"circular dependency between ensembles: {' -> '.join(circle)} ({config.source})")
         return config
@@ -113,19 +113,6 @@ class _Shelf:
                 return True
             reached += [part for part in self._parts(each) if part not in reached]
         return False
-
-    def _circle(self, name: str) -> list[str]:
-        """The path from an ensemble back to itself; empty if there is none."""
-        paths, seen = [[name]], set[str]()
-        while paths:
-            path = paths.pop()
-            for part in self._parts(path[-1]):
-                if part == name:
-                    return [*path, part]
-                if part not in seen:
-                    seen.add(part)
-                    paths.append([*path, part])
-        return []
 
     def _parts(self, name: str) -> tuple[str, ...]:
         config = self._config(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,37 +22,42 @@ from pybackend.spelling import closest
 
 Fields = TypeVar("Fields")
 
-_COMMANDS = """\
-write models:
-  new      write a model to begin with, and a test and a client for it
-  import   make an entry of a repository from a file of a framework
-  dev      serve models, and load them again when a file is saved
-  check    validate the models of a repository without running them
-  infer    send one request to a model and print the response
-  graph    draw the ensembles of a repository
-  export-config  print the complete configuration of a model
+COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "write models": {
+        "new": ("new_command", "write a model to begin with, and a test and a client for it"),
+        "import": ("import_command", "make an entry of a repository from a file of a framework"),
+        "dev": ("dev_command", "serve models, and load them again when a file is saved"),
+        "check": ("check_command", "validate the models of a repository without running them"),
+        "infer": ("infer_command", "send one request to a model and print the response"),
+        "graph": ("graph", "draw the ensembles of a repository"),
+        "export-config": ("export_config_command", "print the complete configuration of a model"),
+    },
+    "serve them": {
+        "serve": ("", "serve the models of a repository"),
+        "doctor": ("doctor_command", "check whether this machine can run a server"),
+    },
+    "control a running server": {
+        "status": ("control_command", "list its models"),
+        "stack": ("control_command", "show where a model hangs"),
+        "top": ("top_command", "show requests, failures and times of its models, live"),
+        "load": ("control_command", "load a model"),
+        "traffic": ("control_command", "distribute requests over a model's versions"),
+        "unload": ("control_command", "unload a model"),
+    },
+    "environments of models": {
+        "pack": ("pack_command", "pack an environment"),
+        "env": ("env_command", "inspect and maintain them"),
+    },
+    "others": {"version": ("", "print the version")},
+}
+"""The commands by group: the module, whose function has the command's name, and what it does."""
 
-serve them:
-  serve    serve the models of a repository
-  doctor   check whether this machine can run a server
 
-control a running server:
-  status   list its models
-  stack    show where a model hangs
-  top      show requests, failures and times of its models, live
-  load     load a model
-  traffic  distribute requests over a model's versions
-  unload   unload a model
-
-environments of models:
-  pack     pack an environment
-  env      inspect and maintain them
-
-others:
-  version  print the version
-
-`pybackend COMMAND --help` explains a command.
-"""
+def _listed_commands() -> str:
+    lines = []
+    for group, commands in COMMANDS.items():
+        lines += [f"{group}:", *(f"  {name:<7}  {text}" for name, (_, text) in commands.items()), ""]
+    return "\n".join([*lines, "`pybackend COMMAND --help` explains a command.", ""])
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
@@ -62,7 +66,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
         prog="pybackend",
         usage="pybackend COMMAND ...",
         description="Serves models written for Triton's Python backend.",
-        epilog=_COMMANDS,
+        epilog=_listed_commands(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"pybackend {__version__}")
@@ -84,7 +88,7 @@ def parse(arguments: Sequence[str]) -> Settings | str | None:
     other.
     """
     if arguments and not arguments[0].startswith("-") and arguments[0] != "serve":
-        similar = closest(arguments[0], re.findall(r"^  (\S+)", _COMMANDS, re.MULTILINE))
+        similar = closest(arguments[0], [name for commands in COMMANDS.values() for name in commands])
         advice = (
             f"Did you mean `pybackend {similar}`?"
             if similar

@@ -30,15 +30,11 @@ _OF_KUBERNETES = re.compile(r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT|PORT_\d
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One setting in effect.
-
-    ``texts``: its values as on the command line, None for the default. ``source``: :data:`COMMAND_LINE`, a variable's
-    name, a file's path, or :data:`DEFAULT`.
-    """
+    """One setting in effect."""
 
     flag: Flag
-    texts: Sequence[str] | None
-    source: str
+    texts: Sequence[str] | None  # its values as on the command line, None for the default
+    source: str  # :data:`COMMAND_LINE`, a variable's name, a file's path, or :data:`DEFAULT`
 
 
 class SettingSources:
@@ -46,14 +42,11 @@ class SettingSources:
 
     The strongest source of a setting is the command line, then the variable, then the file, then the default. The
     values of a flag that may be repeated come from one source: the strongest that has any.
-
-    ``warnings``: a sentence for each unknown variable. ``settings``: the settings in effect, in the order of the flags;
-    :meth:`complete` fills it.
     """
 
     def __init__(self, serve: argparse.ArgumentParser, flags: Sequence[Flag], environ: Mapping[str, str]) -> None:
-        self.warnings: tuple[str, ...] = ()
-        self.settings: list[Given] = []
+        self.warnings: tuple[str, ...] = ()  # a sentence for each unknown variable
+        self.settings: list[Given] = []  # the settings in effect, in the order of the flags; :meth:`complete` fills it
         self._serve = serve
         self._environ = environ
         self._all = flags

@@ -1,4 +1,4 @@
-"""The engine finds the version that answers a request, and loads and unloads models on request."""
+"""The engine finds the version that answers a request, and queues the request there."""
 
 from __future__ import annotations
 
@@ -21,22 +21,14 @@ from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, OutputTensor
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.model import Model
-from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.observability.tracing.tracer import Tracer
-from pybackend.repository.changes import LoadRequest
-from pybackend.repository.entry import ModelStatus, report_traffic
-from pybackend.repository.file_override import FileContents
 from pybackend.repository.repository import ModelRepository
-from pybackend.sandbox.grant import Grant
 from pybackend_wire.host_messages import too_small_text
 
 log = logging.getLogger(__name__)
 
 _DOCUMENTS_AT_ONCE = 32
 """Statistics of this many versions take a millisecond or two until they are encoded."""
-
-MOST_CONFIG_CHARACTERS = 1024 * 1024
-"""Limit of a configuration that comes with a load; large ones have some kilobytes."""
 
 
 class EngineState(Enum):
@@ -68,6 +60,7 @@ class InferenceEngine:
         self.refusals = Refusals(repository.catalogue.known_name)
         self.regions = regions or ClientRegions(enabled=False)  # shared memory that clients have registered
         self.figures = RepositoryFigures(repository)  # of the models, for reports
+        self.control = repository.control  # loads and unloads models on request
         self._repository = repository
         self._catalogue = repository.catalogue
         self._strict_readiness = strict_readiness
@@ -156,9 +149,8 @@ class InferenceEngine:
 
     async def stacks(self, name: str) -> list[dict[str, Any]]:
         """Where the processes of a model are, as plain values: one object per instance."""
-        instances = [
-            (model.version, instance) for model in self._repository.alive(name) for instance in model.instances
-        ]
+        alive = self._repository.life_cycle.alive(self._catalogue.entry(name).full_name)
+        instances = [(model.version, instance) for model in alive for instance in model.instances]
         stacks = await asyncio.gather(*(instance.monitor.stacks() for _, instance in instances))
         return [
             instance_document(version, instance, found)
@@ -174,71 +166,6 @@ class InferenceEngine:
         for start in range(0, len(models), _DOCUMENTS_AT_ONCE):
             yield [statistics_document(model) for model in models[start : start + _DOCUMENTS_AT_ONCE]]
             await asyncio.sleep(0)
-
-    async def load_model(
-        self,
-        name: str,
-        config_json: str | None = None,
-        files: FileContents | None = None,
-        *,
-        asked_by: str = "",
-        grant: Grant | None = None,
-        of_client: bool = False,
-        home: str = "",
-    ) -> None:
-        """Load a model or bring it up to date; see :class:`LoadRequest` and :meth:`ModelRepository.load_model`."""
-        if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
-            raise InferenceError(
-                f"the configuration for model '{name}' has {len(config_json)} characters, and {MOST_CONFIG_CHARACTERS} are "
-                "the most that a load takes",
-                ErrorCode.INVALID_ARG,
-            )
-        request = LoadRequest(config_json, files or {}, grant, of_client)
-        self.check_control(name if request.is_retry else "")
-        await self._repository.load_model(name, request, asked_by=asked_by, home=home)
-
-    async def unload_model(
-        self,
-        name: str,
-        *,
-        unload_dependents: bool = False,
-        asked_by: str = "",
-        grant: Grant | None = None,
-        home: str = "",
-    ) -> None:
-        """Begin to unload a model; see :meth:`ModelRepository.unload_model`."""
-        self.check_control()
-        await self._repository.unload_model(
-            name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
-        )
-
-    def traffic(self, name: str) -> TrafficReport:
-        """The rules for requests to a model that name no version."""
-        return report_traffic(self._catalogue.entry(name))
-
-    async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
-        """Change these rules; see :meth:`ModelRepository.change_traffic`."""
-        self.check_control()
-        return await self._repository.change_traffic(name, change)
-
-    async def read_index(self, *, only_ready: bool = False) -> list[ModelStatus]:
-        """The repository index; see :meth:`ModelRepository.read_index`."""
-        rows = await self._repository.read_index()
-        return [row for row in rows if row.is_ready or not only_ready]
-
-    def check_control(self, to_load: str = "") -> None:
-        """Check that models may be loaded and unloaded now.
-
-        Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops. ``to_load`` is a
-        model that a client wants to load as it is in its repository.
-        """
-        if self.state is EngineState.STARTING:
-            raise InferenceError(
-                "the server is still starting: models can be loaded and unloaded once the start has finished, so not "
-                "from the 'initialize' of models that it loads at start",
-                ErrorCode.UNAVAILABLE,
-            )
-        self._repository.check_control(to_load)
 
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.

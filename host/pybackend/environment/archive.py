@@ -167,22 +167,16 @@ class MemberKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One checked archive entry.
+    """One checked archive entry."""
 
-    Attributes:
-        path: relative to the target directory.
-        target: for a link, its target as written; for a hard link, the path of an earlier file.
-        modified_s: modification time of a file in seconds since the epoch; compiled files record that of their sources.
-        content: for a file; must be read before the next member is requested.
-    """
-
-    path: str
+    path: str  # relative to the target directory
     kind: MemberKind
     size: int = 0
-    target: str = ""
+    target: str = ""  # for a link, its target as written; for a hard link, the path of an earlier file
     executable: bool = False
+    # modification time of a file in seconds since the epoch; compiled files record that of their sources
     modified_s: int = 0
-    content: Content | None = None
+    content: Content | None = None  # for a file; must be read before the next member is requested
 
 
 class Content:

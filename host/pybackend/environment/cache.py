@@ -129,36 +129,25 @@ def cache_places(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class ReadyMark:
-    """Facts about a complete environment.
+    """Facts about a complete environment."""
 
-    Attributes:
-        format: see ``_FORMAT``.
-        prefix: the directory it was unpacked in. It cannot be moved.
-        boot: the boot during which its files were last known to be complete.
-    """
-
-    format: int
-    prefix: str
+    format: int  # see ``_FORMAT``
+    prefix: str  # the directory it was unpacked in. It cannot be moved.
     source: str
     made_s: float
     total_bytes: int
-    boot: str
+    boot: str  # the boot during which its files were last known to be complete
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One environment of a cache.
-
-    Attributes:
-        mark: None if it is incomplete: being created, or interrupted.
-        in_use: a process uses or creates it.
-    """
+    """One environment of a cache."""
 
     key: str
     prefix: Path
-    mark: ReadyMark | None
+    mark: ReadyMark | None  # None if it is incomplete: being created, or interrupted
     used_s: float
-    in_use: bool
+    in_use: bool  # a process uses or creates it
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,18 +37,12 @@ _PYTHON_LIBRARY = b"\0libpython3"
 
 @dataclass(frozen=True)
 class Binary:
-    """A program or a shared library.
-
-    Attributes:
-        loader: its dynamic loader, such as ``/lib64/ld-linux-x86-64.so.2``; empty for a library.
-        glibc: the oldest glibc that it runs with, None if it needs none.
-        lacks_way: it needs Python's library but has no relative path to it.
-    """
+    """A program or a shared library."""
 
     machine: str
-    loader: str = ""
-    glibc: tuple[int, int] | None = None
-    lacks_way: bool = False
+    loader: str = ""  # its dynamic loader, such as ``/lib64/ld-linux-x86-64.so.2``; empty for a library
+    glibc: tuple[int, int] | None = None  # the oldest glibc that it runs with, None if it needs none
+    lacks_way: bool = False  # it needs Python's library but has no relative path to it
 
 
 def read_binary(path: Path) -> Binary | None:

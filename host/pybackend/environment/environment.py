@@ -19,17 +19,12 @@ from pybackend_wire.confinement import LIBRARY_PATH
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python interpreter with its packages, ready to start.
-
-    Attributes:
-        identity: equal for environments whose models may share a zygote; not part of any path.
-        prefix: its directory, None for the host's own Python.
-        variables: variables that activation sets, in addition to those that models inherit from the host.
-    """
+    """A Python interpreter with its packages, ready to start."""
 
     python: Path
-    identity: str
-    prefix: Path | None = None
+    identity: str  # equal for environments whose models may share a zygote; not part of any path
+    prefix: Path | None = None  # its directory, None for the host's own Python
+    # variables that activation sets, in addition to those that models inherit from the host
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property

@@ -37,29 +37,21 @@ _PATH = "PATH"
 
 @dataclass(frozen=True)
 class ShellRun:
-    """The outcome of a shell.
-
-    Attributes:
-        ending: a clause such as ``ended the shell with status 1``; empty if the script ran to its end.
-    """
+    """The outcome of a shell."""
 
     output: bytes
     said: bytes
-    ending: str
+    ending: str  # a clause such as ``ended the shell with status 1``; empty if the script ran to its end
     left: int
 
 
 @dataclass(frozen=True)
 class HookEffect:
-    """The changes made by an environment's hooks.
-
-    Attributes:
-        path: directories of the environment that they add to ``PATH``.
-    """
+    """The changes made by an environment's hooks."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
-    path: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()  # directories of the environment that they add to ``PATH``
     complaints: tuple[str, ...] = ()
 
     @property

@@ -32,24 +32,18 @@ _LOOKED_AT = re.compile(
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts about an environment.
-
-    Attributes:
-        key: key of an archive's content; empty for a directory.
-        archive_bytes: size of the archive, 0 for a directory.
-        refusal: why this host cannot use it; empty if it can.
-    """
+    """Facts about an environment."""
 
     path: Path
-    key: str
-    archive_bytes: int
+    key: str  # key of an archive's content; empty for a directory
+    archive_bytes: int  # size of the archive, 0 for a directory
     files: int
     total_bytes: int
     compiled_files: int
     interpreter: Interpreter | None
     packages: tuple[PackedPackage, ...]
     hooks: tuple[str, ...]
-    refusal: str
+    refusal: str  # why this host cannot use it; empty if it can
 
     def to_document(self) -> dict[str, Any]:
         interpreter = self.interpreter
@@ -123,15 +117,10 @@ _LEADS_ELSEWHERE = re.compile(r"lib/python3\.\d+t?/(?:site|dist)-packages/[^/]+\
 
 
 class Survey(NamedTuple):
-    """The result of a look at an environment.
+    """The result of a look at an environment."""
 
-    Attributes:
-        python: the version of its Python, such as ``3.12.1``; empty if only unpacking would tell.
-        modules: the names of its installed modules; None if some may lie elsewhere.
-    """
-
-    python: str
-    modules: frozenset[str] | None
+    python: str  # the version of its Python, such as ``3.12.1``; empty if only unpacking would tell
+    modules: frozenset[str] | None  # the names of its installed modules; None if some may lie elsewhere
 
 
 def survey(path: Path, *, packs_lists: bool) -> Survey:

@@ -35,22 +35,16 @@ _PATHLESS = frozenset({"_virtualenv.pth", "distutils-precedence.pth"})
 
 @dataclass(frozen=True)
 class Interpreter:
-    """Facts about an environment, found without running any of its code.
-
-    Attributes:
-        version: of Python, such as ``3.12.1`` or ``3.12``; empty if unknown.
-        binary: requirements of its program; None for a script that starts another program.
-        numpy: its version, empty if unknown, None if it is not installed.
-    """
+    """Facts about an environment, found without running any of its code."""
 
     prefix: Path
     python: Path
-    version: str
+    version: str  # of Python, such as ``3.12.1`` or ``3.12``; empty if unknown
     implementation: str
     free_threaded: bool
     libraries: Path | None
-    binary: Binary | None
-    numpy: str | None
+    binary: Binary | None  # requirements of its program; None for a script that starts another program
+    numpy: str | None  # its version, empty if unknown, None if it is not installed
     manifest: EnvironmentManifest | None
 
     @property

@@ -28,36 +28,25 @@ _MOST_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class PackedPackage:
-    """One package of an environment.
-
-    Attributes:
-        source: its origin: a URL or channel, ``pypi``, or empty.
-    """
+    """One package of an environment."""
 
     name: str
     version: str = ""
-    source: str = ""
+    source: str = ""  # its origin: a URL or channel, ``pypi``, or empty
 
 
 @dataclass(frozen=True)
 class EnvironmentManifest:
-    """The contents of an environment, and the systems it runs on.
+    """The contents of an environment, and the systems it runs on."""
 
-    Attributes:
-        platform: system and processor, such as ``linux-x86_64``: see :func:`host_platform`.
-        libc: the oldest C library that its binaries run with, such as ``glibc 2.28``; empty if unknown.
-        content_hash: hash of the files, computed by the packer; equal for equal environments.
-        lock: text from which the same environment can be made again; empty if unavailable.
-    """
-
-    platform: str = ""
+    platform: str = ""  # system and processor, such as ``linux-x86_64``: see :func:`host_platform`
     python: str = ""
-    libc: str = ""
+    libc: str = ""  # the oldest C library that its binaries run with, such as ``glibc 2.28``; empty if unknown
     free_threaded: bool = False
     packages: tuple[PackedPackage, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    content_hash: str = ""
-    lock: str = ""
+    content_hash: str = ""  # hash of the files, computed by the packer; equal for equal environments
+    lock: str = ""  # text from which the same environment can be made again; empty if unavailable
     created_by: str = ""
 
     def to_json(self) -> str:

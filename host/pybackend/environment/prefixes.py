@@ -34,15 +34,11 @@ _FIRST_LINE_BYTES = 512
 
 @dataclass(frozen=True)
 class PrefixRecord:
-    """A file that contains the environment's directory.
-
-    Attributes:
-        binary: the file's length must not change.
-    """
+    """A file that contains the environment's directory."""
 
     path: str
     placeholder: str
-    binary: bool
+    binary: bool  # the file's length must not change
 
 
 def rewrite_prefixes(prefix: Path, source: str) -> list[str]:

@@ -27,15 +27,10 @@ class Cancelled(Exception):
 
 @dataclass
 class Inventory:
-    """Record of the unpacked files.
+    """Record of the unpacked files."""
 
-    Attributes:
-        files: size and hash of each file, by path.
-        links: target of each symbolic link, by path.
-    """
-
-    files: dict[str, tuple[int, str]] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)  # size and hash of each file, by path
+    links: dict[str, str] = field(default_factory=dict)  # target of each symbolic link, by path
 
     @property
     def total_bytes(self) -> int:

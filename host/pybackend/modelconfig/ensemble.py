@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -63,6 +63,20 @@ def part_names_on_disk(model_directory: Path, config_name: str = "") -> tuple[st
     except ModelConfigError:
         return ()
     return tuple(dict.fromkeys(step.model_name for step in _steps(document)))
+
+
+def circle_of(name: str, following: Callable[[str], Iterable[str]]) -> list[str]:
+    """The way from a name by those that follow it back to itself, with the name at both ends; empty if there is none."""
+    paths, seen = [[name]], {name}
+    while paths:
+        path = paths.pop()
+        for each in following(path[-1]):
+            if each == name:
+                return [*path, each]
+            if each not in seen:
+                seen.add(each)
+                paths.append([*path, each])
+    return []
 
 
 def most_inflight(config: ModelConfig) -> int:

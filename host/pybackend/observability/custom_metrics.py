@@ -1,20 +1,17 @@
 """Custom metrics: the families and series that models register, shared by all instances of all models.
 
 A series is identified by its family and labels, and exists while it has a holder: a stub with a Metric object for it
-or, after a stub died, its instance. Counters and histograms therefore survive a restart of their stub. prometheus-client
-stores the values, which are shown under the models' names for them.
+or, after a stub died, its instance. Counters and histograms therefore survive a restart of their stub.
 """
 
 from __future__ import annotations
 
-import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import accumulate
 from math import isfinite, isnan
-from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, invalid
 from pybackend.observability.metrics import Family, head_bytes, labels_text, series_bytes
@@ -30,7 +27,7 @@ MOST_HANDLES = 10_000
 
 MOST_PAGE_BYTES = 4 * 1024 * 1024
 """Limit on the metrics page's bytes for families and series of one model. Each bucket of a histogram takes a line, with
-all labels, and some 300 bytes of memory."""
+all labels."""
 
 RESERVED_PREFIXES = (
     "pybackend_", "nv_inference_", "nv_model_", "nv_cache_", "nv_cpu_", "nv_gpu_", "nv_energy_", "nv_pinned_memory_",
@@ -54,7 +51,7 @@ class _Series:
 
     family: _Family
     labels: dict[str, str]
-    state: Series
+    state: Value | Histogram
     model_name: str
     page_bytes: int
     holders: int = 0
@@ -140,17 +137,19 @@ class CustomMetrics:
         if series is None:
             return
         match series, change:
-            case _Series(state=CounterSeries() as counter), MetricChange.INCREMENT if value >= 0:
-                counter.increment(value)
-            case _Series(state=GaugeSeries() as gauge), MetricChange.INCREMENT:
-                gauge.increment(value)
+            case _Series(family=_Family(kind=MetricKind.COUNTER), state=Value() as counter), MetricChange.INCREMENT if (
+                value >= 0
+            ):
+                counter.value += value
+            case _Series(family=_Family(kind=MetricKind.GAUGE), state=Value() as gauge), MetricChange.INCREMENT:
+                gauge.value += value
                 added = self._stubs[stub].added
                 settings, total = added.get(series, (-1, 0.0))
                 added[series] = (series.settings, value if settings != series.settings else total + value)
-            case _Series(state=GaugeSeries() as gauge), MetricChange.SET:
-                gauge.set(value)
+            case _Series(family=_Family(kind=MetricKind.GAUGE), state=Value() as gauge), MetricChange.SET:
+                gauge.value = value
                 series.settings += 1
-            case _Series(state=HistogramSeries() as histogram), MetricChange.OBSERVE if not isnan(value):
+            case _Series(state=Histogram() as histogram), MetricChange.OBSERVE if not isnan(value):
                 histogram.observe(value)
             case _:
                 raise RemoteProtocolError("a metric was changed in a way that its kind does not allow")
@@ -160,7 +159,7 @@ class CustomMetrics:
         series = self._held(stub, handle)
         if series is None:
             raise invalid("the metric is deleted.")
-        if not isinstance(series, _Series) or isinstance(series.state, HistogramSeries):
+        if not isinstance(series, _Series) or isinstance(series.state, Histogram):
             raise RemoteProtocolError("the value was requested of a metric that has none")
         return series.state.value
 
@@ -182,8 +181,8 @@ class CustomMetrics:
         if gone is None:
             return
         for gauge, (settings, total) in gone.added.items():
-            if settings == gauge.settings and isfinite(total) and isinstance(gauge.state, GaugeSeries):
-                gauge.state.increment(-total)
+            if settings == gauge.settings and isfinite(total) and isinstance(gauge.state, Value):
+                gauge.state.value -= total
         held = [item for item in gone.held.values() if isinstance(item, _Series)]
         if gone.instance is not None:
             held = self._keep(gone.instance, held)
@@ -258,7 +257,9 @@ class CustomMetrics:
         line_count = len(buckets) + 3 if family.kind == MetricKind.HISTOGRAM else 1
         nbytes = series_bytes(family.name, labels, line_count)
         self._check_page(model_name, nbytes)
-        return _Series(family, labels, new_series(family.kind, buckets), model_name, nbytes)
+        return _Series(
+            family, labels, Histogram(buckets) if family.kind == MetricKind.HISTOGRAM else Value(), model_name, nbytes
+        )
 
     def _check_page(self, model_name: str, nbytes: int) -> None:
         if self._page_bytes[model_name] + nbytes > MOST_PAGE_BYTES:
@@ -317,104 +318,41 @@ Sample = tuple[str, dict[str, str], float]
 """Suffix of the family's name, labels beyond the series' own, value."""
 
 
-class _ValueSeries:
-    """A series with one value."""
+class Value:
+    """The value of a counter or a gauge."""
 
-    def __init__(self, metric: Any) -> None:
-        self._metric = metric
-
-    def increment(self, value: float) -> None:
-        """Add a value; for a counter, one that is not negative."""
-        self._metric.inc(value)
-
-    @property
-    def value(self) -> float:
-        """The current value."""
-        return next(float(sample.value) for sample in _samples(self._metric) if not sample.name.endswith("_created"))
+    def __init__(self) -> None:
+        self.value = 0.0
 
     def samples(self) -> list[Sample]:
         return [("", {}, self.value)]
 
 
-class CounterSeries(_ValueSeries):
-    """A value that only grows."""
-
-    def __init__(self) -> None:
-        super().__init__(_prometheus().Counter(_NAME, "", registry=None))
-
-
-class GaugeSeries(_ValueSeries):
-    """A value that goes up and down."""
-
-    def __init__(self) -> None:
-        super().__init__(_prometheus().Gauge(_NAME, "", registry=None))
-
-    def set(self, value: float) -> None:
-        """Replace the value."""
-        self._metric.set(value)
-
-
-class HistogramSeries:
-    """A histogram of observations. The bounds of ``buckets`` are finite and strictly increasing; there may be none."""
+class Histogram:
+    """The observations of a histogram. The bounds of ``buckets`` are finite and strictly increasing; there may be none."""
 
     def __init__(self, buckets: Sequence[float]) -> None:
-        # The library requires at least one bound, and hides the sum if a bound is negative.
-        self._histogram = _prometheus().Histogram(_NAME, "", buckets=buckets or (0.0,), registry=None)
-        self._has_bounds = bool(buckets)
+        self._bounds = tuple(buckets)
+        self._counts = [0.0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
         """Count an observation."""
-        self._histogram.observe(value)
+        self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def samples(self) -> list[Sample]:
-        samples = [(sample.labels["le"], sample.value) for sample in _samples(self._histogram) if "le" in sample.labels]
-        shown = samples if self._has_bounds else samples[-1:]
-        buckets = [("_bucket", {"le": bound.removesuffix(".0")}, count) for bound, count in shown]
-        return [*buckets, ("_sum", {}, self._sum), ("_count", {}, samples[-1][1])]
+        totals = list(accumulate(self._counts))
+        names = [*map(_bound_text, self._bounds), "+Inf"]
+        buckets = [("_bucket", {"le": name}, total) for name, total in zip(names, totals, strict=True)]
+        return [*buckets, ("_sum", {}, self._sum), ("_count", {}, totals[-1])]
 
 
-Series = CounterSeries | GaugeSeries | HistogramSeries
-
-
-def new_series(kind: MetricKind, buckets: Sequence[float]) -> Series:
-    """A series of this kind; only a histogram has ``buckets``."""
-    match kind:
-        case MetricKind.COUNTER:
-            return CounterSeries()
-        case MetricKind.GAUGE:
-            return GaugeSeries()
-        case MetricKind.HISTOGRAM:
-            return HistogramSeries(buckets)
-
-
-_NAME = "series"
-"""Name of the library's objects. It is never shown: the library would alter some of the names that models give."""
-
-
-def _samples(metric: Any) -> list[Any]:
-    return [sample for collected in metric.collect() for sample in collected.samples]
-
-
-@cache
-def _prometheus() -> Any:
-    """The library; imported on first use, because that takes a twentieth of a second."""
-    with _in_this_process():
-        import prometheus_client
-    return prometheus_client
-
-
-@contextmanager
-def _in_this_process() -> Iterator[None]:
-    """Hide the variables that make the library store its values in files.
-
-    They may be set for a model that runs its own multi-process server; our values would mix with those of all processes
-    that use the same files.
-    """
-    names = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
-    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
+def _bound_text(bound: float) -> str:
+    """A bound as Prometheus' own libraries write it: large ones with an exponent."""
+    text = repr(bound)
+    whole, point, _ = text.partition(".")
+    if bound > 0 and point and len(whole) > 6:
+        digits = text.replace(".", "")
+        return f"{digits[0]}.{digits[1:]}".rstrip("0.") + f"e+{len(whole) - 1:02d}"
+    return text.removesuffix(".0")

@@ -74,21 +74,17 @@ _LAST_SWEEPS_S = 2.0
 
 
 class Orphans:
-    """Children that this process did not start itself. One per process, for servers only: it changes the process.
-
-    Attributes:
-        base: the lowest of this host's marks.
-        adopts: False if the kernel does not make orphans children of this process.
-    """
+    """Children that this process did not start itself. One per process, for servers only: it changes the process."""
 
     def __init__(self) -> None:
         self._own = resource.getrlimit(MARK)[1]
         highest = _HIGHEST_MARK if self._own == resource.RLIM_INFINITY else min(self._own, _HIGHEST_MARK)
         self._marks_exist = highest >= _LEAST_OWN
+        # the lowest of this host's marks
         self.base = highest // 2 + _below(highest // 2 - _SPAN) if self._marks_exist else 0
         self._living: dict[int, int] = {}
         self._warden: Warden | None = None
-        self.adopts = _become_subreaper()
+        self.adopts = _become_subreaper()  # False if the kernel does not make orphans children of this process
 
     def new_mark(self, *, of_zygote: bool = False) -> int:
         """Return a mark for a process that is about to start; 0 if there are none."""

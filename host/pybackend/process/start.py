@@ -81,16 +81,11 @@ class SandboxReport:
 
 @dataclass(frozen=True)
 class Terms:
-    """The conditions under which a process runs.
-
-    Attributes:
-        written: a descriptor to read the confinement from, -1 for none.
-        mark: the mark that identifies it, 0 for none.
-    """
+    """The conditions under which a process runs."""
 
     confinement: Confinement | None
-    written: int
-    mark: int
+    written: int  # a descriptor to read the confinement from, -1 for none
+    mark: int  # the mark that identifies it, 0 for none
 
 
 def is_entered(environment: Environment, confinement: Confinement | None) -> bool:

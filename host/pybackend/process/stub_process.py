@@ -267,17 +267,12 @@ class StubProcess:
 
 @dataclass(frozen=True)
 class StubLaunch:
-    """How to start a stub.
+    """How to start a stub."""
 
-    Attributes:
-        environment: the Python to run it with; the host's own if None.
-        cores: the cores that it may use; empty for all.
-        sandbox: confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined.
-    """
-
-    environment: Environment | None = None
-    cores: Collection[int] = ()
+    environment: Environment | None = None  # the Python to run it with; the host's own if None
+    cores: Collection[int] = ()  # the cores that it may use; empty for all
     start: StartOptions = field(default_factory=StartOptions)
+    # confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined
     sandbox: InstanceSandbox | None = None
 
     @property

@@ -46,15 +46,11 @@ RETIREMENT_S = FORK_LIMIT_S + 1.0
 
 @dataclass(frozen=True)
 class ZygoteKind:
-    """The properties shared by stubs that one zygote forks.
-
-    Attributes:
-        domain: the trust domain that it is confined for, None if it is not confined.
-    """
+    """The properties shared by stubs that one zygote forks."""
 
     environment: Environment
     preload: tuple[str, ...]
-    domain: TrustDomain | None = None
+    domain: TrustDomain | None = None  # the trust domain that it is confined for, None if it is not confined
 
     @property
     def name(self) -> str:
@@ -63,16 +59,12 @@ class ZygoteKind:
 
 @dataclass(frozen=True, eq=False)
 class _Running:
-    """A zygote that was started.
-
-    Attributes:
-        reach: the permissions that it can pass on, None if it is not confined.
-    """
+    """A zygote that was started."""
 
     kind: ZygoteKind
     zygote: Zygote
     mark: int
-    reach: Reach | None
+    reach: Reach | None  # the permissions that it can pass on, None if it is not confined
     started_s: float
 
 

@@ -18,7 +18,7 @@ from pybackend.errors import (
 from pybackend.model.ensemble.model import EnsembleModel
 from pybackend.model.host import Absence
 from pybackend.model.model import Model, ModelState, not_ready
-from pybackend.modelconfig.ensemble import part_names_on_disk
+from pybackend.modelconfig.ensemble import circle_of, part_names_on_disk
 from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.layout import DUPLICATE_REASON
 from pybackend.repository.names import ModelNames, Namespaces
@@ -313,20 +313,18 @@ class Ensembles:
 
         Raises ModelLoadError: INVALID_ARG, the ensemble would contain itself.
         """
-        paths: list[tuple[str, ...]] = [(ensemble, part) for part in parts]
-        seen: set[str] = set()
-        while paths:
-            path = paths.pop()
-            name = path[-1]
+
+        def following(name: str) -> Collection[str]:
             if name == ensemble:
-                raise ModelLoadError(
-                    f"circular dependency between ensembles: {ensemble} -> ... -> {path[-2]} -> {ensemble}. The steps "
-                    f"lead round: {' -> '.join(path)}",
-                    ErrorCode.INVALID_ARG,
-                )
-            if name not in seen:
-                seen.add(name)
-                on_disk = part_names_on_disk(directories[name], self._config_name) if name in directories else ()
-                stored = self._names.parts(on_disk, self._names.split(name)[0], directories)
-                following = stored if self.lacking([name]) else self.parts(name)
-                paths += [(*path, part) for part in following]
+                return parts
+            on_disk = part_names_on_disk(directories[name], self._config_name) if name in directories else ()
+            stored = self._names.parts(on_disk, self._names.split(name)[0], directories)
+            return stored if self.lacking([name]) else self.parts(name)
+
+        circle = circle_of(ensemble, following)
+        if circle:
+            raise ModelLoadError(
+                f"circular dependency between ensembles: {ensemble} -> ... -> {circle[-2]} -> {ensemble}. The steps "
+                f"lead round: {' -> '.join(circle)}",
+                ErrorCode.INVALID_ARG,
+            )

@@ -12,7 +12,7 @@ from pathlib import Path
 from pybackend.author_files.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
-from pybackend.modelconfig.ensemble import part_names
+from pybackend.modelconfig.ensemble import circle_of, part_names
 from pybackend.observability.log_lines import about_model
 from pybackend.repository.bounds import Bounds
 from pybackend.repository.candidate import Candidate, ModelReading, candidates_of, read_model
@@ -226,22 +226,19 @@ class ModelChanges:
             for part in sorted(parts):
                 await self.begin_unload(part, asked_by, unload_dependents=True, only_if_mere_part=True)
 
-    def retire(
-        self, name: str, drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
-    ) -> list[asyncio.Task[bool]]:
-        """Unload every version of a model; its lock must be held. Returns a task per version, as the life cycle does."""
+    def retire(self, name: str) -> None:
+        """Begin to unload every version of a model; its lock must be held."""
         self._catalogue.note_failure(name, "")
         entry = self._catalogue.entries.get(name)
         if entry is None:
-            return []
+            return
         entry.failed_change = None
-        ends = self.life_cycle.retire_all(entry, drain_timeout_s, finalize_timeout_s)
+        self.life_cycle.retire(entry.versions.values())
         # Failures of an unloaded model must not keep the server from being ready.
         entry.forget_failures()
         if not entry.versions:
             self._catalogue.forget_entry(name)
         self._catalogue.ensembles.on_change(name)
-        return ends
 
 
 def check_name(name: str) -> None:
@@ -308,23 +305,10 @@ class ModelLocks:
                 self._waits.remove((asked_by, name))
 
     def _refuse_circle(self, name: str, asked_by: str) -> None:
-        path = self._path(name, asked_by)
-        if path:
+        waits = [*self._waits, (asked_by, name)]
+        circle = circle_of(asked_by, lambda model: [awaited for waiting, awaited in waits if waiting == model])
+        if circle:
             raise InferenceError(
                 f"model '{asked_by}' would wait for itself: it is being initialised, and '{name}' cannot be changed "
-                f"until that has ended ({' -> '.join([asked_by, *path])})"
+                f"until that has ended ({' -> '.join(circle)})"
             )
-
-    def _path(self, start: str, end: str) -> list[str]:
-        """The models through which ``start`` waits for ``end``, both included; empty if it does not wait for it."""
-        paths = [[start]]
-        seen = {start}
-        while paths:
-            path = paths.pop()
-            if path[-1] == end:
-                return path
-            for waiting, awaited in self._waits:
-                if waiting == path[-1] and awaited not in seen:
-                    seen.add(awaited)
-                    paths.append([*path, awaited])
-        return []

@@ -74,7 +74,7 @@ class ModelLifeCycle:
             if not (version in serving and serving[version].is_ready and candidate.equals(entry.origins[version]))
         }
         if not serving:
-            self.retire_all(entry)  # instances that gave up may still have processes
+            self.retire(entry.versions.values())  # instances that gave up may still have processes
             entry.set_versions(new, candidates)
             entry.configure_rules(_rules_of(candidates))
         outcomes = await self._load_versions(new.values())
@@ -98,7 +98,7 @@ class ModelLifeCycle:
         unexpected = [outcome for outcome in outcomes if outcome is not None]
         failed = [model for model in new.values() if model.state is not ModelState.READY]
         if unexpected or (failed and serving):
-            self._retire(new.values())
+            self.retire(new.values())
         if unexpected:
             raise unexpected[0]
         if failed:
@@ -113,7 +113,7 @@ class ModelLifeCycle:
             for model in replaced:
                 if isinstance(model, PythonModel):
                     model.sequences.keep()
-            self._retire(replaced)
+            self.retire(replaced)
             self._pass_sequences_on(entry.full_name)
 
     async def _change_instances(
@@ -195,32 +195,14 @@ class ModelLifeCycle:
 
     # Unloading
 
-    def retire_all(
-        self, entry: ModelEntry, drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
-    ) -> list[asyncio.Task[bool]]:
-        """Unload every version: it accepts no further requests and answers those it has.
-
-        One task per version, including versions already being unloaded. Each ends when its version is released, with
-        True if nothing was cut short.
-        """
-        return self._retire(entry.versions.values(), drain_timeout_s, finalize_timeout_s)
-
-    def _retire(
-        self, models: Iterable[Model], drain_timeout_s: float | None = None, finalize_timeout_s: float | None = None
-    ) -> list[asyncio.Task[bool]]:
-        if finalize_timeout_s is None:
-            finalize_timeout_s = self._host.settings.exit_timeout_s
-        ends = []
+    def retire(self, models: Iterable[Model]) -> None:
+        """Begin to unload versions: they accept no further requests and answer those they have."""
         for model in models:
-            end = self._retiring.get(model)
-            if end is None and model in self._alive:
+            if model in self._alive and model not in self._retiring:
                 model.state = ModelState.UNLOADING  # immediately: the task starts only on the loop's next turn
-                end = asyncio.create_task(self._unload(model, drain_timeout_s, finalize_timeout_s))
+                end = asyncio.create_task(self._unload(model, None, self._host.settings.exit_timeout_s))
                 end.add_done_callback(partial(self._retired, model))
                 self._retiring[model] = end
-            if end is not None:
-                ends.append(end)
-        return ends
 
     def _retired(self, model: Model, _end: asyncio.Task[bool]) -> None:
         del self._retiring[model]

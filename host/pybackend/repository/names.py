@@ -61,7 +61,7 @@ class ModelNames:
 
     def __init__(self, entries: Mapping[str, ModelEntry], namespaces: Namespaces | None) -> None:
         self._entries = entries
-        self._namespaces = namespaces
+        self.namespaces = namespaces
         self._found: dict[str, str] = {}
         """Full names by other names for the same models, kept because clients send these with every request."""
 
@@ -71,7 +71,7 @@ class ModelNames:
 
     def split(self, name: str) -> tuple[str, str]:
         """The namespace and the name in a full name; see :meth:`Namespaces.split`."""
-        return ("", name) if self._namespaces is None else self._namespaces.split(name)
+        return ("", name) if self.namespaces is None else self.namespaces.split(name)
 
     def known(self, name: str, home: str = "") -> str:
         """The full name of a known model; the text itself if no model has this name.
@@ -81,7 +81,7 @@ class ModelNames:
         Raises AmbiguousModelError: several models have this name. ``home`` is the namespace of the model that sends it,
         ``""`` for a client.
         """
-        spaces, entries = self._namespaces, self._entries
+        spaces, entries = self.namespaces, self._entries
         if spaces is None:
             return name
         if home and self._counts(own := full_name(home, name)):
@@ -104,7 +104,7 @@ class ModelNames:
 
         Raises AmbiguousModelError: several models have this name.
         """
-        spaces = self._namespaces
+        spaces = self.namespaces
         if spaces is None:
             return name
         if home and ((own := full_name(home, name)) in models or self._counts(own)):
@@ -117,7 +117,7 @@ class ModelNames:
 
     def at_start(self, names: Iterable[str], models: Collection[str]) -> set[str]:
         """The full names of the models to load at start: a name without a namespace stands for all models of that name."""
-        spaces = self._namespaces
+        spaces = self.namespaces
         if spaces is None:
             return set(names)
         wanted = set()
@@ -135,7 +135,7 @@ class ModelNames:
 
         A model in the ensemble's own namespace comes first, then one that is known, then one in the repositories.
         """
-        spaces = self._namespaces
+        spaces = self.namespaces
         if spaces is None:
             return name
         if home and ((own := full_name(home, name)) in models or self._counts(own)):
@@ -151,7 +151,7 @@ class ModelNames:
 
     def may_mean(self, name: str, model: str) -> bool:
         """True if a name in an ensemble's step may stand for a model, now or after another change."""
-        if self._namespaces is None or name == model:
+        if self.namespaces is None or name == model:
             return name == model
         return self.split(model)[1] == name.rpartition(NAMESPACE_SEPARATOR)[2]
 

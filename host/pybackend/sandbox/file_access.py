@@ -33,15 +33,11 @@ class Account:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A place that a user cannot use.
-
-    Attributes:
-        on_way: whether it is a directory that must be entered on the way; else it is one that must be read.
-    """
+    """A place that a user cannot use."""
 
     path: str
     owner: int
-    on_way: bool
+    on_way: bool  # whether it is a directory that must be entered on the way; else it is one that must be read
 
     @property
     def verb(self) -> str:

@@ -98,21 +98,14 @@ _CACHE_VARIABLES = (
 
 @dataclass(frozen=True)
 class ServerPlaces:
-    """The server's places on disk.
-
-    Attributes:
-        private: the server's own directories, which no model may reach.
-        home: home directory of the server's user, "" for none.
-        working_directory: the server's, which models inherit.
-        environments: directories for unpacked environments of models, hidden like the others.
-    """
+    """The server's places on disk."""
 
     repositories: tuple[str, ...]
-    private: tuple[str, ...]
+    private: tuple[str, ...]  # the server's own directories, which no model may reach
     bundle: str
-    home: str
-    working_directory: str
-    environments: tuple[str, ...] = ()
+    home: str  # home directory of the server's user, "" for none
+    working_directory: str  # the server's, which models inherit
+    environments: tuple[str, ...] = ()  # directories for unpacked environments of models, hidden like the others
 
 
 @dataclass(frozen=True)

@@ -22,27 +22,20 @@ _CONTROL = "SANDBOX_MODEL_CONTROL"
 
 @dataclass(frozen=True)
 class Grant:
-    """The permissions of one process of a confined model, as far as they bound models that it loads.
-
-    Attributes:
-        limits: its limits, by the names of the kernel's resource limits.
-        uid: the user in its configuration, None for none.
-        control: full names of the models that it may load and unload, None for all.
-        overrides: whether it may send configurations and files for models of other authors, too.
-        user: its user id and group id, -1 for those of the server.
-        rules: for files, as pairs of a path and access letters.
-    """
+    """The permissions of one process of a confined model, as far as they bound models that it loads."""
 
     model: str
     level: str
     network: bool
     unix_sockets: bool
     subprocesses: bool
-    limits: dict[str, int]
-    uid: int | None = None
-    control: tuple[str, ...] | None = None
-    overrides: bool = False
+    limits: dict[str, int]  # its limits, by the names of the kernel's resource limits
+    uid: int | None = None  # the user in its configuration, None for none
+    control: tuple[str, ...] | None = None  # full names of the models that it may load and unload, None for all
+    overrides: bool = False  # whether it may send configurations and files for models of other authors, too
+    # its user id and group id, -1 for those of the server
     user: tuple[int, int] = field(default=(-1, -1), compare=False)
+    # for files, as pairs of a path and access letters
     rules: Sequence[Sequence[str]] = field(default=(), compare=False, repr=False)
     in_force: Collection[str] = field(default=(), compare=False)
 

@@ -33,16 +33,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessUser:
-    """A user that a model's process could have.
+    """A user that a model's process could have."""
 
-    Attributes:
-        account: for checks; None for the user of this process with its rights.
-        listed_as: its name in an access control list; "" if the number differs at every start, or if it is root.
-    """
-
-    account: Account | None
+    account: Account | None  # for checks; None for the user of this process with its rights
     subject: str
-    listed_as: str = ""
+    listed_as: str = ""  # its name in an access control list; "" if the number differs at every start, or if it is root
 
 
 def separate_user(uid: int, gid: int) -> ProcessUser:
@@ -94,30 +89,21 @@ class Part(Enum):
 
 @dataclass(frozen=True)
 class Needs:
-    """The files of a model, by the reason why it needs them.
-
-    Attributes:
-        installations: directories without which the interpreter cannot run a model.
-        packages: further directories that it searches for modules.
-        prefix: of the environment, None for the server's own Python.
-        promised: paths that options of the sandbox name.
-        server: files without which a user cannot run a server like this one.
-        is_unpacked: whether the server has unpacked the environment into its cache.
-    """
+    """The files of a model, by the reason why it needs them."""
 
     directory: Path
     version_directory: Path
     model_file: Path
     python: Path
-    installations: Sequence[str]
-    packages: Sequence[str]
-    prefix: Path | None
+    installations: Sequence[str]  # directories without which the interpreter cannot run a model
+    packages: Sequence[str]  # further directories that it searches for modules
+    prefix: Path | None  # of the environment, None for the server's own Python
     bundle: str
-    promised: Sequence[str]
+    promised: Sequence[str]  # paths that options of the sandbox name
     repositories: Sequence[str]
-    server: Sequence[str]
+    server: Sequence[str]  # files without which a user cannot run a server like this one
     command: str
-    is_unpacked: bool = False
+    is_unpacked: bool = False  # whether the server has unpacked the environment into its cache
 
 
 @dataclass(frozen=True)

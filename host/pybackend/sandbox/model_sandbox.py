@@ -56,20 +56,16 @@ _KEPT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "GOMP_", "KMP_
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a version.
-
-    Attributes:
-        of_backend: whether the file belongs to a Python-based backend.
-        sharing: returns the directories of all models that name this environment in the same way; None if its processes
-            must not be forked from a zygote that others use.
-    """
+    """The files of a version."""
 
     directory: Path
     version_directory: Path
     model_file: Path
     environment: Environment
-    of_backend: bool = False
+    of_backend: bool = False  # whether the file belongs to a Python-based backend
     gpu: bool = False
+    # returns the directories of all models that name this environment in the same way; None if its processes must not
+    # be forked from a zygote that others use
     sharing: Callable[[], Collection[Path]] | None = None
 
 
@@ -407,17 +403,12 @@ class ModelSandbox:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class InstanceSandbox:
-    """The sandbox of one instance, which confines each of its processes.
-
-    Attributes:
-        domain: the trust domain whose zygote may fork its processes, None if they must not be forked.
-        exclusive: whether no other instance has its user.
-    """
+    """The sandbox of one instance, which confines each of its processes."""
 
     model: ModelSandbox
     confinement: Confinement
-    domain: TrustDomain | None
-    exclusive: bool
+    domain: TrustDomain | None  # the trust domain whose zygote may fork its processes, None if they must not be forked
+    exclusive: bool  # whether no other instance has its user
 
     @property
     def scratch(self) -> str:

@@ -26,16 +26,12 @@ _LINE_END = re.compile(r"[\r\n]")
 
 @dataclass(frozen=True)
 class PythonPlaces:
-    """The places of an environment.
-
-    Attributes:
-        needed: those without which its Python cannot run a model; the others are only searched for modules.
-        objection: the reason why an untrusted model must not have this environment; ``""`` if it may.
-    """
+    """The places of an environment."""
 
     directories: tuple[str, ...]
+    # those without which its Python cannot run a model; the others are only searched for modules
     needed: tuple[str, ...]
-    objection: str = ""
+    objection: str = ""  # the reason why an untrusted model must not have this environment; ``""`` if it may
 
 
 def python_places(environment: Environment, server: ServerPlaces, model_directory: Path) -> PythonPlaces:

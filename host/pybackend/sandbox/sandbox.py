@@ -29,11 +29,7 @@ _CACHES_FRESH_S = 2.0
 
 
 class Sandbox:
-    """Makes the sandboxes of models.
-
-    Attributes:
-        exposed: reason why some places cannot be hidden at ``standard``; "" if all can be.
-    """
+    """Makes the sandboxes of models."""
 
     def __init__(
         self,
@@ -55,6 +51,7 @@ class Sandbox:
             environments=tuple(os.path.realpath(path) for path in environments),
         )
         open_to_all = exposed(self.places)
+        # reason why some places cannot be hidden at ``standard``; "" if all can be
         self.exposed = _exposed_text(open_to_all) if open_to_all else ""
         self._made_caches: list[str] = []
         self._caches_looked_s = -_CACHES_FRESH_S

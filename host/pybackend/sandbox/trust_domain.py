@@ -27,9 +27,6 @@ class TrustDomain:
 
     Args:
         users: source of user ids; None if all processes have the host's user.
-
-    Attributes:
-        has_ended: whether nothing must be started for it any more.
     """
 
     def __init__(self, users: UserRange | None, scratch: RuntimeDirectory) -> None:
@@ -40,7 +37,7 @@ class TrustDomain:
         self._common_scratch = ""
         self._own_scratch = ""
         self._members: dict[object, _Member] = {}
-        self.has_ended = False
+        self.has_ended = False  # whether nothing must be started for it any more
         self._at_end: list[Callable[[], None]] = []
         self._changing = threading.Lock()
 

@@ -13,6 +13,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.model.model import ModelState
 from pybackend.sandbox.grant import Grant
 from tests.integration.models.conftest import running_engine
+from tests.support.engine import unload
 from tests.support.ensembles import ask, floats, held, nothing_held, step, write_ensemble
 from tests.support.ensembles import refusal as refusal_of
 from tests.support.gates import GATE, Gate
@@ -102,7 +103,7 @@ def test_parts_are_loaded_side_by_side(repository, start, marks):
         )
     chain(repository, "e", "a", "b")
     engine, run = start()
-    run(engine.load_model("e"))
+    run(engine.control.load("e"))
     assert set(table(engine).values()) == {"READY"}
 
 
@@ -113,12 +114,12 @@ def test_a_load_of_an_ensemble_loads_its_parts(repository, start, marks):
     chain(repository, "inner", "a", "b")
     chain(repository, "outer", "inner", "a")
     engine, run = start()
-    run(engine.load_model("outer"))
+    run(engine.control.load("outer"))
     assert table(engine) == dict.fromkeys(["a", "b", "inner", "outer"], "READY")
     assert out(run, engine, "outer", 1) == [4]
     assert marks("a") == ["begin 1 1"]
     first = engine.repository.catalogue.find("a")
-    run(engine.load_model("outer"))
+    run(engine.control.load("outer"))
     assert engine.repository.catalogue.find("a") is first
 
 
@@ -150,7 +151,7 @@ def test_an_ensemble_without_a_version_directory_is_version_1(repository, start,
     assert out(run, engine, "e", 1) == [2]
     assert f"ensemble 'e' has no version directory in {directory}: it is version 1" in caplog.text
     (directory / "3").mkdir()
-    run(engine.load_model("e"))
+    run(engine.control.load("e"))
     assert engine.repository.catalogue.find("e").version == "3"
 
 
@@ -165,16 +166,16 @@ def test_a_step_may_want_a_version(repository, start, marks):
     engine, run = start("newest", "first")
     assert out(run, engine, "newest", 1) == [11]
     assert out(run, engine, "first", 1) == [2]
-    error = refusal(run, engine.load_model("third"))
+    error = refusal(run, engine.control.load("third"))
     assert (error.code, error.message) == (
         ErrorCode.INVALID_ARG,
         "load failed for model 'third': ensemble 'third' depends on 'a' whose required version 3 is not loaded.\n",
     )
-    error = refusal(run, engine.load_model("zero"))
+    error = refusal(run, engine.control.load("zero"))
     assert "depends on 'a' whose required version 0 is not loaded. A step without model_version means" in error.message
     # Another version comes: who wants the newest gets it.
     write_model(repository, "a", adding(100), None, version=3)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert out(run, engine, "newest", 1) == [101]
     assert out(run, engine, "third", 1) == [101]
     assert out(run, engine, "first", 1) == [2]
@@ -188,7 +189,7 @@ def test_parts_that_are_nowhere(repository, start, marks):
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "y", "a", "x")
     engine, run = start()
-    error = refusal(run, engine.load_model("e"))
+    error = refusal(run, engine.control.load("e"))
     assert error.code is ErrorCode.INVALID_ARG
     assert error.message.startswith(
         "load failed for model 'e': ensemble e contains models that are not available or ambiguous: x, y ("
@@ -216,7 +217,7 @@ def test_parts_that_cannot_be_loaded(repository, start, marks):
     chain(repository, "e", "a")
     chain(repository, "f", "e")
     engine, run = start()
-    error = refusal(run, engine.load_model("f"))
+    error = refusal(run, engine.control.load("f"))
     text = "ensemble '{}' depends on '{}' which has no loaded version. Model '{}' loading failed with error: "
     assert error.code is ErrorCode.INVALID_ARG
     assert error.message.startswith(
@@ -225,7 +226,7 @@ def test_parts_that_cannot_be_loaded(repository, start, marks):
     assert "version 1 is at UNAVAILABLE state: Internal: ValueError: the weights are missing" in error.message
     # They heal as soon as the part does, which nobody need tell them.
     write_model(repository, "a", adding(1), None)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert set(table(engine).values()) == {"READY"}
     assert out(run, engine, "f", 1) == [2]
 
@@ -234,7 +235,7 @@ def test_a_part_whose_configuration_cannot_be_read(repository, start, marks):
     write_model(repository, "a", adding(1), "nonsense")
     chain(repository, "e", "a")
     engine, run = start()
-    error = refusal(run, engine.load_model("e"))
+    error = refusal(run, engine.control.load("e"))
     assert error.message.startswith(
         "load failed for model 'e': ensemble e contains models that are not available or ambiguous: a (failed to load 'a', "
         "failed to poll from model repository: failed to read text proto from"
@@ -265,13 +266,13 @@ def test_circles(repository, start, marks):
         assert found["m"] == "READY"
     engine, run = start()
     for name, circle in expected.items():
-        error = refusal(run, engine.load_model(name))
+        error = refusal(run, engine.control.load(name))
         assert (error.code, error.message) == (
             ErrorCode.INVALID_ARG,
             f"load failed for model '{name}': circular dependency between ensembles: {circle}\n",
         )
     assert marks("m").count("begin 1 1") == 1  # a circle is seen before parts are loaded
-    assert "circular dependency between ensembles: a" in refusal(run, engine.load_model("outside")).message
+    assert "circular dependency between ensembles: a" in refusal(run, engine.control.load("outside")).message
 
 
 def test_a_circle_through_what_is_loaded(repository, start, marks):
@@ -281,7 +282,7 @@ def test_a_circle_through_what_is_loaded(repository, start, marks):
     engine, run = start("b")
     (repository / "b/config.pbtxt").write_text("what is loaded counts, not what is on disk")
     chain(repository, "a", "b")
-    error = refusal(run, engine.load_model("a"))
+    error = refusal(run, engine.control.load("a"))
     assert error.message.startswith(
         "load failed for model 'a': circular dependency between ensembles: a -> ... -> b -> a"
     )
@@ -295,12 +296,12 @@ def test_an_ensemble_that_does_not_fit_leaves_the_one_that_serves(repository, st
     engine, run = start("e")
     first = engine.repository.catalogue.find("e")
     chain(repository, "e", "a", inputs=tensors(IN=("TYPE_FP32", [2, 2])))
-    error = refusal(run, engine.load_model("e"))
+    error = refusal(run, engine.control.load("e"))
     assert error.message.startswith(
         "load failed for model 'e': in ensemble e, ensemble tensor IN: inconsistent shape: [2,2] is inferred from model e"
     )
     write_ensemble(repository, "e", [])
-    error = refusal(run, engine.load_model("e"))
+    error = refusal(run, engine.control.load("e"))
     assert (error.code, error.message.split(". ")[0]) == (
         ErrorCode.INVALID_ARG,
         "load failed for model 'e': must specify 'step' for ensemble 'e'",
@@ -309,7 +310,7 @@ def test_an_ensemble_that_does_not_fit_leaves_the_one_that_serves(repository, st
     assert out(run, engine, "e", 1) == [2]
     assert run(engine.is_ready())
     chain(repository, "e", "a", "a")
-    run(engine.load_model("e"))
+    run(engine.control.load("e"))
     assert out(run, engine, "e", 1) == [3]
 
 
@@ -325,9 +326,9 @@ def test_an_ensemble_with_a_configuration_of_its_own(repository, start, marks):
             {"model_name": "a", "model_version": -1, "input_map": {"IN": "IN"}, "output_map": {"OUT": "OUT"}}
         ]}
     }"""
-    run(engine.load_model("e", config, {"file:1/notes.txt": b""}))
+    run(engine.control.load("e", config, {"file:1/notes.txt": b""}))
     assert out(run, engine, "e", 1) == [2]
-    run(engine.unload_model("e", unload_dependents=True))
+    run(engine.control.unload("e", unload_dependents=True))
     run(until(lambda: set(table(engine).values()) == {"UNAVAILABLE: unloaded"}))
 
 
@@ -342,11 +343,11 @@ def test_parts_come_and_go_with_an_ensemble_that_a_model_may_control(repository,
     chain(repository, "e", "a", "b")
     engine, run = start()
     caller = grant("e")
-    assert "may not load or unload model 'a'" in refusal(run, engine.load_model("a", grant=caller)).message
-    run(engine.load_model("e", grant=caller))
+    assert "may not load or unload model 'a'" in refusal(run, engine.control.load("a", grant=caller)).message
+    run(engine.control.load("e", grant=caller))
     assert out(run, engine, "e", 1) == [3]
-    assert "may not load or unload model 'a'" in refusal(run, engine.unload_model("a", grant=caller)).message
-    run(engine.unload_model("e", unload_dependents=True, grant=caller))
+    assert "may not load or unload model 'a'" in refusal(run, engine.control.unload("a", grant=caller)).message
+    run(engine.control.unload("e", unload_dependents=True, grant=caller))
     run(until(lambda: set(table(engine).values()) == {"UNAVAILABLE: unloaded"}))
 
 
@@ -367,17 +368,17 @@ def test_an_ensemble_that_a_model_brings_loads_no_parts_that_it_may_not_control(
             },
         }
     )
-    error = refusal(run, engine.load_model("e", config, grant=grant("e")))
+    error = refusal(run, engine.control.load("e", config, grant=grant("e")))
     assert "model 'caller' may not load or unload model 'b'" in error.message
     assert (
         "--allow-model-overrides"
-        in refusal(run, engine.load_model("e", config, grant=grant("e", overrides=False))).message
+        in refusal(run, engine.control.load("e", config, grant=grant("e", overrides=False))).message
     )
     assert out(run, engine, "e", 1) == [2]
-    run(engine.load_model("e", config, grant=grant("e", "b")))
+    run(engine.control.load("e", config, grant=grant("e", "b")))
     assert out(run, engine, "e", 1) == [2]
     assert "b" in table(engine)
-    run(engine.load_model("e"))
+    run(engine.control.load("e"))
     assert engine.repository.catalogue.find("e").part_names == {"a"}
 
 
@@ -392,7 +393,7 @@ def test_without_a_part_an_ensemble_is_unavailable_until_it_is_back(repository, 
     chain(repository, "outer", "inner")
     engine, run = start("outer", "a", "b")
     models = [engine.repository.catalogue.find("inner"), engine.repository.catalogue.find("outer")]
-    run(engine.unload_model("b"))
+    run(engine.control.unload("b"))
     reason = (
         "ensemble 'inner' depends on 'b' which has no loaded version. 'b' was unloaded: load it again, or load 'inner'"
     )
@@ -409,13 +410,13 @@ def test_without_a_part_an_ensemble_is_unavailable_until_it_is_back(repository, 
     # It was unloaded on purpose: the server goes on to serve the rest.
     run(gone(engine, engine.repository.catalogue.known_versions("b")[0]))
     assert run(engine.is_ready())
-    run(engine.load_model("b"))
+    run(engine.control.load("b"))
     assert [engine.repository.catalogue.find("inner"), engine.repository.catalogue.find("outer")] == models
     assert out(run, engine, "outer", 1) == [3]
     assert run(engine.is_ready_by_name("outer"))
-    run(engine.unload_model("a"))
+    run(engine.control.unload("a"))
     assert not run(engine.is_ready_by_name("outer"))
-    run(engine.load_model("outer"))  # brings what it lacks
+    run(engine.control.load("outer"))  # brings what it lacks
     assert out(run, engine, "outer", 1) == [3]
 
 
@@ -429,7 +430,7 @@ def test_a_part_is_replaced_under_load(repository, start, marks):
 
     async def replace():
         answers = []
-        loading = asyncio.create_task(engine.load_model("a"))
+        loading = asyncio.create_task(engine.control.load("a"))
         while not loading.done():
             found = await asyncio.gather(*(ask(engine, "e", {"IN": floats(0)}) for _ in range(4)))
             answers += [outputs["OUT"].tolist() for outputs in found]
@@ -449,13 +450,13 @@ def test_a_part_that_changes_what_it_takes(repository, start, marks):
     chain(repository, "e", "a")
     engine, run = start("e")
     (repository / "a/config.pbtxt").write_text(CONFIG.replace("TYPE_FP32", "TYPE_FP64"))
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert table(engine)["e"].startswith(
         "UNAVAILABLE: Invalid argument: in ensemble e, ensemble tensor IN: inconsistent data type"
     )
     assert not run(engine.is_ready())  # nobody wanted that
     (repository / "a/config.pbtxt").write_text(CONFIG)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert out(run, engine, "e", 1) == [2]
     assert run(engine.is_ready())
 
@@ -468,10 +469,10 @@ def test_a_part_that_begins_to_stream(repository, start, marks):
     engine, run = start("f")
     assert not engine.repository.catalogue.find("f").config.decoupled
     (repository / "a/config.pbtxt").write_text(CONFIG + DECOUPLED)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert [engine.repository.catalogue.find(name).config.decoupled for name in "aef"] == [True, True, True]
     (repository / "a/config.pbtxt").write_text(CONFIG)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert not engine.repository.catalogue.find("f").config.decoupled
 
 
@@ -489,14 +490,14 @@ def test_requests_that_have_begun_still_find_their_parts(tmp_path, repository, s
         asked = [asyncio.ensure_future(ask(engine, "outer", {"IN": floats(-1, i)})) for i in range(3)]
         await until(lambda: gate.arrivals)
         last = engine.repository.catalogue.find("last")
-        await engine.unload_model("last")
+        await engine.control.unload("last")
         assert last.state is ModelState.UNLOADING
         with pytest.raises(InferenceError):
             engine.repository.catalogue.find("last")
         assert not await engine.is_ready_by_name("outer")
         assert (await refusal_of(engine, "outer", {"IN": floats(1)})).code is ErrorCode.NOT_FOUND
         for name in ("outer", "inner", "slow"):
-            await engine.unload_model(name)
+            await engine.control.unload(name)
         assert not any(one.done() for one in asked)
         gate.open()
         assert [outputs["OUT"].tolist() for outputs in await asyncio.gather(*asked)] == [[10, 11 + i] for i in range(3)]
@@ -522,7 +523,7 @@ def test_a_part_is_unloaded_while_its_queue_is_full(tmp_path, repository, start,
         more = [asyncio.ensure_future(ask(engine, "e", x)) for _ in range(20)]
         await until(lambda: sum(one.done() for one in more) >= 15)
         for name in ("a", "e", "b"):
-            await engine.unload_model(name)
+            await engine.control.unload(name)
         gate.open()
         answers = await asyncio.gather(first, *more, return_exceptions=True)
         await until(lambda: set(table(engine).values()) == {"UNAVAILABLE: unloaded"})
@@ -549,9 +550,9 @@ def test_parts_go_with_the_ensemble_if_nobody_else_wants_them(repository, start,
     chain(repository, "e", "inner", "wanted")
     chain(repository, "f", "shared")
     engine, run = start("wanted")
-    run(engine.load_model("e"))
-    run(engine.load_model("f"))
-    run(engine.unload_model("e", unload_dependents=True))
+    run(engine.control.load("e"))
+    run(engine.control.load("f"))
+    run(engine.control.unload("e", unload_dependents=True))
     run(until(lambda: "UNLOADING" not in table(engine).values()))
     assert table(engine) == {
         "e": "UNAVAILABLE: unloaded",
@@ -561,7 +562,7 @@ def test_parts_go_with_the_ensemble_if_nobody_else_wants_them(repository, start,
         "shared": "READY",
         "wanted": "READY",
     }
-    run(engine.unload_model("f", unload_dependents=True))
+    run(engine.control.unload("f", unload_dependents=True))
     run(until(lambda: table(engine)["shared"] == "UNAVAILABLE: unloaded"))
     assert run(engine.is_ready())
 
@@ -571,14 +572,14 @@ def test_parts_stay_unless_it_is_said(repository, start, marks):
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "a")
     engine, run = start()
-    run(engine.load_model("e"))
-    run(engine.unload_model("e"))
+    run(engine.control.load("e"))
+    run(engine.control.unload("e"))
     run(until(lambda: table(engine)["e"] == "UNAVAILABLE: unloaded"))
     assert table(engine)["a"] == "READY"
     # Somebody asks for the part itself: then it is no mere part any more.
-    run(engine.load_model("e"))
-    run(engine.load_model("a"))
-    run(engine.unload_model("e", unload_dependents=True))
+    run(engine.control.load("e"))
+    run(engine.control.load("a"))
+    run(engine.control.unload("e", unload_dependents=True))
     run(until(lambda: table(engine)["e"] == "UNAVAILABLE: unloaded"))
     assert table(engine)["a"] == "READY"
 
@@ -587,15 +588,15 @@ def test_the_ensembles_of_a_part_do_not_go_with_it(repository, start, marks):
     write_model(repository, "a", adding(1), CONFIG)
     chain(repository, "e", "a")
     engine, run = start()
-    run(engine.load_model("e"))
-    run(engine.unload_model("a", unload_dependents=True))
+    run(engine.control.load("e"))
+    run(engine.control.unload("a", unload_dependents=True))
     assert table(engine)["e"].startswith(
         "UNAVAILABLE: Invalid argument: ensemble 'e' depends on 'a' which has no loaded"
     )
-    run(engine.unload_model("e"))
+    run(engine.control.unload("e"))
     assert table(engine)["e"] in {"UNLOADING", "UNAVAILABLE: unloaded"}
     run(until(lambda: table(engine)["e"] == "UNAVAILABLE: unloaded"))
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert table(engine)["e"] == "UNAVAILABLE: unloaded"  # and does not come back by itself
     assert run(engine.is_ready())
 
@@ -647,10 +648,10 @@ def test_an_ensemble_is_given_up_when_its_time_is_over(tmp_path, repository, sta
     engine, run = start("e")
     gate = Gate(tmp_path / "marks", "slow")
 
-    async def unload():
+    async def give_up():
         asked = asyncio.ensure_future(refusal_of(engine, "e", {"IN": floats(-1)}))
         await until(lambda: gate.arrivals)
-        assert not await engine.repository.unload("e", 0.1, 1)
+        assert not await unload(engine, "e", 0.1, 1)
         error = await asked
         assert error.code is ErrorCode.UNAVAILABLE
         assert error.message == "in ensemble 'e', the request to model 'e' was still running when it was unloaded"
@@ -658,4 +659,4 @@ def test_an_ensemble_is_given_up_when_its_time_is_over(tmp_path, repository, sta
         await nothing_held(engine)
         assert (await ask(engine, "slow", {"IN": floats(1)}))["OUT"].tolist() == [2]
 
-    run(unload())
+    run(give_up())

@@ -29,7 +29,7 @@ def test_nothing_is_loaded_before_somebody_asks(repository, start, marks):
     assert list(engine.repository.catalogue.models()) == []
     with pytest.raises(InferenceError, match="Request for unknown model: 'a' is not found"):
         engine.repository.catalogue.find("a")
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert run(answer(engine, "a")) == 1
     assert [(model.name, model.version) for model in engine.repository.catalogue.models()] == [("a", "1")]
     assert marks("b") == []
@@ -52,7 +52,7 @@ def test_names_at_start_that_do_not_exist(repository, start):
     assert not run(engine.is_ready())
     # It is there later, or nobody wants it any more.
     write_model(repository, "b", answering(2), CONFIG)
-    run(engine.load_model("b"))
+    run(engine.control.load("b"))
     assert run(engine.is_ready())
 
 
@@ -60,7 +60,7 @@ def test_without_control_nothing_changes(repository, marks):
     write_model(repository, "a", answering(1), CONFIG)
     with running_engine(repository) as (engine, run):
         write_model(repository, "b", answering(1), CONFIG)
-        for change in (engine.load_model("a"), engine.load_model("b"), engine.unload_model("a")):
+        for change in (engine.control.load("a"), engine.control.load("b"), engine.control.unload("a")):
             error = refusal(run, change)
             assert error.code is ErrorCode.UNAVAILABLE
             assert error.message.startswith("explicit model load / unload is not allowed if polling is enabled")
@@ -81,7 +81,7 @@ def test_requests_during_a_reload_are_all_answered(tmp_path, repository, start, 
         slow = asyncio.create_task(answer(engine, "a", 1))
         await until(lambda: gate.arrivals)
         answers = []
-        loading = asyncio.create_task(engine.load_model("a"))
+        loading = asyncio.create_task(engine.control.load("a"))
         while not loading.done():
             answers.append(await answer(engine, "a"))
         await loading
@@ -107,7 +107,7 @@ def test_a_reload_that_fails_leaves_what_serves(repository, start, marks):
     model = engine.repository.catalogue.find("a")
     write_model(repository, "a", BROKEN, None)
     for _ in range(2):  # files that could not be loaded are not taken for loaded ones
-        error = refusal(run, engine.load_model("a"))
+        error = refusal(run, engine.control.load("a"))
         assert error.code is ErrorCode.INVALID_ARG
         assert error.message.startswith(
             "load failed for model 'a': version 1 is at UNAVAILABLE state: Internal: ValueError: the weights are missing"
@@ -117,14 +117,14 @@ def test_a_reload_that_fails_leaves_what_serves(repository, start, marks):
         assert run(answer(engine, "a")) == 1
         assert run(engine.is_ready())
     (repository / "a/config.pbtxt").write_text("nonsense")
-    error = refusal(run, engine.load_model("a"))
+    error = refusal(run, engine.control.load("a"))
     assert error.code is ErrorCode.INTERNAL
     assert error.message.startswith(
         "failed to load 'a', failed to poll from model repository: failed to read text proto from"
     )
     assert run(answer(engine, "a")) == 1
     write_model(repository, "a", answering(3), CONFIG)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert run(answer(engine, "a")) == 3
 
 
@@ -133,11 +133,11 @@ def test_one_version_that_fails_keeps_all_new_ones_from_serving(repository, star
     engine, run = start("a")
     write_model(repository, "a", answering(2), None, version=2)
     write_model(repository, "a", BROKEN, None, version=3)
-    error = refusal(run, engine.load_model("a"))
+    error = refusal(run, engine.control.load("a"))
     assert "version 3 is at UNAVAILABLE state: " in error.message
     assert "version 2" not in error.message
     assert [model.version for model in engine.repository.catalogue.ready_versions("a")] == ["1"]
-    run(engine.unload_model("a"))
+    run(engine.control.unload("a"))
     assert "begin 2 2" in marks("a")
 
 
@@ -145,10 +145,10 @@ def test_versions_that_have_not_changed_are_left_alone(repository, start, marks)
     write_model(repository, "a", answering(1), ALL_VERSIONS)
     engine, run = start("a")
     first = engine.repository.catalogue.find("a")
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert engine.repository.catalogue.find("a") is first
     write_model(repository, "a", answering(2), None, version=2)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert engine.repository.catalogue.find("a", "1") is first
     assert run(answer(engine, "a")) == 2
     assert run(answer(engine, "a", version="1")) == 1
@@ -156,7 +156,7 @@ def test_versions_that_have_not_changed_are_left_alone(repository, start, marks)
     # The policy leaves one of them.
     second = engine.repository.catalogue.find("a", "2")
     (repository / "a/config.pbtxt").write_text(CONFIG)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     run(gone(engine, first))
     assert engine.repository.catalogue.find("a") is second
     with pytest.raises(InferenceError, match="'a' version 1 is not at ready state"):
@@ -168,7 +168,7 @@ def test_versions_that_have_not_changed_are_left_alone(repository, start, marks)
     assert run(engine.is_ready())
     # And another configuration concerns all.
     (repository / "a/config.pbtxt").write_text(CONFIG + 'parameters { key: "x" value { string_value: "y" } }')
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert engine.repository.catalogue.find("a") is not second
 
 
@@ -186,7 +186,7 @@ def test_a_model_that_does_not_live_any_more_is_loaded_anew(repository, start, m
                     with suppress(ProcessLookupError):
                         os.kill(model.instances[0].pid, 9)
                 await asyncio.sleep(0.01)
-        await engine.load_model("a")
+        await engine.control.load("a")
 
     run(kill())
     assert engine.repository.catalogue.find("a") is not model
@@ -203,7 +203,7 @@ def test_unload_begins_at_once_and_answers_what_was_taken(tmp_path, repository, 
     async def unload():
         slow = asyncio.create_task(answer(engine, "a", 1))
         await until(lambda: gate.arrivals)
-        await engine.unload_model("a")
+        await engine.control.unload("a")
         assert not slow.done()
         assert model.state is ModelState.UNLOADING
         assert not await engine.is_ready()
@@ -211,7 +211,7 @@ def test_unload_begins_at_once_and_answers_what_was_taken(tmp_path, repository, 
         with pytest.raises(InferenceError, match="'a' has no available versions") as refused:
             engine.repository.catalogue.find("a")
         assert refused.value.code is ErrorCode.NOT_FOUND
-        await engine.unload_model("a")  # is fine, and changes nothing
+        await engine.control.unload("a")  # is fine, and changes nothing
         gate.open()
         assert await slow == 1
         await gone(engine, model)
@@ -219,18 +219,18 @@ def test_unload_begins_at_once_and_answers_what_was_taken(tmp_path, repository, 
 
     run(unload())
     assert marks("a") == ["begin 1 1", "end 1"]
-    run(engine.unload_model("no_such_model"))
-    run(engine.load_model("a"))
+    run(engine.control.unload("no_such_model"))
+    run(engine.control.load("a"))
     assert run(answer(engine, "a")) == 1
 
 
 def test_a_model_that_could_not_be_loaded_can_be_forgotten(repository, start):
     write_model(repository, "a", BROKEN, CONFIG)
     engine, run = start()
-    assert refusal(run, engine.load_model("a")).message.startswith("load failed for model 'a': version 1 is at")
+    assert refusal(run, engine.control.load("a")).message.startswith("load failed for model 'a': version 1 is at")
     assert not run(engine.is_ready())
     assert not run(engine.is_ready_by_name("a"))
-    run(engine.unload_model("a"))
+    run(engine.control.unload("a"))
     assert run(engine.is_ready())
     assert list(engine.repository.catalogue.models()) == []
 
@@ -261,7 +261,7 @@ def test_loads_of_one_model_come_in_turn_and_those_of_several_together(repositor
     engine, run = start()
 
     async def load():
-        await asyncio.gather(engine.load_model("a"), engine.load_model("b"), engine.load_model("a"))
+        await asyncio.gather(engine.control.load("a"), engine.control.load("b"), engine.control.load("a"))
 
     run(load())
     assert marks("a") == marks("b") == ["loaded"]
@@ -272,7 +272,7 @@ def test_a_load_goes_on_when_nobody_waits_for_it_any_more(repository, start, mar
     engine, run = start()
 
     async def give_up():
-        load = asyncio.create_task(engine.load_model("a"))
+        load = asyncio.create_task(engine.control.load("a"))
         await until(lambda: list(engine.repository.catalogue.models()))
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
@@ -293,10 +293,10 @@ def test_the_end_of_the_server_ends_loads(repository, start, marks):
     engine, run = start()
 
     async def stop():
-        load = asyncio.create_task(engine.load_model("slow"))
+        load = asyncio.create_task(engine.control.load("slow"))
         await until(lambda: list(engine.repository.catalogue.models()))
         await engine.repository.unload_all(asyncio.get_running_loop().time() + 0.1)
-        return await asyncio.gather(load, engine.load_model("slow"), return_exceptions=True)
+        return await asyncio.gather(load, engine.control.load("slow"), return_exceptions=True)
 
     for error in run(stop()):
         assert isinstance(error, InferenceError)
@@ -308,9 +308,9 @@ def test_a_model_in_two_repositories_is_not_loaded(tmp_path, repository, start):
     other = tmp_path / "other"
     write_model(other, "b", answering(1), CONFIG)
     engine, run = start("a", more_repositories=[other])
-    run(engine.load_model("b"))
+    run(engine.control.load("b"))
     write_model(other, "a", answering(2), CONFIG)
-    error = refusal(run, engine.load_model("a"))
+    error = refusal(run, engine.control.load("a"))
     assert error.message == (
         "failed to load 'a', failed to poll from model repository: model appears in two or more repositories: "
         f"{repository / 'a'}, {other / 'a'}"
@@ -321,7 +321,7 @@ def test_a_model_in_two_repositories_is_not_loaded(tmp_path, repository, start):
 def test_repositories_that_are_gone(repository, start):
     engine, run = start()
     Path(repository).rmdir()
-    error = refusal(run, engine.load_model("a"))
+    error = refusal(run, engine.control.load("a"))
     assert error.message.startswith("failed to load 'a', failed to poll from model repository: repository path is not")
 
 
@@ -340,7 +340,7 @@ def test_a_finalize_that_hangs_is_cut_short(repository, start, marks, caplog):
     model = engine.repository.catalogue.find("a")
 
     async def unload():
-        await engine.unload_model("a")
+        await engine.control.unload("a")
         await gone(engine, model)
 
     run(unload())
@@ -365,7 +365,7 @@ def test_sequences_that_do_not_end_are_cut_short(repository, start, caplog):
     assert run(send(RequestFlags.SEQUENCE_START)) == 1
     old = engine.repository.catalogue.find("s")
     write_model(repository, "s", answering(2), None)
-    run(engine.load_model("s"))
+    run(engine.control.load("s"))
     assert old.state is ModelState.UNLOADING
     run(gone(engine, old))
     assert "model 's' version 1 was replaced 0.2 s ago, and its sequences that go on are cut short" in caplog.text
@@ -380,7 +380,7 @@ def test_a_model_that_has_failed_is_loaded_again_in_every_mode(repository, marks
     with running_engine(repository) as (engine, run):
 
         def load(name, **more):
-            return engine.load_model(name, of_client=True, **more)
+            return engine.control.load(name, of_client=True, **more)
 
         assert not run(engine.is_ready())
         assert "the weights are missing" in refusal(run, load("broken")).message
@@ -389,9 +389,9 @@ def test_a_model_that_has_failed_is_loaded_again_in_every_mode(repository, marks
         for change in (
             load("well"),
             load("nobody"),
-            engine.load_model("broken"),  # a model's request
+            engine.control.load("broken"),  # a model's request
             load("broken", config_json="{}"),
-            engine.unload_model("broken"),
+            engine.control.unload("broken"),
         ):
             assert refusal(run, change).message.startswith("explicit model load / unload is not allowed")
         run(load("broken"))
@@ -407,7 +407,7 @@ def test_the_index_says_that_a_change_has_failed(repository, start, marks, chang
     engine, run = start("a")
 
     def row():
-        (row,) = [row for row in run(engine.read_index()) if row.name == "a"]
+        (row,) = [row for row in run(engine.control.read_index()) if row.name == "a"]
         return row.state, row.reason
 
     assert row() == ("READY", "")
@@ -418,20 +418,20 @@ def test_the_index_says_that_a_change_has_failed(repository, start, marks, chang
         write_model(repository, "a", answering(2), "no: such_field")
         reason = "failed to read text proto"
     # What a client brings is not on disk.
-    refusal(run, engine.load_model("a", config_json="{", of_client=True))
+    refusal(run, engine.control.load("a", config_json="{", of_client=True))
     assert row() == ("READY", "")
-    refusal(run, engine.load_model("a"))
+    refusal(run, engine.control.load("a"))
     state, text = row()
     assert state == "READY"
     assert re.match(r"serves as before; the change at \d\d:\d\d failed: ", text)
     assert text.partition(" failed: ")[2].startswith(reason)
     assert run(answer(engine, "a")) == 1
     write_model(repository, "a", answering(2), CONFIG)
-    run(engine.load_model("a"))
+    run(engine.control.load("a"))
     assert row() == ("READY", "")
     assert run(answer(engine, "a")) == 2
     # An unloaded model has no change that matters.
     write_model(repository, "a", BROKEN, CONFIG)
-    refusal(run, engine.load_model("a"))
-    run(engine.unload_model("a"))
+    refusal(run, engine.control.load("a"))
+    run(engine.control.unload("a"))
     run(until(lambda: [row.status for row in engine.repository.catalogue.table()] == ["UNAVAILABLE: unloaded"]))

@@ -25,7 +25,7 @@ from tests.support.repositories import identity_config, write_model
 def test_names_that_no_model_can_have(repository, start, scratch, name, message):
     engine, run = start()
     for files in (None, {"file:1/model.py": b""}):
-        error = refusal(run, engine.load_model(name, "{}", files))
+        error = refusal(run, engine.control.load(name, "{}", files))
         assert (error.code, error.message) == (ErrorCode.INVALID_ARG, message)
 
 
@@ -38,7 +38,7 @@ def test_models_that_are_not_there(repository, start, name):
     (repository / ".hidden/1").mkdir(parents=True)
     (repository / "__pycache__/1").mkdir(parents=True)
     engine, run = start()
-    error = refusal(run, engine.load_model(name))
+    error = refusal(run, engine.control.load(name))
     assert error.code is ErrorCode.INTERNAL
     assert error.message.startswith(
         f"failed to load '{name}', failed to poll from model repository: there is no directory"

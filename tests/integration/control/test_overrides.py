@@ -27,12 +27,12 @@ class TestConfigOverride:
             "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
             "version_policy": {"specific": {"versions": [1]}},
         }
-        run(engine.load_model("a", json.dumps(override)))
+        run(engine.control.load("a", json.dumps(override)))
         model = engine.repository.catalogue.find("a")
         assert (model.version, model.config.max_batch_size) == ("1", 8)
-        run(engine.load_model("a", json.dumps(override)))
+        run(engine.control.load("a", json.dumps(override)))
         assert engine.repository.catalogue.find("a") is model  # nothing has changed
-        run(engine.load_model("a"))
+        run(engine.control.load("a"))
         model = engine.repository.catalogue.find("a")
         assert (model.version, model.config.max_batch_size) == ("2", 0)
 
@@ -58,7 +58,7 @@ class TestConfigOverride:
         write_model(repository, "a", answering(1), CONFIG)
         engine, run = start("a")
         model = engine.repository.catalogue.find("a")
-        error = refusal(run, engine.load_model("a", text))
+        error = refusal(run, engine.control.load("a", text))
         assert error.code is ErrorCode.INTERNAL
         assert error.message.startswith(f"failed to load 'a', failed to poll from model repository: {reason}")
         assert engine.repository.catalogue.find("a") is model
@@ -66,7 +66,7 @@ class TestConfigOverride:
     def test_whose_version_policy_leaves_nothing(self, repository, start):
         write_model(repository, "a", answering(1), CONFIG)
         engine, run = start("a")
-        error = refusal(run, engine.load_model("a", '{"version_policy": {"specific": {"versions": [7]}}}'))
+        error = refusal(run, engine.control.load("a", '{"version_policy": {"specific": {"versions": [7]}}}'))
         assert error.code is ErrorCode.INVALID_ARG
         assert error.message.startswith(
             "load failed for model 'a': at least one version must be available under the version policy of model 'a'"
@@ -89,19 +89,21 @@ class TestFileOverride:
 
     def test_makes_a_model_that_no_repository_has(self, repository, start, scratch, marks):
         engine, run = start()
-        run(engine.load_model("new", self.CONFIG, self.files(5, version=3)))
+        run(engine.control.load("new", self.CONFIG, self.files(5, version=3)))
         model = engine.repository.catalogue.find("new")
         assert (model.version, run(answer(engine, "new"))) == ("3", 5)
         (root,) = scratch.iterdir()
         # An instance that dies finds its code again.
         os.kill(model.instances[0].pid, 9)
         assert _eventually(run, engine, "new") == 5
-        run(engine.load_model("new", self.CONFIG, self.files(6)))
+        run(engine.control.load("new", self.CONFIG, self.files(6)))
         assert (engine.repository.catalogue.find("new").version, run(answer(engine, "new"))) == ("1", 6)
         run(gone(engine, model))
-        run(engine.repository.unload("new", 5, 5))
+        model = engine.repository.catalogue.find("new")
+        run(engine.control.unload("new"))
+        run(gone(engine, model))
         assert list(root.iterdir()) == []
-        error = refusal(run, engine.load_model("new"))
+        error = refusal(run, engine.control.load("new"))
         assert error.message == (
             f"failed to load 'new', failed to poll from model repository: there is no directory 'new' in {repository}"
         )
@@ -110,17 +112,17 @@ class TestFileOverride:
     def test_hides_the_directory_in_the_repository_until_the_next_load(self, repository, start, scratch, marks):
         write_model(repository, "a", answering(1), CONFIG)
         engine, run = start("a")
-        run(engine.load_model("a", self.CONFIG, self.files(5, version=2)))
+        run(engine.control.load("a", self.CONFIG, self.files(5, version=2)))
         assert [model.version for model in engine.repository.catalogue.ready_versions("a")] == ["2"]
         assert run(answer(engine, "a")) == 5
-        run(engine.load_model("a"))
+        run(engine.control.load("a"))
         assert [model.version for model in engine.repository.catalogue.ready_versions("a")] == ["1"]
         assert run(answer(engine, "a")) == 1
 
     def test_needs_a_configuration(self, repository, start, scratch):
         write_model(repository, "a", answering(1), CONFIG)
         engine, run = start("a")
-        error = refusal(run, engine.load_model("a", None, self.files(5)))
+        error = refusal(run, engine.control.load("a", None, self.files(5)))
         assert error.code is ErrorCode.INTERNAL
         assert error.message.startswith(
             "failed to load 'a', failed to poll from model repository: files are given with"
@@ -130,7 +132,7 @@ class TestFileOverride:
     @pytest.mark.parametrize("path", ["../../x", "/../x", "1/../../m/x", ""])
     def test_stays_inside_the_models_folder(self, repository, start, scratch, path):
         engine, run = start()
-        error = refusal(run, engine.load_model("m", self.CONFIG, {**self.files(5), f"file:{path}": b"x"}))
+        error = refusal(run, engine.control.load("m", self.CONFIG, {**self.files(5), f"file:{path}": b"x"}))
         assert error.code is ErrorCode.INTERNAL
         assert error.message.startswith(
             f"failed to load 'm', failed to poll from model repository: 'file:{path}' is no path inside the model's folder"
@@ -139,14 +141,14 @@ class TestFileOverride:
 
     def test_takes_no_other_keys(self, repository, start, scratch):
         engine, run = start()
-        error = refusal(run, engine.load_model("m", self.CONFIG, {"1/model.py": b"x"}))
+        error = refusal(run, engine.control.load("m", self.CONFIG, {"1/model.py": b"x"}))
         assert error.code is ErrorCode.INVALID_ARG
         assert error.message.startswith("unrecognized load parameter '1/model.py'.")
 
     def test_that_cannot_be_loaded_leaves_nothing(self, repository, start, scratch):
         engine, run = start()
         for files in ({"file:1/model.py": b"raise ValueError"}, {"file:1/other.py": b""}, {"file:labels.txt": b""}):
-            assert refusal(run, engine.load_model("m", self.CONFIG, files)).message.startswith(
+            assert refusal(run, engine.control.load("m", self.CONFIG, files)).message.startswith(
                 "load failed for model 'm'"
             )
             (root,) = scratch.iterdir()

@@ -91,7 +91,7 @@ def test_unload_answers_what_waits(crowd, scheduler) -> None:
 
     async def unload() -> None:
         asked = await crowd.gather()
-        await crowd.engine.unload_model("m")
+        await crowd.engine.control.unload("m")
         with pytest.raises(InferenceError):
             crowd.engine.repository.catalogue.find("m")
         assert not any(one.done() for one in asked)

@@ -76,15 +76,15 @@ def test_when_a_part_is_replaced_all_is_asked_anew(lab: Lab, repository: Path, n
     assert (lab.ask(name, {"IN": SMALL})["OUT"] == SMALL).all()
     code = repository / "part" / "1" / "model.py"
     code.write_text(code.read_text().replace(".as_numpy()", ".as_numpy() * 2"))
-    lab.run(lab.engine.load_model("part"))
+    lab.run(lab.engine.control.load("part"))
     assert (lab.ask(name, {"IN": SMALL})["OUT"] == 4 * SMALL).all()
 
 
 def test_a_part_that_comes_back_is_asked_anew(lab: Lab) -> None:
     lab.ask("outer", {"IN": SMALL})
-    lab.run(lab.engine.unload_model("part"))
+    lab.run(lab.engine.control.unload("part"))
     assert lab.engine.repository.catalogue.absence("outer").on_purpose
-    lab.run(lab.engine.load_model("part"))
+    lab.run(lab.engine.control.load("part"))
     lab.ask("outer", {"IN": SMALL})
     assert figures(lab, "outer") == (0, 2, 2)
 
@@ -116,7 +116,7 @@ def test_a_part_that_goes_while_a_request_is_looked_up_runs_its_step(lab: Lab) -
         model = lab.engine.repository.catalogue.find("e")
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
         lab.engine.submit(model, request_of("e", {"IN": LARGE}), answer.set_result)
-        await lab.engine.unload_model("part")
+        await lab.engine.control.unload("part")
         response = await answer
         assert response.error is None, response.error
         response.release()

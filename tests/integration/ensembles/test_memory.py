@@ -169,7 +169,7 @@ def test_memory_that_was_received_before_a_part_was_replaced(tmp_path) -> None:
         old = engine.repository.catalogue.find("identity")
         assert old.owns(lease)
         write_model(tmp_path, "identity", IDENTITY + "# changed", None)
-        run(engine.load_model("identity"))
+        run(engine.control.load("identity"))
         assert engine.repository.catalogue.find("identity") is not old
 
         async def ask():

@@ -198,7 +198,7 @@ RANDOM = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, 
 @RANDOM
 @given(graph=graphs(streams=False))
 def test_graphs_of_models_that_answer_once(lab: Lab, graph: Graph) -> None:
-    lab.run(lab.engine.load_model("e", graph.config, {"file:1/none": b""}))
+    lab.run(lab.engine.control.load("e", graph.config, {"file:1/none": b""}))
     (expected,) = evaluate(graph)
     (found,) = lab.run(answered(lab, graph))
     assert found[0] == expected[0]
@@ -216,13 +216,13 @@ def test_graphs_with_streams(lab: Lab, graph: Graph) -> None:
         error = lab.run(loading_error(lab, graph))
         assert "receives inputs originated from different decoupled models" in error
         return
-    lab.run(lab.engine.load_model("e", graph.config, {"file:1/none": b""}))
+    lab.run(lab.engine.control.load("e", graph.config, {"file:1/none": b""}))
     assert by_names(lab.run(answered(lab, graph))) == by_names(expected)
 
 
 async def loading_error(lab: Lab, graph: Graph) -> str:
     try:
-        await lab.engine.load_model("e", graph.config, {"file:1/none": b""})
+        await lab.engine.control.load("e", graph.config, {"file:1/none": b""})
     except InferenceError as error:
         return error.message
     return ""

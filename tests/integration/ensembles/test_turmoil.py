@@ -143,8 +143,8 @@ class Turmoil:
             os.utime(repository / name / "config.pbtxt")
             try:
                 if self.random.random() < 0.3:
-                    await self.engine.unload_model(name)
-                await self.engine.load_model(name)
+                    await self.engine.control.unload(name)
+                await self.engine.control.load(name)
             except InferenceError:
                 pass  # a process was killed meanwhile
             await asyncio.sleep(0.2)
@@ -167,7 +167,7 @@ def test_each_request_is_answered_once(tmp_path: Path, seed: int) -> None:
         async def calm() -> None:
             for name in ("mix", "batching", "burst", *EXPECTED):
                 os.utime(tmp_path / name / "config.pbtxt")
-                await engine.load_model(name)
+                await engine.control.load(name)
             await nothing_held(engine)
             for name, values in EXPECTED.items():
                 stream = Stream(engine, name, {"IN": np.ones(1, np.float32)}, keep=True)

@@ -269,22 +269,22 @@ def test_a_client_follows_the_model_through_its_life(run, engine):
         await known(client, message(1, "living"))
         # A higher version answers from now on, although the first one still serves.
         write_model(repository, "living", adding(10), CONFIG, version=2)
-        await models.load_model("living")
+        await models.control.load("living")
         shortcuts.since()
         found = [number(await answer(client, whole(client, message(1, "living", id="x")))) for _ in range(5)]
         assert found == [("2", "x", 11)] * 5
         assert shortcuts.since() >= 3
-        await models.unload_model("living")
+        await models.control.unload("living")
         for _ in range(3):
             code, text = await client.status(whole(client, message(1, "living")))
             assert (code, text.startswith("Request for unknown model: 'living' ")) == ("5", True)
-        await models.load_model("living")
+        await models.control.load("living")
         shortcuts.since()
         assert [number(await answer(client, whole(client, message(2, "living"))))[2] for _ in range(5)] == [12] * 5
         assert shortcuts.since() >= 3
         (repository / "living" / "2" / "model.py").unlink()
         (repository / "living" / "2").rmdir()
-        await models.load_model("living")
+        await models.control.load("living")
         assert number(await answer(client, whole(client, message(1, "living"))))[0] == "1"
 
     run(scenario)

@@ -150,12 +150,12 @@ def test_the_processes_of_unloaded_models_leave_no_reference_cycles(tmp_path):
             address = client.writer.get_extra_info("peername")
 
             async def life_of_a_model():
-                await engine.load_model("double")
+                await engine.control.load("double")
                 reader, writer = await asyncio.open_connection(*address)
                 writer.write(post("/v2/models/double/infer", text(1)))
                 assert b"200" in await reader.readuntil(b"\r\n")
                 writer.transport.abort()
-                await engine.unload_model("double")
+                await engine.control.unload("double")
 
             await assert_that_it_leaves_nothing(life_of_a_model)
 

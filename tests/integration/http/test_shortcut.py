@@ -140,17 +140,17 @@ def test_a_client_that_repeats_itself_follows_the_model_through_its_life(tmp_pat
             assert len({json.dumps(answer[1]) for answer in answers}) == 1
             # A higher version answers from now on, although the first one still serves.
             write_model(tmp_path, "m", adding(10), CONFIG, version=2)
-            await engine.load_model("m")
+            await engine.control.load("m")
             before = len(shortcuts)
             answers = [await client.ask(1) for _ in range(4)]
             assert {(answer[1]["model_version"], answer[2]) for answer in answers} == {("2", 11)}
             assert len(shortcuts) - before >= 3
-            await engine.unload_model("m")
+            await engine.control.unload("m")
             for _ in range(3):
                 status, document = await client.ask(1)
                 assert status in {400, 404}
                 assert document["error"].startswith("Request for unknown model: 'm' ")
-            await engine.load_model("m")
+            await engine.control.load("m")
             before = len(shortcuts)
             assert [(await client.ask(2))[2] for _ in range(4)] == [12] * 4
             assert len(shortcuts) - before >= 3
@@ -289,7 +289,7 @@ def test_a_name_that_may_become_ambiguous_has_no_shortcut(tmp_path, shortcuts):
         async with serving(places[0], ("one::m",), **options) as (engine, client):
             assert [(await client.ask(1))[2] for _ in range(4)] == [2] * 4
             assert not shortcuts
-            await engine.load_model("two::m")
+            await engine.control.load("two::m")
             status, document = await client.ask(1)
             assert status == 400
             assert "There are 2 identifiers of model 'm'" in document["error"]

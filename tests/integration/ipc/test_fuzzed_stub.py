@@ -146,7 +146,7 @@ def test_whatever_a_stub_says(engine_and_run, frames):
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
         callee = engine.repository.catalogue.find("callee").instances[0].pid
         async with asyncio.timeout(60):
-            await engine.load_model(name)
+            await engine.control.load(name)
             model = engine.repository.catalogue.find(name)
             requests = [InferenceRequest(name, inputs=[input_tensor("IN", LARGE)]) for _ in range(2)]
             answers = await asyncio.gather(
@@ -157,7 +157,7 @@ def test_whatever_a_stub_says(engine_and_run, frames):
             for answer in answers:
                 answer.release()
             assert len(told) == 2
-            await engine.unload_model(name)
+            await engine.control.unload(name)
             request = InferenceRequest("callee", inputs=[input_tensor("IN", LARGE)])
             answer = await engine.open("callee").infer(request)
             assert answer.error is None

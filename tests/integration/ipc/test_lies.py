@@ -17,7 +17,7 @@ from pybackend.model.model import ModelState
 from pybackend_wire.messages import STREAM_WINDOW
 from tests.integration.ipc.lies import DEATHS, ITERATIVE, LATE, LIES, LOADS
 from tests.integration.models.conftest import running_engine
-from tests.support.engine import input_tensor
+from tests.support.engine import input_tensor, unload
 from tests.support.repositories import identity_config, write_model
 from tests.support.thorough import one_in
 
@@ -372,7 +372,7 @@ def test_calls_at_the_end(engine_and_run):
     """While it finalizes a model's threads may still call; what comes after the last word is nobody's concern."""
     engine, run = engine_and_run
     pid = engine.repository.catalogue.find("calls_when_it_ends").instances[0].pid
-    assert run(engine.repository.unload("calls_when_it_ends", 5, 5))
+    assert run(unload(engine, "calls_when_it_ends"))
     assert not Path(f"/proc/{pid}").exists()
     (answer,) = run(answers(engine, "callee", SMALL))
     assert answer.error is None
@@ -382,6 +382,6 @@ def test_one_that_does_not_end(engine_and_run):
     engine, run = engine_and_run
     pid = engine.repository.catalogue.find("ignores_the_end").instances[0].pid
     began_s = time.monotonic()
-    run(engine.repository.unload("ignores_the_end", 5, 0.2))
+    run(unload(engine, "ignores_the_end", 5, 0.2))
     assert time.monotonic() - began_s >= 0.2
     assert not Path(f"/proc/{pid}").exists()

@@ -123,7 +123,7 @@ def test_a_process_that_dies_while_it_is_asked(lab: tuple[InferenceEngine, Run, 
     write_model(repository, "dies", WAITS + KINDS["holding"], identity_config())
 
     async def scenario() -> None:
-        await engine.load_model("dies")
+        await engine.control.load("dies")
         instance = engine.repository.catalogue.find("dies").instances[0]
         begin(engine, "dies")
         await until(lambda: Gate(repository / "dies", "never").arrivals)
@@ -147,13 +147,13 @@ def test_a_replaced_version_ends_with_its_clients(lab: tuple[InferenceEngine, Ru
 
     async def replaced() -> tuple[Model, PendingRequest, PendingRequest]:
         """A replaced version with a request that it executes, and one that waits."""
-        await engine.load_model("dev")
+        await engine.control.load("dev")
         old, arrivals = engine.repository.catalogue.find("dev"), gate.arrivals
         running = begin(engine, "dev")
         await until(lambda: gate.arrivals > arrivals)
         waiting = begin(engine, "dev")
         write_model(repository, "dev", f"# {arrivals}\n" + WAITS + KINDS["sleeping"], identity_config())
-        await engine.load_model("dev")
+        await engine.control.load("dev")
         assert old.state is ModelState.UNLOADING
         return old, running, waiting
 

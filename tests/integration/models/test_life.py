@@ -24,7 +24,7 @@ from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.settings import ModelSettings
 from tests.integration.models.conftest import running_engine
-from tests.support.engine import input_tensor, output_array
+from tests.support.engine import input_tensor, output_array, unload
 from tests.support.ensembles import held
 from tests.support.gates import GATE, Gate
 from tests.support.repositories import identity_config, tensors, write_model
@@ -181,7 +181,7 @@ def test_unload_finalizes_each_instance_once(engine_and_run, repository):
     pids = [instance.pid for instance in model.instances]
     assert run(answered(engine, "idle", [1, 2])).tolist() == [1, 2]
     assert not (repository / "idle/marker").exists()
-    assert run(engine.repository.unload("idle", 5, 5))
+    assert run(unload(engine, "idle"))
     assert sorted(map(int, (repository / "idle/marker").read_text().split())) == sorted(pids)
     assert model.state is ModelState.UNAVAILABLE
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -190,7 +190,7 @@ def test_unload_finalizes_each_instance_once(engine_and_run, repository):
     assert refused.value.code is ErrorCode.NOT_FOUND
     # Others are not concerned, and unloading once more does nothing.
     assert run(answered(engine, "other", [0])).tolist() == [0]
-    assert run(engine.repository.unload("idle", 5, 5))
+    assert run(unload(engine, "idle"))
     assert len((repository / "idle/marker").read_text().split()) == 2
 
 
@@ -202,7 +202,7 @@ def test_unload_answers_what_was_taken_before_it_finalizes(engine_and_run, repos
         # More than the instances can run at once: some of them wait in the queue.
         tasks = [asyncio.create_task(answered(engine, "busy", [-1, number])) for number in range(6)]
         await asyncio.sleep(0)
-        assert await engine.repository.unload("busy", 5, 5)
+        assert await unload(engine, "busy")
         assert all(task.done() for task in tasks)
         return [task.result()[1] for task in tasks]
 

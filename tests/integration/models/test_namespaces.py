@@ -54,9 +54,11 @@ def test_a_storm_of_loads_in_two_namespaces_does_not_mix_them(tmp_path):
                 for _ in range(4):
                     number = next(each for each in numbers if each % 2 == places.index(place) ^ 1)
                     write_model(place, "m", saying(number), CONFIG)
-                    await asyncio.gather(*(engine.load_model(f"{place.name}::{name}") for name in ("m", "whole", "m")))
+                    await asyncio.gather(
+                        *(engine.control.load(f"{place.name}::{name}") for name in ("m", "whole", "m"))
+                    )
                     with pytest.raises(AmbiguousModelError):
-                        await engine.load_model("m")
+                        await engine.control.load("m")
 
             async def infer(place):
                 told = []
@@ -69,7 +71,7 @@ def test_a_storm_of_loads_in_two_namespaces_does_not_mix_them(tmp_path):
             loading = False
             odd, even = [{number % 2 for number in told} for told in await asyncio.gather(*asking)]
             assert (odd, even) == ({1}, {0})
-            await engine.unload_model(f"{places[0]}::whole", unload_dependents=True)
+            await engine.control.unload(f"{places[0]}::whole", unload_dependents=True)
             assert await ask(engine, "whole") % 2 == 0
 
     asyncio.run(test())
@@ -98,9 +100,9 @@ def test_repositories_in_cloud_storage_are_namespaces(tmp_path, monkeypatch):
                     assert [await ask(engine, name) for name in ("whole", "here::m", "second::m")] == [3, 1, 3]
                     with pytest.raises(InferenceError):
                         await ask(engine, "first::m")
-                    await engine.load_model(f"{urls[0]}::m")
+                    await engine.control.load(f"{urls[0]}::m")
                     storage.put("second/m/1/model.py", PREAMBLE + saying(4))
-                    await engine.load_model("second::m")
+                    await engine.control.load("second::m")
                     assert [await ask(engine, name) for name in ("first::m", "whole")] == [2, 4]
             finally:
                 mirrors.close()

@@ -197,7 +197,7 @@ def test_unloading_waits_for_streams(tmp_path):
     async def watch():
         stream = Stream(engine, "streams", {"CODE": function(code)})
         await reached(gate)
-        unloading = asyncio.ensure_future(engine.unload_model("streams"))
+        unloading = asyncio.ensure_future(engine.control.unload("streams"))
         await asyncio.sleep(0.05)
         gate.open()
         answers = await stream.rest()

@@ -266,7 +266,7 @@ def test_a_sender_in_a_cycle_of_an_idle_process(lab, code):
         stream = lab.stream("gc.collect()\n" + code)
         async with asyncio.timeout(60):
             while not stream.pending.answered:
-                lab.engine.repository.trim()  # the server does it once a second
+                lab.engine.repository.life_cycle.trim()  # the server does it once a second
                 await asyncio.sleep(0.01)
         return await stream.rest()
 

@@ -130,9 +130,9 @@ class ModelControl:
     ) -> bool | None:
         match question:
             case heard.LoadModel(_, name, config):
-                await self._engine.load_model(name, config or None, files, asked_by=asked_by, grant=grant, home=home)
+                await self._engine.control.load(name, config or None, files, asked_by=asked_by, grant=grant, home=home)
             case heard.UnloadModel(_, name, unload_dependents):
-                await self._engine.unload_model(
+                await self._engine.control.unload(
                     name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
                 )
             case heard.IsModelReady(_, name, version):

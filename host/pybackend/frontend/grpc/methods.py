@@ -78,7 +78,7 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             **_shared_memory_methods(engine),
         }.items()
     }
-    control = engine.check_control
+    control = engine.control.check
     found |= {
         f"/{INFERENCE}/RepositoryModelLoad": Method(
             "inference.RepositoryModelLoadRequest",
@@ -176,13 +176,13 @@ class _Methods:
     async def repository_index(self, request: Any) -> Any:
         _refuse_repository(request)
         answer = _message("RepositoryIndexResponse")
-        for row in await self._engine.read_index(only_ready=request.ready):
+        for row in await self._engine.control.read_index(only_ready=request.ready):
             answer.models.add(name=row.name, version=row.version, state=row.state, reason=row.reason)
         return answer
 
     async def load_model(self, request: Any) -> Any:
         _refuse_repository(request)
-        self._engine.check_control(request.model_name)
+        self._engine.control.check(request.model_name)
         config_json: str | None = None
         files: dict[str, bytes] = {}
         for name, value in request.parameters.items():
@@ -192,7 +192,7 @@ class _Methods:
                 files[name] = _parameter(name, value, "bytes_param")
             else:
                 raise InferenceError(unknown_parameter(name), ErrorCode.INVALID_ARG)
-        await self._engine.load_model(request.model_name, config_json, files, of_client=True)
+        await self._engine.control.load(request.model_name, config_json, files, of_client=True)
         return _message("RepositoryModelLoadResponse")
 
     async def unload_model(self, request: Any) -> Any:
@@ -201,7 +201,7 @@ class _Methods:
         dependents = UNLOAD_DEPENDENTS in parameters and _parameter(
             UNLOAD_DEPENDENTS, parameters[UNLOAD_DEPENDENTS], "bool_param"
         )
-        await self._engine.unload_model(request.model_name, unload_dependents=dependents)
+        await self._engine.control.unload(request.model_name, unload_dependents=dependents)
         return _message("RepositoryModelUnloadResponse")
 
     async def trace_setting(self, request: Any) -> Any:

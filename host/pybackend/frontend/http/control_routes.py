@@ -67,36 +67,36 @@ _REGIONS = {
 
 def add_repository(app: FastAPI, frontend: InferFrontend) -> None:
     """Add the routes of the model repository extension: the index, and loading and unloading models."""
-    engine = frontend.engine
+    control = frontend.engine.control
 
     async def index(request: Request) -> Response:
         only_ready = parse_index_request(await small_body(frontend, request))
-        return Response(index_document(await engine.read_index(only_ready=only_ready)), media_type=_JSON)
+        return Response(index_document(await control.read_index(only_ready=only_ready)), media_type=_JSON)
 
     async def load(request: Request) -> Response:
-        engine.check_control(model_name(request))
+        control.check(model_name(request))
         with closing(Arrival(frontend, request)) as arrival:
             body = await arrival.whole(frontend.limits.max_input_size_bytes, "use --http-max-input-size to increase it")
             if len(body) <= _ON_LOOP_BYTES:
                 config_json, files = parse_load_request(body)
             else:
                 config_json, files = await asyncio.to_thread(parse_load_request, body)
-            await engine.load_model(model_name(request), config_json, files, of_client=True)
+            await control.load(model_name(request), config_json, files, of_client=True)
         return Response()
 
     async def unload(request: Request) -> Response:
-        engine.check_control()
+        control.check()
         unload_dependents = parse_unload_request(await small_body(frontend, request))
-        await engine.unload_model(model_name(request), unload_dependents=unload_dependents)
+        await control.unload(model_name(request), unload_dependents=unload_dependents)
         return Response()
 
     async def traffic(request: Request) -> Response:
-        return _traffic_answer(engine.traffic(model_name(request)))
+        return _traffic_answer(control.traffic(model_name(request)))
 
     async def change_traffic(request: Request) -> Response:
-        engine.check_control()
+        control.check()
         change = TrafficChange(**traffic_change_in(await small_body(frontend, request)))
-        return _traffic_answer(await engine.change_traffic(model_name(request), change))
+        return _traffic_answer(await control.change_traffic(model_name(request), change))
 
     path, tag = "/v2/repository/models/{model_name}", "repository"
     summary = "The versions that answer requests without a version, and the shadow"

@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,29 +33,8 @@ class Event(NamedTuple):
     ns: int
 
 
-class Times(Protocol):
-    """When the parts of an execution began and ended, by ``time.monotonic_ns()``."""
-
-    @property
-    def began_ns(self) -> int:
-        """The stub began."""
-
-    @property
-    def infer_start_ns(self) -> int:
-        """``execute`` was called."""
-
-    @property
-    def infer_end_ns(self) -> int:
-        """``execute`` returned."""
-
-
-class Tensor(Protocol):
-    """A tensor that can be recorded."""
-
-    name: str
-    datatype: str
-    shape: Sequence[int]
-    data: Any
+Times = tuple[int, int, int]
+"""When an execution began in the stub, and when ``execute`` was called and returned, by ``time.monotonic_ns()``."""
 
 
 class RecordedTensor(NamedTuple):
@@ -193,13 +172,14 @@ class RequestTrace:
     def executed(self, times: Times, now_ns: int) -> None:
         """``execute`` has returned."""
         self.times, self.executed_ns = times, now_ns
-        self.mark("COMPUTE_START", times.began_ns)
-        self.mark("COMPUTE_INPUT_END", times.infer_start_ns)
-        self.mark("COMPUTE_OUTPUT_START", times.infer_end_ns)
+        began_ns, infer_start_ns, infer_end_ns = times
+        self.mark("COMPUTE_START", began_ns)
+        self.mark("COMPUTE_INPUT_END", infer_start_ns)
+        self.mark("COMPUTE_OUTPUT_START", infer_end_ns)
         self.mark("COMPUTE_END", now_ns)
         if TraceLevel.TENSORS in self.settings.levels:
             inputs = [each for each in self.tensors if each.activity == "TENSOR_QUEUE_INPUT"]
-            self.tensors += [each._replace(activity="TENSOR_BACKEND_INPUT", ns=times.began_ns) for each in inputs]
+            self.tensors += [each._replace(activity="TENSOR_BACKEND_INPUT", ns=began_ns) for each in inputs]
         self.end_execution()
 
     # For requests that the model makes
@@ -218,7 +198,7 @@ class RequestTrace:
         outer = self.compute_context if of_execution else self.model_context
         return RequestTrace(self.settings, self._finish, outer=outer, context=outer.child(), parent=self)
 
-    def _record(self, activity: str, tensors: Sequence[Tensor], now_ns: int) -> None:
+    def _record(self, activity: str, tensors: Sequence[Any], now_ns: int) -> None:
         for tensor in tensors:
             data = tensor.data
             # The bytes in a client's shared memory are not the host's to read.

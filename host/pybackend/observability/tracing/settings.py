@@ -44,20 +44,14 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class TraceSettings:
-    """The settings at the start.
-
-    Attributes:
-        levels: what is recorded; empty for no traces.
-        rate: one of ``rate`` requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
-        count: how many more requests may be sampled; -1 for any number.
-        log_frequency: traces per file; 0 for one file.
-    """
+    """The settings at the start."""
 
     mode: TraceMode = TraceMode.TRITON
-    levels: tuple[TraceLevel, ...] = ()
+    levels: tuple[TraceLevel, ...] = ()  # what is recorded; empty for no traces
+    # one of ``rate`` requests is sampled. With OpenTelemetry, 0 samples only requests that continue a trace.
     rate: int = 1000
-    count: int = -1
-    log_frequency: int = 0
+    count: int = -1  # how many more requests may be sampled; -1 for any number
+    log_frequency: int = 0  # traces per file; 0 for one file
     file: str = ""
     export: ExportSettings = ExportSettings()
 

@@ -88,15 +88,15 @@ class _Spans:
         spans.append(
             self._made(trace.model_name, trace.model_context, outer, rest, SpanKind.INTERNAL, began_ns, ended_ns)
         )
-        times = trace.times
-        if times is not None:
+        if trace.times is not None:
             inside = trace.model_context
+            began_ns, infer_start_ns, infer_end_ns = trace.times
             if trace.queued_ns:
-                spans.append(self._part("queue", inside, trace.queued_ns, times.began_ns))
+                spans.append(self._part("queue", inside, trace.queued_ns, began_ns))
             spans += [
-                self._part("compute input", inside, times.began_ns, times.infer_start_ns),
-                self._part("compute", inside, times.infer_start_ns, times.infer_end_ns, trace.compute_context),
-                self._part("compute output", inside, times.infer_end_ns, trace.executed_ns),
+                self._part("compute input", inside, began_ns, infer_start_ns),
+                self._part("compute", inside, infer_start_ns, infer_end_ns, trace.compute_context),
+                self._part("compute output", inside, infer_end_ns, trace.executed_ns),
             ]
         return spans
 

@@ -17,21 +17,13 @@ from pybackend.errors import InferenceError, ServerError
 
 @dataclass(frozen=True)
 class Access:
-    """The headers and certificates of a client.
+    """The headers and certificates of a client."""
 
-    Attributes:
-        headers: sent with each request, such as an API key.
-        root: PEM file with the certificates that sign those of servers; None for the system's.
-        certificate: PEM file with the client's certificate, None for none.
-        key: PEM file with its private key; None if it is in the same file.
-        verify: False accepts any certificate of a server.
-    """
-
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    root: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    verify: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # sent with each request, such as an API key
+    root: Path | None = None  # PEM file with the certificates that sign those of servers; None for the system's
+    certificate: Path | None = None  # PEM file with the client's certificate, None for none
+    key: Path | None = None  # PEM file with its private key; None if it is in the same file
+    verify: bool = True  # False accepts any certificate of a server
 
     def tls_context(self) -> ssl.SSLContext:
         """The settings for connections over TLS. Raises ServerError if a file cannot be used."""

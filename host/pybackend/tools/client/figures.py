@@ -33,73 +33,48 @@ _QUANTILES = {0.5: "execute_p50_ms", 0.99: "execute_p99_ms"}
 
 @dataclass(frozen=True)
 class Sample:
-    """The counters at one moment.
+    """The counters at one moment."""
 
-    Attributes:
-        taken_s: the moment, on the clock of ``time.monotonic``.
-        states: the state of each version that the server knows.
-        statistics: of ready versions, as the protocol has them.
-        metrics: of versions, by the names of :class:`Row`'s attributes; empty without metrics.
-    """
-
-    taken_s: float
-    states: Mapping[_Version, str]
-    statistics: Mapping[_Version, Mapping[str, Any]]
+    taken_s: float  # the moment, on the clock of ``time.monotonic``
+    states: Mapping[_Version, str]  # the state of each version that the server knows
+    statistics: Mapping[_Version, Mapping[str, Any]]  # of ready versions, as the protocol has them
+    # of versions, by the names of :class:`Row`'s attributes; empty without metrics
     metrics: Mapping[_Version, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One version between two moments; None for figures that the server does not give.
-
-    Attributes:
-        version: decimal, ``""`` for a model without versions.
-        state: such as ``READY``; ``""`` for a model that was never loaded.
-        restarts: processes that were replaced since the load.
-        requests_per_s: successful ones.
-        failures_per_s: requests answered with an error after the model had accepted them.
-        oldest_s: how long the oldest of these has run.
-        queue_ms: mean wait of a successful request.
-        execute_ms: mean time of a successful request inside ``execute``.
-        execute_p50_ms: median of the last executions.
-        execute_p99_ms: 99th percentile of the last executions.
-        requests: successful ones since the load.
-        resident_bytes: memory of its processes and of those that they started; pages that they share count for each.
-        cpu_cores: processor time of the same processes, in seconds per second.
-    """
+    """One version between two moments; None for figures that the server does not give."""
 
     model: str
-    version: str
-    state: str
+    version: str  # decimal, ``""`` for a model without versions
+    state: str  # such as ``READY``; ``""`` for a model that was never loaded
     instances: int | None = None
     instances_ready: int | None = None
-    restarts: int | None = None
-    requests_per_s: float | None = None
-    failures_per_s: float | None = None
+    restarts: int | None = None  # processes that were replaced since the load
+    requests_per_s: float | None = None  # successful ones
+    failures_per_s: float | None = None  # requests answered with an error after the model had accepted them
     waiting: int | None = None
     running: int | None = None
-    oldest_s: float | None = None
-    queue_ms: float | None = None
-    execute_ms: float | None = None
-    execute_p50_ms: float | None = None
-    execute_p99_ms: float | None = None
-    requests: int | None = None
+    oldest_s: float | None = None  # how long the oldest of these has run
+    queue_ms: float | None = None  # mean wait of a successful request
+    execute_ms: float | None = None  # mean time of a successful request inside ``execute``
+    execute_p50_ms: float | None = None  # median of the last executions
+    execute_p99_ms: float | None = None  # 99th percentile of the last executions
+    requests: int | None = None  # successful ones since the load
     failures: int | None = None
+    # memory of its processes and of those that they started; pages that they share count for each
     resident_bytes: int | None = None
-    cpu_cores: float | None = None
+    cpu_cores: float | None = None  # processor time of the same processes, in seconds per second
 
 
 @dataclass
 class Source:
-    """Where samples come from.
-
-    ``metrics``: the port for metrics, None to do without. ``trouble``: why the last sample has no metrics, ``""`` if it
-    has.
-    """
+    """Where samples come from."""
 
     server: Connection
-    metrics: Connection | None = None
-    trouble: str = field(default="", init=False)
+    metrics: Connection | None = None  # the port for metrics, None to do without
+    trouble: str = field(default="", init=False)  # why the last sample has no metrics, ``""`` if it has
 
     def sample(self) -> Sample:
         """Read the counters. Raises PybackendError if the server does not answer, or refuses to."""

@@ -35,32 +35,25 @@ _MISSING = "missing required input"
 
 @dataclass(frozen=True)
 class Question:
-    """A request, as the command line describes it.
-
-    Attributes:
-        version: ``""`` lets the server choose.
-        inputs: by name, as :func:`pybackend.tools.client.values.read_tensor` reads them.
-        outputs: names; empty for all.
-        parameters: of the request, such as ``sequence_id``.
-        fills_up: inputs that are not given get random values.
-    """
+    """A request, as the command line describes it."""
 
     model: str
-    version: str = ""
+    version: str = ""  # ``""`` lets the server choose
+    # by name, as :func:`pybackend.tools.client.values.read_tensor` reads them
     inputs: Mapping[str, str] = field(default_factory=dict)
-    outputs: Sequence[str] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Sequence[str] = ()  # names; empty for all
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the request, such as ``sequence_id``
     request_id: str = ""
-    fills_up: bool = False
+    fills_up: bool = False  # inputs that are not given get random values
 
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a response. ``values``: an array; BF16 as float32, BYTES as ``bytes`` objects."""
+    """An output of a response."""
 
     name: str
     datatype: str
-    values: np.ndarray
+    values: np.ndarray  # an array; BF16 as float32, BYTES as ``bytes`` objects
 
 
 @dataclass(frozen=True)

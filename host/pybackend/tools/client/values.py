@@ -24,14 +24,11 @@ _UINT64_MAX = 2**64 - 1
 
 @dataclass(frozen=True)
 class WantedTensor:
-    """An input as the model's metadata describes it.
-
-    ``shape``: with the batch dimension, if the model has one; -1 for any size.
-    """
+    """An input as the model's metadata describes it."""
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # with the batch dimension, if the model has one; -1 for any size
 
     def __str__(self) -> str:
         return f"{self.datatype} {shape_text(self.shape)}"

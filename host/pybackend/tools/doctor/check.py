@@ -43,14 +43,11 @@ _T = TypeVar("_T")
 
 @dataclass
 class ModelReport:
-    """The findings about one model, or about the repositories.
+    """The findings about one model, or about the repositories."""
 
-    ``name``: the model's; ``""`` for the repositories. ``versions``: those that would be served. ``errors``: one
-    sentence each, with the way out; a server could not load the model.
-    """
-
-    name: str
-    versions: list[int] = field(default_factory=list)
+    name: str  # the model's; ``""`` for the repositories
+    versions: list[int] = field(default_factory=list)  # those that would be served
+    # one sentence each, with the way out; a server could not load the model
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

@@ -17,12 +17,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One row. ``found``: the facts, in a few words. ``advice``: the remedy, empty if none is needed."""
+    """One row."""
 
     layer: str
     status: Status
-    found: str
-    advice: str = ""
+    found: str  # the facts, in a few words
+    advice: str = ""  # the remedy, empty if none is needed
 
 
 def ok(layer: str, found: str) -> Finding:

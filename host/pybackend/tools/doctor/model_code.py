@@ -25,14 +25,11 @@ OWN_PYTHON = ".".join(map(str, _HERE))
 
 @dataclass
 class CodeReport:
-    """The findings about one file.
+    """The findings about one file."""
 
-    ``errors``: one sentence each; the model could not be loaded. ``completes_config``: the class has
-    ``auto_complete_config``, or may have it; False if the file cannot be parsed.
-    """
-
-    errors: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # one sentence each; the model could not be loaded
     warnings: list[str] = field(default_factory=list)
+    # the class has ``auto_complete_config``, or may have it; False if the file cannot be parsed
     completes_config: bool = False
 
 

@@ -32,17 +32,13 @@ MOST_FILES = 100_000
 
 @dataclass(frozen=True)
 class Place:
-    """Where an entry will be.
-
-    ``adds``: the model exists, and gets this version; its configuration stays. ``replaces``: the present model or
-    version makes way.
-    """
+    """Where an entry will be."""
 
     repository: Path
     name: str
     version: int
-    adds: bool
-    replaces: bool
+    adds: bool  # the model exists, and gets this version; its configuration stays
+    replaces: bool  # the present model or version makes way
 
     @property
     def model(self) -> Path:
@@ -205,14 +201,12 @@ class _Contents:
     """All that will be copied.
 
     ``home``: the directory that no link may leave.
-
-    ``nbytes``: size of all files.
     """
 
     def __init__(self, home: str) -> None:
         self._home = home
         self._count = 0
-        self.nbytes = 0
+        self.nbytes = 0  # size of all files
 
     def look_at(self, path: Path, above: tuple[str, ...] = ()) -> None:
         """Look at a file, or at a directory and all that it holds. Raises ServerError if it cannot be copied."""

@@ -12,21 +12,14 @@ from pybackend.errors import ServerError
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model.
+    """A kind of model."""
 
-    Attributes:
-        name: short, as the verification's program knows it.
-        title: with its article, for messages.
-        backend: the backend that serves it.
-        filename: the default name of its file or directory in a version directory; ``""`` if the files keep their names.
-        is_pickle: reading it runs any code that its writer put into it.
-    """
-
-    name: str
-    title: str
-    backend: str
+    name: str  # short, as the verification's program knows it
+    title: str  # with its article, for messages
+    backend: str  # the backend that serves it
+    # the default name of its file or directory in a version directory; ``""`` if the files keep their names
     filename: str
-    is_pickle: bool = False
+    is_pickle: bool = False  # reading it runs any code that its writer put into it
 
 
 ONNX = Kind("onnx", "an ONNX model", "onnxruntime", "model.onnx")
@@ -64,23 +57,16 @@ class DamagedFileError(ServerError):
 
 @dataclass(frozen=True)
 class Found:
-    """A model that was found.
-
-    Attributes:
-        source: the path that the user gave.
-        files: the files or directories to copy, by their path in the version directory.
-        texts: files to write, by their path in the version directory.
-        configurations: configurations to start from, the preferred one first; the model completes them.
-        requirements: lines of a requirements.txt that the model states itself; empty for none.
-        examples: a row by column that the model's author has left as an example; empty for none.
-    """
+    """A model that was found."""
 
     kind: Kind
-    source: Path
-    files: Mapping[str, Path]
-    texts: Mapping[str, str] = field(default_factory=dict)
+    source: Path  # the path that the user gave
+    files: Mapping[str, Path]  # the files or directories to copy, by their path in the version directory
+    texts: Mapping[str, str] = field(default_factory=dict)  # files to write, by their path in the version directory
+    # configurations to start from, the preferred one first; the model completes them
     configurations: Sequence[Mapping[str, Any]] = ({},)
-    requirements: Sequence[str] = ()
+    requirements: Sequence[str] = ()  # lines of a requirements.txt that the model states itself; empty for none
+    # a row by column that the model's author has left as an example; empty for none
     examples: Mapping[str, Any] = field(default_factory=dict)
 
     @property

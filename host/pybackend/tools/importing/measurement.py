@@ -21,19 +21,12 @@ _HELPERS = {WARDEN_NAME, SPARE_NAME, ZYGOTE_NAME}
 
 @dataclass(frozen=True)
 class Measures:
-    """The figures of one measurement.
+    """The figures of one measurement."""
 
-    Attributes:
-        start_s: from the load to readiness.
-        latency_p50_s: half of the requests of one client took longer.
-        cpu_s: processor time of the model's process for a request; None if it cannot be read.
-        memory_bytes: resident memory of the model's process; None likewise.
-    """
-
-    start_s: float
-    latency_p50_s: float
-    cpu_s: float | None
-    memory_bytes: int | None
+    start_s: float  # from the load to readiness
+    latency_p50_s: float  # half of the requests of one client took longer
+    cpu_s: float | None  # processor time of the model's process for a request; None if it cannot be read
+    memory_bytes: int | None  # resident memory of the model's process; None likewise
     requests: int
 
 

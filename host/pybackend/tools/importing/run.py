@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,31 +28,19 @@ _REQUIREMENTS = "requirements.txt"
 
 @dataclass
 class ImportRun:
-    """An import while it runs.
-
-    Attributes:
-        base: the configuration that wins over those of the kind: the user's choices.
-        sample: the user's sample request, None to make one.
-        verify: measure, send more than one request, and ask the framework for its answers.
-        timeout_s: for each request, the load among them.
-        environments: the operator's choices, by backend.
-        config: the complete configuration, once the model is loaded.
-        measures: None unless ``verify``.
-        error: the reason of the failure; None if there is none so far.
-        warnings: what the server has logged about the model while it loaded.
-    """
+    """An import while it runs."""
 
     found: Found
     entry: StagedEntry
-    base: Mapping[str, Any]
-    sample: Request | None
-    verify: bool
-    timeout_s: float
-    environments: Mapping[str, str] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    measures: Measures | None = None
-    error: PybackendError | None = None
-    warnings: list[str] = field(default_factory=list)
+    base: Mapping[str, Any]  # the configuration that wins over those of the kind: the user's choices
+    sample: Request | None  # the user's sample request, None to make one
+    verify: bool  # measure, send more than one request, and ask the framework for its answers
+    timeout_s: float  # for each request, the load among them
+    environments: Mapping[str, str] = field(default_factory=dict)  # the operator's choices, by backend
+    config: dict[str, Any] = field(default_factory=dict)  # the complete configuration, once the model is loaded
+    measures: Measures | None = None  # None unless ``verify``
+    error: PybackendError | None = None  # the reason of the failure; None if there is none so far
+    warnings: list[str] = field(default_factory=list)  # what the server has logged about the model while it loaded
     _expected: list[dict[str, list[Any]]] = field(default_factory=list)
     _answered: list[tuple[Request, Answer]] = field(default_factory=list)
 
@@ -84,7 +72,8 @@ class ImportRun:
         start_s = self._load(trial)
         self.config = trial.configuration()
         if not self.entry.place.adds:
-            self.entry.write(CONFIG_FILENAME, configuration_text(self.config))
+            # Without its name, which is the directory's: so the directory can be renamed.
+            self.entry.write(CONFIG_FILENAME, format_config_text(minimal_document(self.config)))
         requests: list[Request] = []
         if self.sample is None:
             self.sample, sizes = trial.sample(self.config, self.found.examples)
@@ -93,7 +82,7 @@ class ImportRun:
         self._answered = [(self.sample, answer), *answers_to(trial, requests)]
         self.entry.write(SAMPLE_REQUEST, tensors_text(self.sample))
         self.entry.write(f"sample_answer_{self.entry.place.version}.json", tensors_text(answer))
-        self.entry.write(f"test_{_module_name(name)}.py", test_text())
+        self.entry.write(f"test_{_module_name(name)}.py", _TEST.read_text(encoding="utf-8"))
         if self.verify:
             self.measures = measure(url, *trial.call(self.sample), start_s)
             trial.unload()  # the framework may need the memory
@@ -197,22 +186,11 @@ def _module_name(name: str) -> str:
 def backed_by(found: Found, backend: str) -> Found:
     """The same model for another backend, and for its own if ``backend`` is empty."""
     chosen = backend or found.kind.backend
-    return replace(found, configurations=_with_backend(found.configurations, chosen))
-
-
-def _with_backend(configurations: Sequence[Mapping[str, Any]], backend: str) -> list[dict[str, Any]]:
-    return [{**each, "backend": backend} for each in configurations]
+    return replace(found, configurations=[{**each, "backend": chosen} for each in found.configurations])
 
 
 _TEST = Path(__file__).resolve().parents[1] / "templates" / "imported" / "test_my_model.py"
-
-
-def configuration_text(config: Mapping[str, Any]) -> str:
-    """The complete configuration of a model as config.pbtxt, without the server's own defaults and without its name.
-
-    The directory's name is the model's name, so the directory can be renamed.
-    """
-    return format_config_text(minimal_document(config))
+"""The test of an entry. It reads the sample and the answers beside it."""
 
 
 def tensors_text(document: Mapping[str, Any]) -> str:
@@ -220,8 +198,3 @@ def tensors_text(document: Mapping[str, Any]) -> str:
     (kind, tensors), *_ = document.items()
     lines = ",\n".join(f"  {json.dumps(tensor, ensure_ascii=False)}" for tensor in tensors)
     return f'{{"{kind}": [\n{lines}\n]}}\n'
-
-
-def test_text() -> str:
-    """The test of an entry. It reads the sample and the answers beside it."""
-    return _TEST.read_text(encoding="utf-8")

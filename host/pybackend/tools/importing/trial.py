@@ -25,13 +25,10 @@ _SAMPLING, _LIKELIEST = "sampling_parameters", json.dumps({"temperature": 0, "ma
 
 
 class Sizes(NamedTuple):
-    """Choices that a configuration leaves open.
+    """Choices that a configuration leaves open."""
 
-    ``dimension``: the size of each dimension of any size. ``most``: the largest whole number.
-    """
-
-    dimension: int
-    most: int
+    dimension: int  # the size of each dimension of any size
+    most: int  # the largest whole number
 
 
 LADDER = (Sizes(4, 9), Sizes(1, 1), Sizes(8, 1), Sizes(32, 1), Sizes(224, 1))
@@ -177,7 +174,7 @@ class Trial:
             else:
                 return request, sizes
         raise ServerError(
-            f"the model was loaded, but it refuses random requests ({_last_line(reasons[0])}): --sample=FILE gives one that it answers, "
+            f"the model was loaded, but it refuses random requests ({last_line(reasons[0])}): --sample=FILE gives one that it answers, "
             "in JSON as the v2 protocol has it"
         )
 
@@ -213,6 +210,6 @@ def _reason(message: str) -> str:
     return " ".join(_AROUND.sub("", message).split()).rstrip(";")
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else text
+def last_line(text: str) -> str:
+    """The last line of a text that is not blank."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), text)

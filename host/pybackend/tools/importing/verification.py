@@ -16,7 +16,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.framework_program import ANSWER, QUESTION, REQUEST
-from pybackend.tools.importing.trial import Answer, Request, Trial, arrays_of
+from pybackend.tools.importing.trial import Answer, Request, Trial, arrays_of, last_line
 
 _PROGRAM = Path(__file__).with_name("framework_program.py")
 _FILES = "files"
@@ -30,17 +30,12 @@ _CONFIG = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    ``difference``: the largest difference of two numbers, relative to the framework's if that is more than 1.
-    ``output``: the output that has it; ``""`` if there is no number. ``fault``: a sentence about answers that differ
-    beyond the tolerance, ``""`` if all agree.
-    """
-
-    difference: float
-    output: str
+    difference: float  # the largest difference of two numbers, relative to the framework's if that is more than 1
+    output: str  # the output that has it; ``""`` if there is no number
     requests: int
-    fault: str
+    fault: str  # a sentence about answers that differ beyond the tolerance, ``""`` if all agree
 
 
 @dataclass(frozen=True)
@@ -48,11 +43,9 @@ class FrameworkModel:
     """The framework as a second model of the server that serves the imported one.
 
     So it runs with the sandbox and in the environment of the imported model: what it loads may hold code of its author.
-
-    ``directory``: the second model's directory; its name is the model's.
     """
 
-    directory: Path
+    directory: Path  # the second model's directory; its name is the model's
 
     @property
     def files(self) -> Path:
@@ -88,17 +81,13 @@ class FrameworkModel:
             return [self._answer(trial, request) for request in requests]
         except InferenceError as error:
             raise ServerError(
-                f"the framework alone cannot compute the sample requests: {_last(error.message)}"
+                f"the framework alone cannot compute the sample requests: {last_line(error.message)}"
             ) from None
 
     def _answer(self, trial: Trial, request: Request) -> dict[str, list[Any]]:
         tensor = {"name": REQUEST, "datatype": "BYTES", "shape": [1], "data": [json.dumps(request)]}
         (answer,) = trial.answer({"inputs": [tensor]})["outputs"]
         return {each["name"]: each["data"] for each in json.loads(answer["data"][0])}
-
-
-def _last(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), text)
 
 
 def compare(

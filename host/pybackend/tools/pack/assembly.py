@@ -45,27 +45,18 @@ print(ascii({
 
 @dataclass(frozen=True)
 class Assembled:
-    """A complete environment.
-
-    Attributes:
-        is_conda: conda's records list its contents.
-        cache_tag: part of the names of compiled files.
-        site_packages: directories of its packages.
-        conda: packages from conda channels, as described by their index.
-        wheels: lines of a requirements file that pin all other packages.
-        variables: environment variables for its models.
-    """
+    """A complete environment."""
 
     prefix: Path
-    is_conda: bool
+    is_conda: bool  # conda's records list its contents
     python: Path
     version: str
-    cache_tag: str
+    cache_tag: str  # part of the names of compiled files
     free_threaded: bool
-    site_packages: tuple[Path, ...]
-    conda: Sequence[dict[str, Any]] = ()
-    wheels: tuple[str, ...] = ()
-    variables: dict[str, str] = field(default_factory=dict, hash=False)
+    site_packages: tuple[Path, ...]  # directories of its packages
+    conda: Sequence[dict[str, Any]] = ()  # packages from conda channels, as described by their index
+    wheels: tuple[str, ...] = ()  # lines of a requirements file that pin all other packages
+    variables: dict[str, str] = field(default_factory=dict, hash=False)  # environment variables for its models
 
 
 def assemble(

@@ -29,20 +29,14 @@ _MSGPACK = "msgpack-python"
 
 @dataclass(frozen=True)
 class CondaOrder:
-    """A request to solve and install packages.
+    """A request to solve and install packages."""
 
-    Attributes:
-        channels: in order of priority.
-        msgpack: include msgpack if a channel has it.
-        locked: exact packages to install, as ``records`` of an earlier result; None to solve.
-        prefix: the directory to install into, None to only solve.
-    """
-
-    channels: Sequence[str]
+    channels: Sequence[str]  # in order of priority
     specs: Sequence[str]
-    msgpack: bool = True
+    msgpack: bool = True  # include msgpack if a channel has it
+    # exact packages to install, as ``records`` of an earlier result; None to solve
     locked: Sequence[Mapping[str, Any]] | None = None
-    prefix: Path | None = None
+    prefix: Path | None = None  # the directory to install into, None to only solve
 
 
 def carry_out(order: CondaOrder, advance: Advance) -> list[dict[str, Any]]:

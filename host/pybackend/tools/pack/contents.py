@@ -17,21 +17,14 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """One file or link.
-
-    Attributes:
-        mode: executable or not; no other permission is kept.
-        path: file with its content, None if it is in ``data``.
-        data: its content, None if it is in a file.
-        link: target of a link, None for a file.
-    """
+    """One file or link."""
 
     name: str
     size: int
-    mode: int
-    path: str | None = None
-    data: bytes | None = None
-    link: str | None = None
+    mode: int  # executable or not; no other permission is kept
+    path: str | None = None  # file with its content, None if it is in ``data``
+    data: bytes | None = None  # its content, None if it is in a file
+    link: str | None = None  # target of a link, None for a file
 
     def chunks(self) -> Iterator[bytes]:
         """The file's content."""

@@ -40,10 +40,10 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython of this machine. ``executable``: the program, without links. ``version``: such as ``3.12.1``."""
+    """A CPython of this machine."""
 
-    executable: Path
-    version: str
+    executable: Path  # the program, without links
+    version: str  # such as ``3.12.1``
     prefix: Path
     standard_library: Path
     extensions: Path

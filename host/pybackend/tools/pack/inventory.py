@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from email.parser import HeaderParser
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
@@ -28,57 +28,44 @@ def conda_packages(prefix: Path) -> list[PackedPackage]:
 def python_packages(site_packages: Iterable[Path]) -> list[PackedPackage]:
     """Installed Python packages, without those of conda, which are listed under their conda names."""
     found = {}
-    for directory in site_packages:
-        for path in sorted(directory.glob("*.dist-info")):
-            package = _distribution(path)
-            if package is not None:
-                found[normalised(package.name)] = package
+    for _, package in _distributions(site_packages):
+        name, version = package.metadata["Name"], package.metadata["Version"]
+        if name and version and _installer(package) != "conda":
+            found[normalised(name)] = PackedPackage(name, version, str(_direct_url(package).get("url") or "pypi"))
     return list(found.values())
-
-
-def _distribution(path: Path) -> PackedPackage | None:
-    try:
-        if (path / "INSTALLER").is_file() and (path / "INSTALLER").read_text().strip() == "conda":
-            return None
-        headers = HeaderParser().parsestr(
-            (path / "METADATA").read_text(encoding="utf-8", errors="replace"), headersonly=True
-        )
-    except OSError:
-        return None
-    name, version = headers["Name"], headers["Version"]
-    return PackedPackage(name, version, _origin(path)) if name and version else None
-
-
-def _origin(path: Path) -> str:
-    document = _direct_url(path)
-    return str(document.get("url") or "pypi")
-
-
-def _direct_url(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads((path / "direct_url.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def installed_names(site_packages: Iterable[Path], installer: str) -> set[str]:
     """Normalised names of the packages that one installer has installed."""
-    return {
-        normalised(path.name.split("-")[0])
-        for directory in site_packages
-        for path in directory.glob("*.dist-info")
-        if (path / "INSTALLER").is_file() and (path / "INSTALLER").read_text().strip() == installer
-    }
+    return {normalised(name) for name, package in _distributions(site_packages) if _installer(package) == installer}
+
+
+def _distributions(site_packages: Iterable[Path]) -> Iterator[tuple[str, Distribution]]:
+    """The records of installed packages, with the names of their directories."""
+    for directory in site_packages:
+        for path in sorted(directory.glob("*.dist-info")):
+            yield path.name.partition("-")[0], Distribution.at(path)
+
+
+def _installer(package: Distribution) -> str:
+    return (package.read_text("INSTALLER") or "").strip()
+
+
+def _direct_url(package: Distribution) -> dict[str, Any]:
+    try:
+        document = json.loads(package.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def refuse_editable(site_packages: Iterable[Path], what: object) -> None:
     """Check that every package is installed, not linked to its sources."""
     for directory in site_packages:
         names = [
-            path.name.split("-")[0]
-            for path in directory.glob("*.dist-info")
-            if _direct_url(path).get("dir_info", {}).get("editable") is True
+            name
+            for name, package in _distributions([directory])
+            if _direct_url(package).get("dir_info", {}).get("editable") is True
         ]
         names += [path.stem for path in directory.glob("*.egg-link")]
         if not names:  # a package without a record may still have left the link

@@ -18,17 +18,13 @@ _FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Lock:
-    """The installed packages.
+    """The installed packages."""
 
-    ``specification``: hash of the file that requested them. ``conda``: packages from conda channels, as described by
-    their index. ``wheels``: lines of a requirements file, each with the hashes of its package.
-    """
-
-    specification: str
+    specification: str  # hash of the file that requested them
     platform: str
     python: str
-    conda: list[dict[str, Any]]
-    wheels: list[str]
+    conda: list[dict[str, Any]]  # packages from conda channels, as described by their index
+    wheels: list[str]  # lines of a requirements file, each with the hashes of its package
 
     def to_json(self) -> str:
         """The text of the file."""

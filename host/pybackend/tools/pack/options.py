@@ -80,53 +80,37 @@ def _no_warning(_: str) -> None:
 
 @dataclass(frozen=True)
 class PackOptions:
-    """Options of a pack, apart from its file.
+    """Options of a pack, apart from its file."""
 
-    Attributes:
-        archive_format: ``tar.gz`` or ``tar.zst``; None derives it from the archive's name.
-        python: a version or path of the interpreter, for files that do not name one.
-        lock: a file that pins the packages; written if it does not exist.
-        msgpack: add msgpack to the packages if available: it makes messages cheaper for models.
-        work_directory: where the environment is assembled, None for the cache directory.
-        warn: receives warnings, one sentence each.
-    """
-
-    archive_format: str | None = None
-    python: str | None = None
+    archive_format: str | None = None  # ``tar.gz`` or ``tar.zst``; None derives it from the archive's name
+    python: str | None = None  # a version or path of the interpreter, for files that do not name one
     extras: tuple[str, ...] = ()
-    lock: Path | None = None
-    msgpack: bool = True
+    lock: Path | None = None  # a file that pins the packages; written if it does not exist
+    msgpack: bool = True  # add msgpack to the packages if available: it makes messages cheaper for models
     dry_run: bool = False
-    work_directory: Path | None = None
+    work_directory: Path | None = None  # where the environment is assembled, None for the cache directory
     threads: int = field(default_factory=available_cores)
     progress: Progress = field(default_factory=Progress)
-    warn: Callable[[str], None] = _no_warning
+    warn: Callable[[str], None] = _no_warning  # receives warnings, one sentence each
 
 
 @dataclass(frozen=True)
 class PackedSize:
-    """The download size of a package.
-
-    ``size_bytes``: None if the index does not state it, 0 for a package that is here already. ``source``: the channel,
-    ``pypi``, or another origin.
-    """
+    """The download size of a package."""
 
     name: str
     version: str
-    size_bytes: int | None
-    source: str
+    size_bytes: int | None  # None if the index does not state it, 0 for a package that is here already
+    source: str  # the channel, ``pypi``, or another origin
 
 
 @dataclass(frozen=True)
 class PackResult:
-    """The result of a pack or a dry run.
+    """The result of a pack or a dry run."""
 
-    ``archive``: the file, None for a dry run. ``packages``: packages with sizes, for a dry run.
-    """
-
-    archive: Path | None
+    archive: Path | None  # the file, None for a dry run
     manifest: EnvironmentManifest | None = None
-    packages: tuple[PackedSize, ...] = ()
+    packages: tuple[PackedSize, ...] = ()  # packages with sizes, for a dry run
     size_bytes: int = 0
     unpacked_bytes: int = 0
     file_count: int = 0

@@ -30,31 +30,22 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class CondaPackages:
-    """Contents of an environment.yml.
+    """Contents of an environment.yml."""
 
-    ``channels``: names, URLs and directories (as URLs), in order of priority. ``requirements``: lines of its pip
-    section, in the format of a requirements file.
-    """
-
-    channels: tuple[str, ...]
+    channels: tuple[str, ...]  # names, URLs and directories (as URLs), in order of priority
     specs: tuple[str, ...]
-    requirements: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()  # lines of its pip section, in the format of a requirements file
     variables: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
 class WheelPackages:
-    """Contents of a requirements.txt or a pyproject.toml.
-
-    ``requirements``: lines of a requirements.txt; none for a pyproject.toml. ``is_project``: the file describes a
-    package, which must be installed itself. ``requires_python``: accepted versions of CPython, such as ``>=3.11``;
-    empty for any.
-    """
+    """Contents of a requirements.txt or a pyproject.toml."""
 
     file: Path
-    requirements: tuple[str, ...] = ()
-    is_project: bool = False
-    requires_python: str = ""
+    requirements: tuple[str, ...] = ()  # lines of a requirements.txt; none for a pyproject.toml
+    is_project: bool = False  # the file describes a package, which must be installed itself
+    requires_python: str = ""  # accepted versions of CPython, such as ``>=3.11``; empty for any
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -94,20 +94,13 @@ _MOST_OUTPUT = 200
 
 @dataclass(frozen=True)
 class WheelOrder:
-    """A request to uv.
+    """A request to uv."""
 
-    Attributes:
-        directory: base of relative paths.
-        projects: pyproject.toml files whose dependencies are installed.
-        packages: directories of projects that are installed themselves.
-        extras: optional dependencies of these.
-    """
-
-    directory: Path
+    directory: Path  # base of relative paths
     lines: tuple[str, ...] = ()
-    projects: tuple[Path, ...] = ()
-    packages: tuple[Path, ...] = ()
-    extras: tuple[str, ...] = ()
+    projects: tuple[Path, ...] = ()  # pyproject.toml files whose dependencies are installed
+    packages: tuple[Path, ...] = ()  # directories of projects that are installed themselves
+    extras: tuple[str, ...] = ()  # optional dependencies of these
 
     def files(self) -> list[str]:
         """Names of uv's input files; ``-`` is its standard input."""
@@ -120,16 +113,12 @@ class WheelOrder:
     def text(self) -> str:
         """The text for uv's standard input."""
         wanted = [
-            f"{package.as_uri()}"
+            package.as_uri()
             if not self.extras
             else f"{project_name(package)}[{','.join(self.extras)}] @ {package.as_uri()}"
             for package in self.packages
         ]
         return "\n".join([*self.lines, *wanted]) + "\n"
-
-    def with_line(self, line: str) -> WheelOrder:
-        """A copy with one more requirement."""
-        return WheelOrder(self.directory, (*self.lines, line), self.projects, self.packages, self.extras)
 
 
 def project_name(directory: Path) -> str:
@@ -166,17 +155,15 @@ def install(order: WheelOrder, python: Path, *, dependencies: bool = True) -> No
     _uv(["pip", "install", *flags, *order.flags(), *(part for file in order.files() for part in ("-r", file))], order)
 
 
-def install_with_msgpack(order: WheelOrder, python: Path) -> bool:
-    """Install packages, with msgpack if it is available; returns whether it was."""
+def install_with_msgpack(order: WheelOrder, python: Path) -> None:
+    """Install packages, with msgpack if it is available."""
     try:
-        install(order.with_line(MSGPACK), python)
+        install(replace(order, lines=(*order.lines, MSGPACK)), python)
     except PackError as error:
         # Required hashes, an index without msgpack, an interpreter too new for it: none is a reason not to pack.
         if MSGPACK not in str(error) or re.search(rf"^\s*{MSGPACK}\b", order.text(), re.MULTILINE):
             raise
         install(order, python)
-        return False
-    return True
 
 
 def pinned(names: set[str], options: Sequence[str], python: Path, directory: Path, *, hashes: bool) -> list[str]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -496,29 +493,6 @@ def test_questions_are_answered(metrics):
     assert samples(metrics) == ["c 0.0"]
     metrics.on_retired("m_0")
     assert page(metrics) == ""
-
-
-# --- The library ---
-
-SEPARATE = """
-from pybackend.observability.custom_metrics import new_series
-from pybackend_wire.messages import MetricKind
-first, second = new_series(MetricKind.COUNTER, ()), new_series(MetricKind.COUNTER, ())
-first.increment(1)
-import os
-print(first.value, second.value, sorted(os.listdir(os.environ["PROMETHEUS_MULTIPROC_DIR"])))
-"""
-
-
-def test_values_stay_in_this_process_whatever_models_do_with_the_library(tmp_path):
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", SEPARATE], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "1.0 0.0 []\n"
-
-
-def test_servers_without_custom_metrics_do_not_import_the_library():
-    code = "import pybackend.server, sys; assert 'prometheus_client' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --- The size of the page ---

@@ -1,0 +1,205 @@
+"""Model control at run time: clients and models load, unload and list models, and change their traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import replace
+
+from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.model.host import ModelHost
+from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
+from pybackend.repository.catalogue import ModelCatalogue
+from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
+from pybackend.repository.entry import ModelStatus, change_traffic, report_traffic
+from pybackend.repository.file_override import FileContents, check_keys
+from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.mirror.remote_files import moment
+from pybackend.sandbox.grant import Grant
+
+log = logging.getLogger(__name__)
+
+MOST_BROUGHT_BYTES = 1024 * 1024 * 1024
+"""Limit on the files in memory that all open load requests bring. One request alone may bring more."""
+
+MOST_CONFIG_CHARACTERS = 1024 * 1024
+"""Limit of a configuration that comes with a load; large ones have some kilobytes."""
+
+_STARTING = InferenceError(
+    "the server is still starting: models can be loaded and unloaded once the start has finished, so not from the "
+    "'initialize' of models that it loads at start",
+    ErrorCode.UNAVAILABLE,
+)
+_STOPPING = InferenceError("the server is stopping: it no longer loads or unloads models", ErrorCode.UNAVAILABLE)
+
+
+class ModelControl:
+    """Changes the models of one server on request."""
+
+    def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, host: ModelHost) -> None:
+        self._catalogue = catalogue
+        self._changes = changes
+        self._is_explicit = host.settings.is_explicit
+        self._closed: InferenceError | None = _STARTING  # the reason for refusing all changes, if there is one
+        self._running: set[asyncio.Task[None]] = set()
+        self._brought_bytes = 0
+        self._doubt = ""
+
+    def open(self) -> None:
+        """Accept changes from now on: the models of the start are loaded."""
+        self._closed = None
+
+    async def close(self) -> None:
+        """End the running changes, and refuse all others."""
+        self._closed = _STOPPING
+        running = list(self._running)
+        for change in running:
+            change.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def check(self, to_load: str = "") -> None:
+        """Check that models may be loaded and unloaded now.
+
+        Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops. A model
+        ``to_load`` as it is in its repository may be loaded in every control mode if it has failed.
+        """
+        if self._closed is _STARTING:
+            raise _STARTING.again()
+        if not (self._is_explicit or (to_load and self._catalogue.is_broken(to_load))):
+            raise InferenceError(
+                "explicit model load / unload is not allowed if polling is enabled, or in model control mode 'none': "
+                "start the server with --model-control-mode=explicit. Only a model that has failed may be loaded again in every "
+                "mode, without a configuration or files",
+                ErrorCode.UNAVAILABLE,
+            )
+        if self._closed is not None:
+            raise self._closed.again()
+
+    async def load(
+        self,
+        name: str,
+        config_json: str | None = None,
+        files: FileContents | None = None,
+        *,
+        asked_by: str = "",
+        grant: Grant | None = None,
+        of_client: bool = False,
+        home: str = "",
+    ) -> None:
+        """Load a model, or update a loaded one; versions that have not changed since their last load stay as they are.
+
+        The load continues even if the caller stops waiting. Old versions serve until the new ones are ready, and keep
+        serving if a new one fails. See :class:`LoadRequest`; its files must not change before this returns.
+
+        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG or
+        INTERNAL if loading failed, with the reason. ``asked_by`` waits for this while it is being initialised; ``home``
+        is its namespace, ``""`` for a client.
+        """
+        if config_json is not None and len(config_json) > MOST_CONFIG_CHARACTERS:
+            raise InferenceError(
+                f"the configuration for model '{name}' has {len(config_json)} characters, and {MOST_CONFIG_CHARACTERS} are "
+                "the most that a load takes",
+                ErrorCode.INVALID_ARG,
+            )
+        request = LoadRequest(config_json, files or {}, grant, of_client)
+        self.check(name if request.is_retry else "")
+        if self._catalogue.names.namespaces is not None:
+            name = self._catalogue.names.to_load(name, home, (await self._look()).models)
+        check_name(self._catalogue.names.split(name)[1])
+        check_keys(request.files)
+        if grant is not None:
+            grant.check_control(name)
+            if not request.reads_repository:
+                models = (await self._look()).models
+                await asyncio.to_thread(grant.check_override, name, models.get(grant.model), models.get(name))
+        self._brought_bytes += request.nbytes
+        try:
+            if request.nbytes < self._brought_bytes > MOST_BROUGHT_BYTES:
+                raise InferenceError(
+                    f"other load requests bring {self._brought_bytes - request.nbytes} bytes of files now, and "
+                    f"{request.nbytes} more would exceed the limit of {MOST_BROUGHT_BYTES}: try again when they have ended",
+                    ErrorCode.UNAVAILABLE,
+                )
+            await self._carry_out(self._changes.load(name, request, asked_by))
+        finally:
+            self._brought_bytes -= request.nbytes
+
+    async def unload(
+        self,
+        name: str,
+        *,
+        unload_dependents: bool = False,
+        asked_by: str = "",
+        grant: Grant | None = None,
+        home: str = "",
+    ) -> None:
+        """Begin to unload a model: it accepts no more requests and answers those it has. Unknown names are ignored.
+
+        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if
+        several models have the name. With ``unload_dependents``, parts that were loaded only for this ensemble go too.
+        The other arguments are those of :meth:`load`.
+        """
+        self.check()
+        name = self._catalogue.names.known(name, home)
+        if grant is not None:
+            grant.check_control(name)
+        await self._carry_out(self._changes.begin_unload(name, asked_by, unload_dependents=unload_dependents))
+
+    def traffic(self, name: str) -> TrafficReport:
+        """The rules for requests to a model that name no version."""
+        return report_traffic(self._catalogue.entry(name))
+
+    async def change_traffic(self, name: str, change: TrafficChange) -> TrafficReport:
+        """Change these rules.
+
+        Raises InferenceError: UNAVAILABLE, model control is disabled; INVALID_ARG, there is no such model, or it cannot
+        have these rules.
+        """
+        self.check()
+        name = self._catalogue.names.known(name)
+        async with self._changes.locks.changing(name):
+            return change_traffic(self._catalogue.entry(name), change)
+
+    async def read_index(self, *, only_ready: bool = False) -> list[ModelStatus]:
+        """The repository index: the known models, and those that the repositories hold now.
+
+        A repository that does not answer is shown as it was when it last did: the reasons of its other models say so.
+        """
+        scan, doubt = await self._changes.files.look_briefly()
+        if doubt and doubt != self._doubt:
+            log.warning("the repository index may be out of date: %s", doubt)
+        self._doubt = doubt
+        listings = self._changes.files.listings
+        doubts = {
+            place: f"as listed at {moment(listing.listed_s)}: {listing.doubt}"
+            for place, listing in listings.items()
+            if listing.doubt
+        }
+        places = {name: directory.parent for name, directory in scan.models.items()} if doubts or doubt else {}
+        rows = [
+            row
+            if row.state or row.full_name not in places
+            else replace(
+                row, reason=doubts.get(places[row.full_name], "" if places[row.full_name] in listings else doubt)
+            )
+            for row in self._catalogue.index(scan.models, scan.duplicates)
+        ]
+        return [row for row in rows if row.is_ready or not only_ready]
+
+    async def _look(self) -> RepositoryScan:
+        try:
+            return await self._changes.files.look()
+        except ModelLoadError as error:
+            raise InferenceError(error.message, error.code) from error
+
+    async def _carry_out(self, change: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(change)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise _STOPPING.again() from None
+            raise
