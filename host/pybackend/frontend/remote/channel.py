@@ -1,0 +1,307 @@
+"""One end of the socket between the engine's process and a front end's, on the event loop: frames of many messages.
+
+A frame is what was posted in one turn of the loop: a msgpack array of messages. It leaves in datagrams (SOCK_SEQPACKET) of up to
+64 KB, whose first byte says whether more of the frame follows. File descriptors travel with the first datagram of a frame.
+
+The engine does not trust what it reads here: frames are bounded, messages are checked while they are decoded, and descriptors are
+not taken.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from pybackend.ipc.unwanted_descriptors import close, receiver_of, refuse_descriptors
+from pybackend_wire.errors import RemoteProtocolError
+
+log = logging.getLogger(__name__)
+
+_PART_BYTES = 64 * 1024
+"""Most bytes of a datagram. The kernel finds memory for one of this size even when memory is in pieces."""
+
+_SOCKET_BYTES = 1024 * 1024
+"""What a socket holds for a peer that is busy; the kernel may allow less."""
+
+MOST_MESSAGES = 4096
+"""Most messages in a frame: each takes many times more memory than its bytes. Whoever posts more begins another frame."""
+
+MOST_FRAME_BYTES = 64 * 1024 * 1024
+"""Most bytes of a frame, and so of a message; tensors of any size lie in shared memory."""
+
+MOST_BACKLOG_BYTES = 256 * 1024 * 1024
+"""Most bytes that may wait for a peer that does not read: then the channel ends."""
+
+MOST_DESCRIPTORS = 32
+"""Most file descriptors with one frame."""
+
+_LAST, _MORE = 0, 1
+
+_LATER = frozenset({errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of a socket that accepts nothing now but will later."""
+
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
+
+_encode_into = msgspec.msgpack.Encoder().encode_into
+
+OnMessages = Callable[[list[Any], Sequence[int]], None]
+"""Handles the messages of a frame, and takes the descriptors that came with it, which it must close."""
+
+OnEnd = Callable[[RemoteProtocolError | None], None]
+"""Called once: the peer has closed its end, or it breaks the rules."""
+
+Decode = Callable[[memoryview], list[Any]]
+
+
+def decoder(message: Any) -> Decode:
+    """A function that decodes and checks a frame of messages of this type, usually a union of tagged structs."""
+    return msgspec.msgpack.Decoder(Annotated[list[message], Meta(max_length=MOST_MESSAGES)]).decode
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """The end of the engine, to which nobody can send descriptors, and that of a front end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+    refuse_descriptors(ours)
+    return ours, theirs
+
+
+class Channel:
+    """Frames to and from the peer. Nothing here ever waits for it.
+
+    Attributes:
+        is_open: False after the end of file, a broken rule, or :meth:`close`.
+        backlog_bytes: how much was sent that the socket has not accepted yet.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        decode: Decode,
+        on_messages: OnMessages,
+        on_end: OnEnd,
+        *,
+        takes_descriptors: bool = False,
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._socket = sock
+        self._descriptor = sock.fileno()
+        self._decode = decode
+        self._on_messages = on_messages
+        self._on_end = on_end
+        self._received: list[int] = []
+        self._receive = self._receive_with_descriptors if takes_descriptors else receiver_of(sock)
+        self._buffer = bytearray(_PART_BYTES)
+        self._view = memoryview(self._buffer)
+        self._parts = bytearray()
+        self._frame = bytearray()
+        self._messages: list[Any] = []
+        self._descriptors: list[int] = []
+        self._backlog: deque[tuple[bytes, list[int]]] = deque()
+        self.backlog_bytes = 0
+        self._waiting: list[Callable[[], None]] = []
+        self.is_open = True
+        loop.add_reader(self._descriptor, self._read)
+
+    # Sending
+
+    def post(self, message: Any) -> None:
+        """Add a message to this turn's frame; does nothing once the channel is closed."""
+        messages = self._messages
+        if messages:
+            messages.append(message)
+            if len(messages) == MOST_MESSAGES:
+                self.flush()
+        elif self.is_open:
+            messages.append(message)
+            self._loop.call_soon(self.flush)
+
+    def post_with(self, message: Any, descriptor: int) -> None:
+        """Add a message that tells of a file descriptor, which is sent and then closed here.
+
+        The receiver gets the descriptors of a frame in the order of such messages.
+        """
+        if not self.is_open:
+            os.close(descriptor)
+            return
+        if len(self._descriptors) == MOST_DESCRIPTORS:
+            self.flush()
+        self._descriptors.append(descriptor)
+        self.post(message)
+
+    def flush(self) -> None:
+        """Send the frame now."""
+        messages, descriptors = self._messages, self._descriptors
+        if not messages or not self.is_open:
+            return
+        frame = self._frame
+        _encode_into(messages, frame, 1)
+        frame[0] = _LAST
+        messages.clear()
+        if len(frame) > _PART_BYTES or self._backlog or descriptors:
+            self._descriptors = []
+            self._send_slowly(frame, descriptors)
+            return
+        try:
+            self._socket.send(frame)
+        except OSError as error:
+            self._keep([bytes(frame)], [], error)
+
+    def _send_slowly(self, frame: bytearray, descriptors: list[int]) -> None:
+        """Send a frame that has several parts, or descriptors, or must wait behind others."""
+        size = _PART_BYTES - 1
+        with memoryview(frame) as view:
+            contents = [bytes(view[start : start + size]) for start in range(1, len(frame), size)]
+        parts = [b"%c%b" % (_MORE, content) for content in contents[:-1]] + [b"%c%b" % (_LAST, contents[-1])]
+        if len(frame) > _PART_BYTES:
+            self._frame = bytearray()
+        self._keep(parts, descriptors, None)
+
+    def _keep(self, parts: Sequence[bytes], descriptors: list[int], error: OSError | None) -> None:
+        """Send parts as soon as the socket accepts them."""
+        if error is not None and error.errno not in _LATER:
+            return  # reading reports the end, after the peer's last messages
+        was_empty = not self._backlog
+        for part in parts:
+            self._backlog.append((part, descriptors))
+            self.backlog_bytes += len(part)
+            descriptors = []
+        if was_empty:
+            self._loop.add_writer(self._descriptor, self._writable)
+            if error is None:
+                self._writable()
+        if self.backlog_bytes > MOST_BACKLOG_BYTES:
+            self._end(RemoteProtocolError(f"{self.backlog_bytes} bytes wait for it, and it does not read"))
+
+    def _writable(self) -> None:
+        backlog = self._backlog
+        while backlog:
+            part, descriptors = backlog[0]
+            try:
+                if descriptors:
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+                    self._socket.sendmsg([part], [rights])
+                else:
+                    self._socket.send(part)
+            except OSError as error:
+                if error.errno in _LATER:
+                    return
+            _close_all(descriptors)
+            backlog.popleft()
+            self.backlog_bytes -= len(part)
+        self._loop.remove_writer(self._descriptor)
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            self._loop.call_soon(callback)
+
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call this once the socket has accepted everything; never if the channel ends before."""
+        if self.backlog_bytes:
+            self._waiting.append(callback)
+        else:
+            self._loop.call_soon(callback)
+
+    # Receiving
+
+    def _receive_with_descriptors(self, buffer: memoryview) -> int:
+        count, ancillary, _, _ = self._socket.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for _, _, data in ancillary:
+            received = array.array("i")
+            received.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+            self._received.extend(received)
+        return count
+
+    def _read(self) -> None:
+        """Read and handle one datagram."""
+        view = self._view
+        try:
+            count = self._receive(view)
+        except BlockingIOError:
+            return
+        except RemoteProtocolError as error:
+            self._end(error)
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self._end(None)
+        elif self._buffer[0] == _LAST and not self._parts:
+            self._handle(view[1:count])
+        else:
+            self._collect(view[:count])
+
+    def _collect(self, part: memoryview) -> None:
+        self._parts += part[1:]
+        if len(self._parts) > MOST_FRAME_BYTES:
+            self._end(RemoteProtocolError(f"a frame has more than {MOST_FRAME_BYTES} bytes"))
+        elif part[0] == _LAST:
+            frame, self._parts = self._parts, bytearray()
+            self._handle(memoryview(frame))
+
+    def _handle(self, frame: memoryview) -> None:
+        descriptors, self._received = self._received, []
+        try:
+            messages = self._decode(frame)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            _close_all(descriptors)
+            self._end(RemoteProtocolError(f"a frame does not decode: {error}"))
+            return
+        try:
+            self._on_messages(messages, descriptors)
+        except RemoteProtocolError as error:
+            self._end(error)
+        except Exception:  # the event loop would only log it, and those who wait for answers would wait for ever
+            log.exception("a message between the server's processes could not be handled")
+            self._end(RemoteProtocolError("a message could not be handled, see the log"))
+
+    # The end
+
+    def fail(self, reason: str) -> None:
+        """End the channel: the peer breaks the rules."""
+        self._end(RemoteProtocolError(reason))
+
+    def close(self) -> None:
+        """Stop reading and writing; the peer sees the end of file."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._loop.remove_reader(self._descriptor)
+        if self._backlog:
+            self._loop.remove_writer(self._descriptor)
+        _close_all(self._descriptors)
+        _close_all(self._received)
+        for _, descriptors in self._backlog:
+            _close_all(descriptors)
+        self._messages.clear()
+        self._backlog.clear()
+        self._waiting.clear()
+        self.backlog_bytes = 0
+        close(self._socket)
+        # Its owner refers to it: without a cut, both and the buffers would live until the garbage collector runs.
+        del self._on_messages, self._on_end
+
+    def _end(self, error: RemoteProtocolError | None) -> None:
+        if self.is_open:
+            on_end = self._on_end
+            self.close()
+            on_end(error)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+    descriptors.clear()

@@ -1,0 +1,200 @@
+"""The channel between the engine and a front end: frames, parts, descriptors, peers that do not read, and garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from functools import wraps
+from typing import Any
+
+import msgspec
+import pytest
+
+from pybackend.frontend.remote import channel as channel_module
+from pybackend.frontend.remote.channel import MOST_MESSAGES, Channel, decoder, socket_pair
+
+
+class Word(msgspec.Struct, array_like=True, tag=1):
+    text: str
+
+
+class Number(msgspec.Struct, array_like=True, tag=2):
+    value: int
+
+
+DECODE = decoder(Word | Number)
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class End:
+    """One end: what it has heard, and how it ended."""
+
+    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
+        self.frames: list[list[Any]] = []
+        self.descriptors: list[int] = []
+        self.ended: list[str | None] = []
+        self._changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self.channel = Channel(loop, sock, DECODE, self._on_messages, self._on_end, takes_descriptors=takes_descriptors)
+
+    def _on_messages(self, messages: list[Any], descriptors: Any) -> None:
+        self.frames.append(messages)
+        self.descriptors.extend(descriptors)
+        self._changed.set()
+
+    def _on_end(self, error: Exception | None) -> None:
+        self.ended.append(None if error is None else str(error))
+        self._changed.set()
+
+    async def hears(self, count: int) -> list[Any]:
+        """All messages, once there are so many."""
+        while sum(map(len, self.frames)) < count:
+            await self._next()
+        return [message for frame in self.frames for message in frame]
+
+    async def end(self) -> str | None:
+        while not self.ended:
+            await self._next()
+        return self.ended[0]
+
+    async def _next(self) -> None:
+        self._changed.clear()
+        async with asyncio.timeout(60):
+            await self._changed.wait()
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    pair = socket_pair()
+    yield pair
+    for each in pair:
+        each.close()
+
+
+Sockets = tuple[socket.socket, socket.socket]
+
+
+@in_loop
+async def test_messages_of_one_turn_arrive_in_one_frame(sockets: Sockets) -> None:
+    ours, theirs = End(sockets[0]), End(sockets[1])
+    theirs.channel.post(Word("a"))
+    theirs.channel.post((2, 7))
+    assert await ours.hears(2) == [Word("a"), Number(7)]
+    assert len(ours.frames) == 1
+    ours.channel.post(Number(1))
+    assert await theirs.hears(1) == [Number(1)]
+    theirs.channel.close()
+    assert await ours.end() is None
+
+
+@in_loop
+async def test_a_frame_of_any_size_arrives_whole_and_in_order(sockets: Sockets) -> None:
+    ours, theirs = End(sockets[0]), End(sockets[1])
+    sent = [Word("x" * size) for size in (3_000_000, 1, 65_530, 65_531, 65_532, 65_533, 131_066, 0)]
+    for message in sent:
+        ours.channel.post(message)
+        ours.channel.flush()
+    drained = asyncio.Event()
+    ours.channel.when_drained(drained.set)
+    assert await theirs.hears(len(sent)) == sent
+    assert len(theirs.frames) == len(sent)
+    async with asyncio.timeout(60):
+        await drained.wait()
+    assert ours.channel.backlog_bytes == 0
+    ours.channel.close()
+    theirs.channel.close()
+
+
+@in_loop
+async def test_more_messages_than_a_frame_holds_make_several(sockets: Sockets) -> None:
+    ours, theirs = End(sockets[0]), End(sockets[1])
+    sent = [Number(each) for each in range(MOST_MESSAGES + 5)]
+    for message in sent:
+        theirs.channel.post(message)
+    assert await ours.hears(len(sent)) == sent
+    ours.channel.close()
+    theirs.channel.close()
+
+
+@in_loop
+async def test_descriptors_arrive_with_their_messages_and_are_closed_here(sockets: Sockets) -> None:
+    ours, theirs = End(sockets[0]), End(sockets[1], takes_descriptors=True)
+    readers = []
+    for number in range(channel_module.MOST_DESCRIPTORS + 1):
+        reader, writer = os.pipe()
+        readers.append(reader)
+        ours.channel.post_with(Number(number), writer)
+    await theirs.hears(len(readers))
+    for reader, writer in zip(readers, theirs.descriptors, strict=True):
+        os.write(writer, b"through")
+        assert os.read(reader, 10) == b"through"
+        os.close(writer)
+        assert os.read(reader, 10) == b""  # nobody else holds the other end
+        os.close(reader)
+    ours.channel.close()
+    theirs.channel.close()
+
+
+@in_loop
+async def test_a_peer_that_does_not_read_ends_the_channel(sockets: Sockets, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MOST_BACKLOG_BYTES", 2_000_000)
+    ours = End(sockets[0])
+    for _ in range(6):
+        ours.channel.post(Word("x" * 1_000_000))
+        ours.channel.flush()
+    assert "wait for it, and it does not read" in (await ours.end() or "")
+    assert not ours.channel.is_open
+    ours.channel.post(Word("ignored"))
+
+
+_ONE = b"\0" + msgspec.msgpack.encode([Word("a")])
+
+
+@pytest.mark.parametrize(
+    ("datagrams", "reason"),
+    [
+        ([b"\0"], "a frame does not decode"),
+        ([b"\0\xff\xff"], "a frame does not decode"),
+        ([b"\0" + msgspec.msgpack.encode([[3, "a"]])], "a frame does not decode"),
+        ([b"\0" + msgspec.msgpack.encode([[1, 7]])], "a frame does not decode"),
+        ([b"\0" + msgspec.msgpack.encode([[2, 1]] * (MOST_MESSAGES + 1))], "a frame does not decode"),
+        ([_ONE + b"more"], "a frame does not decode"),
+        ([b"\1" + b"\xdd" * 1000] * 3, "a frame has more than 2000 bytes"),
+    ],
+)
+@in_loop
+async def test_garbage_ends_the_channel_with_a_sentence(
+    sockets: Sockets, datagrams: list[bytes], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "MOST_FRAME_BYTES", 2000)
+    ours = End(sockets[0])
+    for datagram in datagrams:
+        sockets[1].send(datagram)
+    assert reason in (await ours.end() or "")
+    assert ours.frames == []
+
+
+@in_loop
+async def test_the_engine_takes_no_descriptors(sockets: Sockets) -> None:
+    ours = End(sockets[0])
+    reader, writer = os.pipe()
+    try:
+        socket.send_fds(sockets[1], [_ONE], [writer])
+    except PermissionError:  # the kernel lets none in
+        sockets[1].close()
+    os.close(writer)
+    await ours.end()
+    assert ours.descriptors == []
+    assert os.read(reader, 1) == b""
+    os.close(reader)
