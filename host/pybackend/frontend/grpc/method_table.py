@@ -5,9 +5,10 @@ from __future__ import annotations
 from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.grpc.answer import chosen_compression
 from pybackend.frontend.grpc.call import Call, Handler
+from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.fast_path import FastPath
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.grpc.head import CallHead, Refusal
+from pybackend.frontend.grpc.head import CallHead, Refusal, timeout_of
 from pybackend.frontend.grpc.infer_handler import InferHandler
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
 from pybackend.frontend.grpc.method_handler import MethodHandler
@@ -32,10 +33,16 @@ class MethodTable:
 
     def begin(self, peer: Peer, stream: Stream, head: CallHead) -> Call:
         """A call whose head has arrived; it may be over already."""
-        call = Call(peer, stream, head)
+        refusal, timeout_s = head.refusal, head.timeout_s
+        if stream.fields_apart and refusal is None:
+            try:
+                timeout_s = timeout_of(head, stream.fields_apart)
+            except CallError as error:
+                refusal = Refusal.by(error.status, error.message)
+        call = Call(peer, stream, head, timeout_s)
         path = head.path
-        if head.refusal is not None:
-            call.refuse(head.refusal)
+        if refusal is not None:
+            call.refuse(refusal)
         elif path == _INFER:
             self._compress(call)
             call.handler = InferHandler(call, None if call.compression else self._fast)
@@ -65,7 +72,13 @@ class MethodTable:
             start += PREFIX_BYTES
             known = None if flag or size != stop - start else self._fast.known(data, start, stop)
             if known is not None:
-                call = Call(peer, stream, call_head)
+                timeout_s = call_head.timeout_s
+                if stream.fields_apart:
+                    try:
+                        timeout_s = timeout_of(call_head, stream.fields_apart)
+                    except CallError:
+                        return None
+                call = Call(peer, stream, call_head, timeout_s)
                 call.handler = handler = InferHandler(call, self._fast)
                 if handler.submit_known(known):
                     return call
