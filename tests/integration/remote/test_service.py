@@ -257,11 +257,11 @@ def test_a_replaced_version_is_closed_and_its_requests_are_checked_again(
     write_model(repository, "changing", IDENTITY, identity_config(dims="[ 4 ]"))
 
     async def main() -> None:
-        await engine.load_model("changing")
+        await engine.control.load("changing")
         handle = await front_end.opens("changing")
         assert (await front_end.asks(small_infer(1, handle), messages.Answered)).ticket == 1
         write_model(repository, "changing", IDENTITY, identity_config(dims="[ 2, 2 ]"))
-        await engine.load_model("changing")
+        await engine.control.load("changing")
         answer = await front_end.asks(small_infer(2, handle), messages.Responded)
         assert "unexpected shape for input 'IN'" in answer.failure.message
         known = preamble(("IN", "FP32", [2, 2], 16, messages.INLINE))
@@ -270,7 +270,7 @@ def test_a_replaced_version_is_closed_and_its_requests_are_checked_again(
         assert await front_end.hears(messages.Closed) == messages.Closed(handle)
         assert await front_end.opens("changing") != handle
         front_end.channel.post(messages.Forget(handle))
-        await engine.unload_model("changing")
+        await engine.control.unload("changing")
         unopened = await front_end.asks(messages.Open("changing", "", "http"), messages.Unopened)
         assert unopened.kind == 2
 

@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.frontend.remote import messages
@@ -29,7 +29,7 @@ from pybackend.frontend.remote.loans import InputLoans, OutputLoans
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.region import RegionOutput, tensor_in_region
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.response import InferenceResponse
+from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
 from pybackend.model.model import Model, ModelState
@@ -65,13 +65,17 @@ class KnownPreamble(Struct, eq=False):
     """A preamble that was read.
 
     Attributes:
+        inputs: name, datatype and shape of each, and the bytes of the message that are its own; none for :attr:`others`.
+        others: the inputs that lie elsewhere: number, size, and whether that is a block.
+        inline_bytes: how many bytes the message has.
+        template: name and version of the model, the requested outputs, and the batch size.
         checked: how far it was checked against the signature.
-        template: a request without inputs.
     """
 
-    inputs: Sequence[tuple[str, str, list[int], int, int]]
+    inputs: list[tuple[tuple[str, str, list[int]], int, int]]
+    others: list[tuple[int, int, bool]]
     inline_bytes: int
-    template: InferenceRequest
+    template: tuple[str, str, tuple[str, ...], int]
     checked: Checked = Checked.NOTHING
 
 
@@ -87,8 +91,8 @@ class OpenVersion:
         self.full_name = admission.full_name
         self.protocol = sender.protocol
         self.version = model.version
-        self._is_direct = admission.route() is not None
-        self._follows_newest = self._is_direct and not asked.version
+        self.is_direct = admission.route() is not None
+        self._follows_newest = self.is_direct and not asked.version
         self._model = weakref.ref(model)
         self.preambles: Recurring[bytes, KnownPreamble] = Recurring(MOST_PREAMBLES)
         self.was_closed = False
@@ -112,57 +116,38 @@ class OpenVersion:
             read = _read_preamble(preamble)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise RemoteProtocolError(f"a preamble does not decode: {error}") from error
-        inputs = [(each.name, each.datatype, each.shape, each.nbytes, each.place) for each in read.inputs]
-        if len({name for name, *_ in inputs}) < len(inputs) or not all(
+        if len({each.name for each in read.inputs}) < len(read.inputs) or not all(
             each.datatype in ITEMSIZE for each in read.inputs
         ):
             raise RemoteProtocolError("a request with two inputs of one name, or with a datatype that there is not")
-        inline = [each for each in read.inputs if each.place == messages.INLINE]
-        template = InferenceRequest(
-            self.signature.model_name, self.version, requested_outputs=tuple(read.requested_outputs)
+        inputs, others, end = [], [], 0
+        for number, each in enumerate(read.inputs):
+            begin = end
+            if each.place == messages.INLINE:
+                end += each.nbytes
+            else:
+                others.append((number, each.nbytes, each.place == messages.IN_BLOCK))
+            inputs.append(((each.name, each.datatype, each.shape), begin, end))
+        return KnownPreamble(
+            inputs, others, end, (self.signature.model_name, self.version, tuple(read.requested_outputs), 1)
         )
-        return KnownPreamble(inputs, sum(each.nbytes for each in inline), template)
 
-    def submit(
-        self,
-        request: InferenceRequest,
-        preamble: bytes,
-        known: KnownPreamble,
-        on_response: Callable[[InferenceResponse], None],
-    ) -> PendingRequest:
-        """Queue a request; otherwise as :meth:`Admission.submit`."""
-        model = self.current
-        if model is None or not self._is_direct:
-            return self._submit_anew(request, on_response)
-        try:
-            if known.checked is not Checked.ALL:
-                self._check(request, preamble, known)
-            return self._engine.submit(model, request, on_response)
-        except BaseException:
-            request.release()
-            raise
-
-    def _check(self, request: InferenceRequest, preamble: bytes, known: KnownPreamble) -> None:
+    def check(self, request: InferenceRequest, preamble: bytes, known: KnownPreamble) -> None:
+        """Check a request against the signature, and remember the preamble. Raises InferenceError if it is refused."""
         if known.checked is Checked.NOTHING:
             known.checked = validate_header(request, self.signature)
-            known.template.batch_size = request.batch_size
+            known.template = (*known.template[:3], request.batch_size)
             if len(preamble) <= LARGEST_PREAMBLE_BYTES:
                 self.preambles.remember(preamble, known)
         # The bytes in blocks may change after this, so a look at them proves nothing; models' processes look themselves.
-        if known.checked is Checked.HEADER and not any(tensor.lease is not None for tensor in request.inputs):
+        if known.checked is Checked.HEADER and not known.others:
             validate_bytes_tensors(request, self.signature)
 
-    def _submit_anew(
-        self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]
-    ) -> PendingRequest:
+    def submit_anew(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         """Queue a request for the version that would answer now, which may have another signature."""
-        try:
-            admission: Admission = self._admission_of()
-            if not all(each.lease is None or admission.model.owns(each.lease) for each in request.inputs):
-                request.leave()
-        except BaseException:
-            request.release()
-            raise
+        admission = self._admission_of()
+        if not all(each.lease is None or admission.model.owns(each.lease) for each in request.inputs):
+            request.leave()
         request.model_version = admission.model_version
         return admission.submit(request, on_response)
 
@@ -286,77 +271,88 @@ class FrontEndService:
 
     def _infer(self, asked: messages.Infer) -> None:
         ticket, preamble, data = asked.ticket, asked.preamble, asked.data
-        opened = self._versions.get(asked.handle)
-        if opened is None or ticket in self._open or len(self._open) >= MOST_OPEN_REQUESTS:
+        opened, open_requests, now_ns = self._versions.get(asked.handle), self._open, self._now_ns
+        if opened is None or ticket in open_requests or len(open_requests) >= MOST_OPEN_REQUESTS:
             raise RemoteProtocolError("a request with a handle that stands for no version, or with a ticket in use")
-        known = opened.preambles.get(preamble)
-        if known is None:
-            known = opened.read(preamble)
+        known = opened.preambles.get(preamble) or opened.read(preamble)
         if len(data) != known.inline_bytes:
             raise RemoteProtocolError("a request with more or fewer bytes than its preamble says")
-        template = known.template
-        request = InferenceRequest(
-            template.model_name, template.model_version, asked.id, [], template.requested_outputs, template.batch_size
-        )
-        now_ns = self._now_ns
-        request.queued_ns = asked.accepted_ns if now_ns - _LONGEST_WAY_NS < asked.accepted_ns < now_ns else now_ns
+        name, version, requested, batch_size = known.template
+        inputs = [InputTensor(*layout, data[begin:end]) for layout, begin, end in known.inputs]
+        request = InferenceRequest(name, version, asked.id, inputs, requested, batch_size)
+        accepted_ns = asked.accepted_ns
+        request.queued_ns = accepted_ns if now_ns - _LONGEST_WAY_NS < accepted_ns < now_ns else now_ns
+        if asked.options is not None:
+            _set_options(request, asked.options)
+        on_response = partial(self._on_response, ticket)
         try:
-            self._add_inputs(request, asked, known)
-            options = asked.options
-            if options is not None:
-                request.correlation_id, request.flags = options.correlation_id, options.flags
-                request.priority, request.timeout_us = options.priority, options.timeout_us
-                request.parameters = options.parameters
-            self._open[ticket] = opened.submit(request, preamble, known, partial(self._on_response, ticket))
+            if known.others or asked.regions is not None:
+                self._find_inputs(request, asked, known)
+                on_response = partial(self._post, ticket)
+            model = opened.current
+            if model is None or not opened.is_direct:
+                open_requests[ticket] = opened.submit_anew(request, on_response)
+            else:
+                if known.checked is not Checked.ALL:
+                    opened.check(request, preamble, known)
+                open_requests[ticket] = self._engine.submit(model, request, on_response)
         except InferenceError as error:
             request.release()
             self._engine.refusals.add_error(opened.protocol, opened.full_name, error)
-            self._outputs.post(ticket, InferenceResponse(template.model_name, template.model_version, error=error))
+            self._outputs.post(ticket, InferenceResponse(name, version, error=error))
 
-    def _add_inputs(self, request: InferenceRequest, asked: messages.Infer, known: KnownPreamble) -> None:
-        inputs, data, begin = request.inputs, asked.data, 0
+    def _find_inputs(self, request: InferenceRequest, asked: messages.Infer, known: KnownPreamble) -> None:
+        """Find the inputs that lie in blocks or regions; the others are there."""
         blocks, regions = iter(asked.blocks or ()), asked.regions
         parts = iter(() if regions is None else regions.inputs)
+        find = self._engine.regions.find
         try:
-            for name, datatype, shape, nbytes, place in known.inputs:
-                if place == messages.INLINE:
-                    end = begin + nbytes
-                    inputs.append(InputTensor(name, datatype, shape, data[begin:end]))
-                    begin = end
-                elif place == messages.IN_BLOCK:
+            for number, nbytes, in_block in known.others:
+                tensor = request.inputs[number]
+                if in_block:
                     lease = self._inputs.lease(next(blocks), nbytes)
-                    inputs.append(InputTensor(name, datatype, shape, lease.view, lease))
-                else:
-                    named = next(parts)
-                    part = self._engine.regions.find(named.region, named.offset, named.nbytes)
-                    if part.nbytes != nbytes:
-                        raise RemoteProtocolError("a request with two sizes of a region")
-                    inputs.append(tensor_in_region(name, datatype, shape, part))
+                    tensor.data, tensor.lease = lease.view, lease
+                    continue
+                named = next(parts)
+                part = find(named.region, named.offset, named.nbytes)
+                if part.nbytes != nbytes:
+                    raise RemoteProtocolError("a request with two sizes of a region")
+                request.inputs[number] = tensor_in_region(tensor.name, tensor.datatype, tensor.shape, part)
         except StopIteration:
             raise RemoteProtocolError("a request with fewer places than its preamble says") from None
         if regions is not None:
-            find = self._engine.regions.find
             request.regions = {
                 name: RegionOutput.of(find(part.region, part.offset, part.nbytes))
                 for name, part in regions.outputs.items()
             }
 
     def _on_response(self, ticket: int, response: InferenceResponse) -> None:
-        if response.final:
-            self._open.pop(ticket, None)
-        if self._is_over:
-            response.release()
-        elif (
+        """Send a response to a request that has no memory; it is usually small."""
+        if (
             response.on_release is not None
             or response.error is not None
             or response.parameters
             or not response.final
             or response.empty
-            or any(len(output.data) > INLINE_BYTES or type(output.data) is not bytes for output in response.outputs)
+            or self._is_over
         ):
-            self._outputs.post(ticket, response)
+            self._post(ticket, response)
+            return
+        for output in response.outputs:
+            if len(output.data) > INLINE_BYTES:
+                self._post(ticket, response)
+                return
+        del self._open[ticket]
+        self.channel.post((_ANSWERED, ticket, response.model_version, response.outputs))
+
+    def _post(self, ticket: int, response: InferenceResponse) -> None:
+        """Send any response."""
+        if response.final:
+            self._open.pop(ticket, None)
+        if self._is_over:
+            response.release()
         else:
-            self.channel.post((_ANSWERED, ticket, response.model_version, response.outputs))
+            self._outputs.post(ticket, response)
 
     def _cancel(self, asked: messages.Cancel) -> None:
         pending = self._open.get(asked.ticket)
@@ -413,3 +409,9 @@ class FrontEndService:
         for settled in self._settling.values():
             if not settled.done():
                 settled.set_result(None)
+
+
+def _set_options(request: InferenceRequest, options: messages.Options) -> None:
+    request.correlation_id, request.flags = options.correlation_id, options.flags
+    request.priority, request.timeout_us = options.priority, options.timeout_us
+    request.parameters = options.parameters
