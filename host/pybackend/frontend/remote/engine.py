@@ -453,6 +453,8 @@ class RemoteEngine:
                 break
             layout.append((tensor.name, tensor.datatype, tensor.shape, nbytes, messages.INLINE))
             inline.append(data)
+            if nbytes & 15:
+                inline.append(messages.PADDING[nbytes & 15])
         preamble = _encode((layout, request.requested_outputs))
         whole = b"".join(inline)
         if len(preamble) + len(whole) > _MOST_INFER_BYTES:
@@ -557,7 +559,7 @@ def _places(version: RemoteVersion, request: InferenceRequest) -> tuple[Any, Any
             regions.append((source.region.name, source.offset, source.nbytes))
         elif tensor.lease is None and (nbytes <= INLINE_BYTES or version.is_closed):
             place = messages.INLINE
-            inline.append(data)
+            inline += data, messages.PADDING[nbytes & 15]
         else:
             if tensor.lease is None:
                 tensor.lease = version.allocate(nbytes, tensor.name)
