@@ -30,7 +30,7 @@ class MethodTable:
         self._level = frontend.settings.compression_level
         self._fast = None if frontend.memory is None else FastPath(frontend, frontend.memory)
 
-    def begin(self, peer: Peer, stream: Stream, head: CallHead) -> Call:
+    def begin(self, peer: Peer, stream: Stream, head: CallHead, _request: RequestHead) -> Call:
         """A call whose head has arrived; it may be over already."""
         call = Call(peer, stream, head)
         path = head.path

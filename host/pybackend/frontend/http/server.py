@@ -8,7 +8,7 @@ from typing import Any
 from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.asgi_exchange import AsgiApp, AsgiExchange
-from pybackend.frontend.http.connection import Exchange, HttpConnection, HttpPort
+from pybackend.frontend.http.connection import FULL, Exchange, HttpConnection, HttpPort
 from pybackend.frontend.http.fast_path import FastPath
 from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
@@ -16,13 +16,7 @@ from pybackend.frontend.http.infer_exchange import InferExchange, read_head
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import RequestHead
 from pybackend.frontend.request_log import RequestLog
-from pybackend.frontend.tls import PortCertificates
-
-_BODY = b'{"error":"the server has as many connections as it can take: close some, or try again later"}'
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
-)
+from pybackend.frontend.tls import Secured
 
 
 class HttpServer(HttpPort):
@@ -69,9 +63,9 @@ class HttpServer(HttpPort):
             refusals = self._infer.engine.refusals
             refusals.add(HTTP_CLIENT.protocol, RefusalReason.MALFORMED, message, sender=address)
 
-    async def start(self, sock: socket.socket, tls: PortCertificates | None = None) -> None:
+    async def start(self, sock: socket.socket, tls: Secured | None = None) -> None:
         """Accept connections on a bound socket; with ``tls``, secure ones only."""
-        await self.listen(sock, lambda: HttpConnection(self), _FULL, tls)
+        await self.listen(sock, lambda: HttpConnection(self), FULL, tls)
 
     def forget_heads(self) -> None:
         """Read the heads of further requests again, because the rules for them have changed."""

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import decoder
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -37,8 +38,8 @@ class Closed(Struct, array_like=True, frozen=True, gc=False, tag=34):
 # Tags: 1 to 31 are of the data path to the engine, 32 to 63 of that to front ends; 64 to 95 of forwarded requests to the engine,
 # 96 to 127 of those to front ends.
 
-from_front_end = decoder(Open | Cancel)
+from_front_end = decoder(Open | Cancel | control.FromFrontEnd)
 """Decodes frames of a front end."""
 
-from_engine = decoder(Closed)
+from_engine = decoder(Closed | control.FromEngine)
 """Decodes frames of the engine."""
