@@ -12,13 +12,16 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from pybackend.cores import UnpinningPool, start_thread
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
+from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.frontend.grpc.connection import connections, start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.http.app import make_app
@@ -136,7 +139,11 @@ class Server:
             await self._cache.open()
         rules = AccessRules(self._settings, self._engine.refusals)
         sockets = self._bind()
-        followed = [each.files for each in (rules.keys, sockets.http_tls, sockets.grpc_tls) if each is not None]
+        followed: list[FollowedFiles[Any]] = [
+            each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None
+        ]
+        if isinstance(rules.keys, ApiKeys):
+            followed.append(rules.keys.files)
         self._handle_hangup([each.read_again for each in followed])
         await self._listen(sockets, rules)
         background = [asyncio.create_task(repeat(1, self._repository.life_cycle.trim, self._launcher.tend))]
@@ -265,11 +272,14 @@ class Server:
             self._grpc = calls
             rules.warn("gRPC", sockets.grpc[0], secure=sockets.grpc_tls is not None)
         if self._settings.front_ends:
-            await self._start_front_ends(sockets)
+            await self._start_front_ends(sockets, rules)
         await self._open_ports(sockets)
         if sockets.metrics is not None:
             gpu_count = self._repository.host.gpu_count
-            metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
+            settle = None if self._front_ends is None else self._front_ends.settle
+            metrics = MetricsApp(
+                self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count, settle
+            )
             self._measuring = asyncio.create_task(metrics.measure())
             self._metrics = HttpServer(metrics, self._client_memory, guard=rules.metrics_guard())
             rules.warn("metrics", sockets.metrics, secure=False)
@@ -293,7 +303,7 @@ class Server:
             await server.start(sock)
             log.info("Started %s HTTPService at %s", cloud.name, address_of(sock))
 
-    async def _start_front_ends(self, sockets: _Sockets) -> None:
+    async def _start_front_ends(self, sockets: _Sockets, rules: AccessRules) -> None:
         """Start the processes that accept connections; this one answers what they do not answer themselves."""
         services: dict[control.Service, Service] = {}
         if self._http is not None:
@@ -303,7 +313,9 @@ class Server:
         if self._grpc is not None:
             self._grpc.look_after()
             services["grpc"] = Service(sockets.grpc, sockets.grpc_tls, connections(self._grpc))
-        self._front_ends = FrontEnds(self._settings, self._engine, self._launcher, self._sandbox, services)
+        self._front_ends = FrontEnds(
+            self._settings, self._engine, self._launcher, self._sandbox, services, rules.keys, self._request_log
+        )
         await self._front_ends.start()
 
     async def _open_ports(self, sockets: _Sockets) -> None:

@@ -21,12 +21,12 @@ class AnswerCounts:
         self._others: Counter[str] = Counter()
         self.ok = 0  # answers with that code; the hot path adds to it
 
-    def add(self, code: str) -> None:
-        """Count an answer; codes are the protocol's, so there are few."""
+    def add(self, code: str, number: int = 1) -> None:
+        """Count answers; codes are the protocol's, so there are few."""
         if code == self._ok_code:
-            self.ok += 1
+            self.ok += number
         else:
-            self._others[code] += 1
+            self._others[code] += number
 
     def counts(self) -> Iterator[tuple[str, int]]:
         """The number of answers by code, success first."""
@@ -81,7 +81,7 @@ class Refusals:
         Requests that their own sender has cancelled are not counted. ``sender`` is an address or a name, for the log.
         """
         if error.code is not ErrorCode.CANCELLED:
-            self.add(protocol, _reason(error), error.message, model, sender)
+            self.add(protocol, reason_of(error), error.message, model, sender)
 
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
         """Count a request that was answered with this message; the other arguments are those of :meth:`add_error`."""
@@ -96,7 +96,8 @@ class Refusals:
         )
 
 
-def _reason(error: InferenceError) -> RefusalReason:
+def reason_of(error: InferenceError) -> RefusalReason:
+    """The reason for which a request was refused."""
     if isinstance(error, UnknownModelError):
         return RefusalReason.UNKNOWN_MODEL
     if isinstance(error, NotServingError):

@@ -78,8 +78,11 @@ class InputTensor(Struct, eq=False):
             self.lease = None
 
 
-class OutputTensor(Struct, eq=False):
-    """One output of a response; ``data`` is only valid until the response is released."""
+class OutputTensor(Struct, eq=False, array_like=True):
+    """One output of a response; ``data`` is only valid until the response is released.
+
+    It is array-like because it crosses to front ends in processes of their own as it is.
+    """
 
     name: str
     datatype: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 from weakref import WeakSet
 
 from pybackend.errors import ErrorCode, InferenceError
@@ -58,6 +58,16 @@ class TensorBudget:
         return not self.is_short
 
 
+class BlockOwner(Protocol):
+    """Has the memory of leases."""
+
+    def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
+        """Count these bytes of a lease as written. Raises InferenceError UNAVAILABLE if there is no memory for them."""
+
+    def give_back(self, lease: ArenaLease) -> None:
+        """Free a block."""
+
+
 class ArenaLease:
     """A block of input memory; see :class:`pybackend.inference.tensor.Lease`.
 
@@ -78,8 +88,8 @@ class ArenaLease:
         "segment",
     )
 
-    def __init__(self, arena: TensorArena, memory: Segment, offset: int, nbytes: int) -> None:
-        self._arena: TensorArena | None = arena
+    def __init__(self, arena: BlockOwner, memory: Segment, offset: int, nbytes: int) -> None:
+        self._arena: BlockOwner | None = arena
         self._owners = 1
         self._private: bytearray | None = None if memory.sealed else bytearray(nbytes)
         self.memory = memory
@@ -203,11 +213,13 @@ class TensorArena:
         self._arriving: set[ArenaLease] = set()
         self._idle_since_ns: dict[int, int] = {}
         self._dropped: list[int] = []
+        self._lent: dict[int, Segment] = {}
+        self._lent_bytes = 0
         self.leased_bytes = 0
 
     @property
     def used_bytes(self) -> int:
-        return sum(chunk.blocks.used_bytes for chunk in self._chunks.values())
+        return self._lent_bytes + sum(chunk.blocks.used_bytes for chunk in self._chunks.values())
 
     def lease(self, nbytes: int, *, arriving: bool = False) -> ArenaLease:
         """Lease a block.
@@ -245,7 +257,51 @@ class TensorArena:
         return ArenaLease(self, chunk.memory, offset, nbytes)
 
     def owns(self, lease: ArenaLease) -> bool:
-        return lease.segment in self._chunks
+        return lease.segment in self._chunks or lease.segment in self._lent
+
+    # Whole segments, in which others allocate blocks
+
+    def lend(self, nbytes: int, present_bytes: int) -> Segment:
+        """Lend a segment with room for so many bytes to somebody who has ``present_bytes``; all of it takes memory at once.
+
+        Raises:
+            InferenceError: UNAVAILABLE if the limit is reached.
+        """
+        size = growth_bytes(nbytes, present_bytes, MOST_ADDRESSES_BYTES)
+        if not self._has_room(size):
+            size = whole_pages(nbytes)
+        if not self._has_room(size):
+            raise self._full(nbytes, self.used_bytes)
+        if not self._budget.has_room(size):
+            raise self._all_full(nbytes)
+        segment = self._lent_segment(size, nbytes)
+        self._lent_bytes += segment.size_bytes
+        self._budget.used_bytes += segment.size_bytes
+        return segment
+
+    def _has_room(self, nbytes: int) -> bool:
+        if self.total_bytes + nbytes > self._limit_bytes:
+            self.give_back_unused()
+        return self.total_bytes + nbytes <= self._limit_bytes
+
+    def _lent_segment(self, wanted_bytes: int, needed_bytes: int) -> Segment:
+        segment = new_segment(wanted_bytes, needed_bytes)
+        if not segment.sealed:
+            segment.close()
+            raise InferenceError(
+                "front ends in processes of their own need memfd_create, which this system does not offer",
+                ErrorCode.UNAVAILABLE,
+            )
+        self._lent[segment.number] = segment
+        return segment
+
+    def take_back(self, segment: Segment) -> None:
+        """A lent segment is not used any more; it is closed here."""
+        if self._lent.pop(segment.number, None) is not None:
+            self._lent_bytes -= segment.size_bytes
+            self._budget.used_bytes -= segment.size_bytes
+            self._dropped.append(segment.number)
+        segment.close()
 
     def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
         """Count these bytes of a lease as written; called by the lease."""
@@ -270,7 +326,7 @@ class TensorArena:
 
     @property
     def total_bytes(self) -> int:
-        return sum([chunk.filled_bytes for chunk in self._chunks.values()])
+        return self._lent_bytes + sum([chunk.filled_bytes for chunk in self._chunks.values()])
 
     def give_back(self, lease: ArenaLease) -> None:
         """Free a block; called by its lease."""
@@ -309,10 +365,13 @@ class TensorArena:
             on_drop(number)
 
     def close(self) -> None:
-        """Close all segments; outstanding leases become harmless."""
+        """Close all segments; outstanding leases become harmless. Lent segments no longer count."""
         for chunk in self._chunks.values():
             chunk.close()
         self._chunks.clear()
+        self._budget.used_bytes -= self._lent_bytes
+        self._lent_bytes = 0
+        self._lent.clear()
         self._arriving.clear()
 
     def _drop(self, chunk: _Chunk) -> None:

@@ -9,7 +9,9 @@ import mmap
 import os
 import secrets
 from itertools import count
+from weakref import WeakValueDictionary
 
+import numpy as np
 import posix_ipc
 
 from pybackend.errors import ErrorCode, InferenceError
@@ -57,6 +59,8 @@ class Segment:
         self.size_bytes = size_bytes
         self.descriptor, self._view = _create(size_bytes)
         self.sealed = self._view is not None
+        if self._view is not None:
+            _mapped_segments[id(self._view.obj)] = self
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Return the bytes themselves, writable; sealed segments only."""
@@ -96,6 +100,24 @@ class Segment:
             self._view = None
 
 
+_mapped_segments: WeakValueDictionary[int, Segment] = WeakValueDictionary()
+"""By the identities of their mappings."""
+
+
+def place_of(view: memoryview) -> tuple[Segment, int] | None:
+    """The segment of which this is a view, and the view's offset there; None for any other view, or if the segment was closed."""
+    segment = _mapped_segments.get(id(view.obj))
+    if segment is None or segment.descriptor < 0:
+        return None
+    return segment, address_of(view) - address_of(segment.view(0, 1))
+
+
+def address_of(view: memoryview) -> int:
+    """Where the bytes of a view lie in this process."""
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address
+
+
 def _create(size_bytes: int) -> tuple[int, memoryview | None]:
     """Create a segment; returns its descriptor, and a view of it if it is sealed."""
     try:
@@ -103,7 +125,7 @@ def _create(size_bytes: int) -> tuple[int, memoryview | None]:
         if descriptor is None:
             return _create_unsealed(size_bytes), None
         try:
-            return descriptor, _mapped(descriptor, size_bytes)
+            return descriptor, map_shared(descriptor, size_bytes)
         except OSError:
             os.close(descriptor)
             raise
@@ -114,19 +136,22 @@ def _create(size_bytes: int) -> tuple[int, memoryview | None]:
         ) from error
 
 
-def _mapped(descriptor: int, size_bytes: int) -> memoryview:
+def map_shared(descriptor: int, size_bytes: int, *, writable: bool = True) -> memoryview:
     """Map a file; the mapping goes with its last view.
+
+    Raises OSError if the descriptor does not allow it, or the process has no addresses left.
 
     ``mmap.mmap(descriptor)`` would keep a duplicate of the descriptor as long. So an anonymous mapping reserves the
     addresses, and the file is mapped over it.
     """
     mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    protection = mmap.PROT_READ | mmap.PROT_WRITE * writable
     if _mmap(address, size_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return memoryview(mapping)
+    view = memoryview(mapping)
+    return view if writable else view.toreadonly()
 
 
 def _create_sealed(size_bytes: int) -> int | None:

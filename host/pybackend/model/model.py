@@ -176,6 +176,10 @@ class Model(ABC):
         """
         return self.arena.lease(nbytes, arriving=arriving)
 
+    def arena_of(self, name: str) -> TensorArena:
+        """The memory from which :meth:`lease` allocates for the input of this name."""
+        return self.arena
+
     def owns(self, lease: Lease) -> bool:
         """True if this block is from :meth:`lease`, so that a request can pass it to the model without a copy."""
         return isinstance(lease, ArenaLease) and self.arena.owns(lease)

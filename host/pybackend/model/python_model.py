@@ -315,7 +315,7 @@ class PythonModel(Model):
             for tensor in request.inputs:
                 tensor.shape = self.signature.shape_for_model(self.signature.inputs[tensor.name], tensor.shape)
         pending = PendingRequest(request, on_response, serving)
-        request.queued_ns = time.monotonic_ns()
+        request.queued_ns = request.queued_ns or time.monotonic_ns()
         try:
             if serving.answers is None or request.regions is not None:  # what lies in a region may change at any time
                 serving.scheduler.enqueue(pending)

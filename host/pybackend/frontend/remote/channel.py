@@ -14,6 +14,7 @@ import asyncio
 import errno
 import logging
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -55,8 +56,11 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
-OnMessages = Callable[[list[Any], Sequence[int]], None]
+OnMessages = Callable[[list[Any], list[int]], None]
 """Handles the messages of a frame, and takes the descriptors that came with it, which it must close."""
+
+Take = Callable[[list[Any], list[int]], tuple[list[Any], list[int]]]
+"""Handles those messages of a frame that cannot wait for their turn; returns the others with their descriptors."""
 
 OnEnd = Callable[[RemoteProtocolError | None], None]
 """Called once: the peer has closed its end, or it breaks the rules."""
@@ -97,7 +101,7 @@ class Channel:
         takes_descriptors: bool = False,
     ) -> None:
         sock.setblocking(False)
-        self._loop = loop
+        self.loop = loop
         self._socket = sock
         self._descriptor = sock.fileno()
         self._decode = decode
@@ -112,6 +116,7 @@ class Channel:
         self._messages: list[Any] = []
         self._descriptors: list[int] = []
         self._backlog: deque[tuple[bytes, list[int]]] = deque()
+        self._ahead: deque[tuple[list[Any], list[int]]] = deque()
         self.backlog_bytes = 0
         self._waiting: list[Callable[[], None]] = []
         self.is_open = True
@@ -128,7 +133,7 @@ class Channel:
                 self.flush()
         elif self.is_open:
             messages.append(message)
-            self._loop.call_soon(self.flush)
+            self.loop.call_soon(self.flush)
 
     def post_with(self, message: Any, descriptor: int) -> None:
         """Add a message that tells of a file descriptor, which is sent and then closed here.
@@ -181,7 +186,7 @@ class Channel:
             self.backlog_bytes += len(part)
             descriptors = []
         if was_empty:
-            self._loop.add_writer(self._descriptor, self._writable)
+            self.loop.add_writer(self._descriptor, self._writable)
             if error is None:
                 self._writable()
         if self.backlog_bytes > MOST_BACKLOG_BYTES:
@@ -203,17 +208,17 @@ class Channel:
             _close_all(descriptors)
             backlog.popleft()
             self.backlog_bytes -= len(part)
-        self._loop.remove_writer(self._descriptor)
+        self.loop.remove_writer(self._descriptor)
         waiting, self._waiting = self._waiting, []
         for callback in waiting:
-            self._loop.call_soon(callback)
+            self.loop.call_soon(callback)
 
     def when_drained(self, callback: Callable[[], None]) -> None:
         """Call this once the socket has accepted everything; never if the channel ends before."""
         if self.backlog_bytes:
             self._waiting.append(callback)
         else:
-            self._loop.call_soon(callback)
+            self.loop.call_soon(callback)
 
     # Receiving
 
@@ -226,40 +231,76 @@ class Channel:
         return count
 
     def _read(self) -> None:
-        """Read and handle one datagram."""
+        """Read one datagram, and handle the frame that it completes."""
+        if self._ahead:
+            self._handle_ahead()
+            return
+        messages = self._next()
+        if messages is not None:
+            descriptors, self._received = self._received, []
+            self._handle(messages, descriptors)
+
+    def _next(self) -> list[Any] | None:
+        """Read one datagram; the messages of the frame that it completes."""
         view = self._view
         try:
             count = self._receive(view)
         except BlockingIOError:
-            return
+            return None
         except RemoteProtocolError as error:
             self._end(error)
-            return
+            return None
         except OSError:
             count = 0
         if not count:
             self._end(None)
-        elif self._buffer[0] == _LAST and not self._parts:
-            self._handle(view[1:count])
+            return None
+        if self._buffer[0] == _LAST and not self._parts:
+            frame = view[1:count]
         else:
-            self._collect(view[:count])
-
-    def _collect(self, part: memoryview) -> None:
-        self._parts += part[1:]
-        if len(self._parts) > MOST_FRAME_BYTES:
-            self._end(RemoteProtocolError(f"a frame has more than {MOST_FRAME_BYTES} bytes"))
-        elif part[0] == _LAST:
-            frame, self._parts = self._parts, bytearray()
-            self._handle(memoryview(frame))
-
-    def _handle(self, frame: memoryview) -> None:
-        descriptors, self._received = self._received, []
+            self._parts += view[1:count]
+            if len(self._parts) > MOST_FRAME_BYTES:
+                self._end(RemoteProtocolError(f"a frame has more than {MOST_FRAME_BYTES} bytes"))
+                return None
+            if self._buffer[0] != _LAST:
+                return None
+            frame, self._parts = memoryview(self._parts), bytearray()
         try:
-            messages = self._decode(frame)
+            return self._decode(frame)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            _close_all(descriptors)
             self._end(RemoteProtocolError(f"a frame does not decode: {error}"))
-            return
+            return None
+
+    def look_ahead(self, take: Take, done: Callable[[], bool] | None = None) -> None:
+        """Show the frames that are there to ``take`` before their turn; what it leaves comes in its turn.
+
+        If ``done`` is given, the process does nothing else until it returns True, or the channel has ended.
+        """
+        while self.is_open and not (done is not None and done()):
+            messages = self._next()
+            if messages is not None:
+                descriptors, self._received = self._received, []
+                rest = take(messages, descriptors)
+                if not self._ahead:
+                    self.loop.call_soon(self._handle_ahead)
+                self._ahead.append(rest)
+            elif done is None:
+                return
+            elif self.is_open:
+                self._wait()
+
+    def _wait(self) -> None:
+        """Wait until there is something to read."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN | (select.POLLOUT if self._backlog else 0))
+        if any(events & select.POLLOUT for _, events in poll.poll()):
+            self._writable()
+
+    def _handle_ahead(self) -> None:
+        while self._ahead and self.is_open:
+            self._handle(*self._ahead.popleft())
+
+    def _handle(self, messages: list[Any], descriptors: list[int]) -> None:
         try:
             self._on_messages(messages, descriptors)
         except RemoteProtocolError as error:
@@ -279,11 +320,13 @@ class Channel:
         if not self.is_open:
             return
         self.is_open = False
-        self._loop.remove_reader(self._descriptor)
+        self.loop.remove_reader(self._descriptor)
         if self._backlog:
-            self._loop.remove_writer(self._descriptor)
+            self.loop.remove_writer(self._descriptor)
         _close_all(self._descriptors)
-        _close_all(self._received)
+        for received in (self._received, *[descriptors for _, descriptors in self._ahead]):
+            _close_all(received)
+        self._ahead.clear()
         for _, descriptors in self._backlog:
             _close_all(descriptors)
         self._messages.clear()

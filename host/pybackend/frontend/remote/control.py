@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from pybackend.engine.answers import RefusalReason
+from pybackend.settings import GrpcSettings, HttpSettings, KeyExemption
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -48,21 +48,19 @@ class Line(Struct, array_like=True, frozen=True, gc=False, tag=67):
     text: Annotated[str, Meta(max_length=20_000)]
 
 
-class Answered(Struct, array_like=True, frozen=True, gc=False, tag=68):
-    """I have sent a client an answer of my own."""
+class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
+    """I have answered a request: the fields of :class:`pybackend.observability.access_log.Access`."""
 
-    service: Service
-    code: Annotated[str, Meta(max_length=40)]
-
-
-class Refused(Struct, array_like=True, frozen=True, gc=False, tag=69):
-    """I have refused a request: the arguments of :meth:`Refusals.add`."""
-
-    service: Service
-    reason: RefusalReason
-    text: Annotated[str, Meta(max_length=2000)]
-    model: Annotated[str, Meta(max_length=2000)]
-    sender: Annotated[str, Meta(max_length=200)]
+    protocol: Service
+    client: Annotated[str, Meta(max_length=200)]
+    method: Annotated[str, Meta(max_length=1000)]
+    path: Annotated[str, Meta(max_length=2000)]
+    status: Annotated[int, Meta(ge=0, le=999)] | Annotated[str, Meta(max_length=40)] | None
+    received_bytes: int
+    sent_bytes: int
+    duration_ns: Natural
+    ended_s: float
+    about: Annotated[dict[str, str], Meta(max_length=10)]
 
 
 # To a front end: tags 96 to 127
@@ -79,15 +77,33 @@ class Certificates(Struct, array_like=True, frozen=True, gc=False, tag=96):
 
 
 class Begin(Struct, array_like=True, frozen=True, gc=False, tag=97):
-    """What you serve: the descriptors of your sockets, -1 for none, and the settings of the server that concern you."""
+    """What you serve.
 
-    http: int
-    grpc: int
+    Attributes:
+        sockets: the descriptors of your listening sockets.
+        http, grpc: the operator's settings, with digests in the place of secrets, and without files.
+        keys: digests of the API keys; None if calls need none.
+        exempt: calls that need no key.
+        memory_limit_bytes: your part of the memory for slow clients.
+        logs_access: every answered request is reported.
+    """
+
+    sockets: dict[Service, Natural]
     certificates: list[Certificates]
-    most_input_bytes: Natural
-    most_memory_bytes: Natural
-    keepalive: dict[str, float | int | bool]
+    http: HttpSettings
+    grpc: GrpcSettings
+    keys: list[bytes] | None
+    exempt: frozenset[KeyExemption]
+    memory_limit_bytes: Natural
+    fast_paths: bool
+    logs_access: bool
     verbose_level: Natural
+
+
+class Keys(Struct, array_like=True, frozen=True, gc=False, tag=104):
+    """The digests of the API keys from now on."""
+
+    digests: list[bytes]
 
 
 class Listen(Struct, array_like=True, frozen=True, gc=False, tag=98):
@@ -122,5 +138,5 @@ class Stop(Struct, array_like=True, frozen=True, gc=False, tag=103):
     """Accept no more connections, and end after the last answer."""
 
 
-FromFrontEnd = Ready | OpenTunnel | Alive | Line | Answered | Refused
-FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop
+FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed
+FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop | Keys

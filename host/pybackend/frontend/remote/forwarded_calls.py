@@ -1,4 +1,4 @@
-"""A front end's calls of gRPC that the engine's process answers, and their way there and back.
+"""A front end's port for gRPC: which calls it answers, and the way of all others to the engine's process and back.
 
 Each client's calls go through one tunnel, on which the front end is a client of HTTP/2 that knows its server: heads, messages and
 windows pass as they are, a stream of the client being a stream of the tunnel. What a client may send is what the engine's process gives
@@ -13,14 +13,16 @@ from collections import deque
 from dataclasses import replace
 from typing import Final
 
-from pybackend.engine.engine import InferenceEngine
-from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.grpc.answer import stop_receiving
+from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.connection import GrpcConnection, connections
 from pybackend.frontend.grpc.errors import trailers_only
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.grpc.infer_table import INFER, STREAM_INFER, InferTable
 from pybackend.frontend.grpc.peer import Peer
+from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http2 import (
     Config,
     Fields,
@@ -33,10 +35,11 @@ from pybackend.frontend.http2 import (
     frames,
 )
 from pybackend.frontend.http2.settings import INITIAL_WINDOW_SIZE
+from pybackend.frontend.remote.engine import RemoteEngine
 from pybackend.frontend.remote.tunnels import Tunnel, Tunneller
+from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import Secured
 from pybackend.protocol.grpc.status import GrpcStatus
-from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import GrpcSettings
 
 _WINDOW_BYTES: Final = 1024 * 1024
@@ -46,6 +49,7 @@ _CREDIT_BYTES: Final = 64 * 1024 * 1024
 """Data of all streams of a tunnel after which its window is opened again."""
 
 _SETTING = struct.Struct(">HI")
+_ANSWERED_HERE = frozenset({INFER, STREAM_INFER})
 _ANSWERED = frozenset({frames.PING, frames.SETTINGS})
 _LAST_STREAM = frames.LARGEST_WINDOW_BYTES - 2
 
@@ -63,20 +67,24 @@ _NO_ROOM = trailers_only(
 
 
 class ForwardingGrpc(GrpcFrontend):
-    """The port for gRPC of a front end, whose calls the engine's process answers."""
+    """The port for gRPC of a front end. It answers calls of inference that the rules let pass."""
 
     def __init__(
         self,
-        engine: InferenceEngine,
-        limits: BodyLimits,
-        client_memory: ClientMemory,
-        settings: GrpcSettings,
         tunneller: Tunneller,
+        engine: RemoteEngine,
+        infer: InferFrontend,
+        rules: AccessRules,
+        request_log: RequestLog,
+        settings: GrpcSettings,
     ) -> None:
-        super().__init__(engine, limits, client_memory, settings=settings)
+        fast_paths, policy = infer.plans is not None, rules.call_policy()
+        super().__init__(
+            infer.engine, infer.limits, infer.client_memory, request_log, policy, settings, fast_paths=fast_paths
+        )
         # Credentials stay as they are, because the engine's process decides by them.
         self.config = replace(self.config, read_text=_read_metadata)
-        self._table = ForwardingTable(self.config, tunneller)
+        self._table = ForwardingTable(self, engine, tunneller)
 
     async def start(self, sock: socket.socket, tls: Secured | None) -> None:
         """Accept connections on a bound socket."""
@@ -91,16 +99,22 @@ def _read_metadata(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     return (name, value) if name[:1] == b":" else (name.lower(), value.strip(b" \t"))
 
 
-class ForwardingTable:
-    """Begins the calls of a front end's port. The configuration is that of the engine's process."""
+class ForwardingTable(InferTable):
+    """Begins the calls of a front end's port. The configuration of HTTP/2 is that of the engine's process."""
 
-    def __init__(self, config: Config, tunneller: Tunneller) -> None:
-        self._config = config
+    def __init__(self, frontend: GrpcFrontend, engine: RemoteEngine, tunneller: Tunneller) -> None:
+        super().__init__(frontend)
+        self._engine = engine
+        self._config = frontend.config
         self._tunneller = tunneller
         self._tunnels: dict[Peer, CallTunnel] = {}
 
-    def begin(self, peer: Peer, stream: Stream, _call_head: CallHead, head: RequestHead) -> StreamReceiver:
+    def begin(self, peer: Peer, stream: Stream, call_head: CallHead, head: RequestHead) -> StreamReceiver:
         """A call whose head has arrived."""
+        if call_head.path in _ANSWERED_HERE and call_head.refusal is None and not self._engine.tracer.active:
+            call = Call(peer, stream, call_head)
+            self.handle(call)
+            return call
         tunnel = self._tunnels.get(peer)
         if tunnel is None or not tunnel.takes_calls:
             tunnel = self._tunnels[peer] = CallTunnel(self, peer, self._config)
@@ -110,9 +124,8 @@ class ForwardingTable:
 
     def begin_known(
         self, peer: Peer, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
-    ) -> StreamReceiver | None:
-        """A whole call with a known head: none is answered here."""
-        return None
+    ) -> Call | None:
+        return None if self._engine.tracer.active else super().begin_known(peer, stream, head, data, start, stop)
 
     def left(self, peer: Peer) -> None:
         """A client has gone, and its calls were reset."""

@@ -1,53 +1,72 @@
-"""A front end's port for HTTP: requests that the engine's process answers, and their way there and back.
+"""A front end's port for HTTP: which requests it answers, and the way of all others to the engine's process and back.
 
-Each goes through its connection's tunnel as it came, and the answer comes back as the client gets it. So a front end decides nothing
-about them: what it cannot answer, it does not judge.
+Those go through their connection's tunnel as they came, and the answer comes back as the client gets it. A front end only says yes:
+what it would refuse, it forwards, so that every refusal is decided, counted and logged in one place.
 """
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import httptools
 
-from pybackend.engine.answers import AnswerCounts, RefusalReason, Refusals
-from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory
-from pybackend.frontend.http.connection import FULL, Exchange, HttpConnection, HttpPort, State
+from pybackend.frontend.access_rules import AccessRules
+from pybackend.frontend.flow import IDLE_SECONDS
+from pybackend.frontend.http.connection import FULL, Exchange, HttpConnection, State
+from pybackend.frontend.http.guard import INFER_PATH
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_port import InferPort
 from pybackend.frontend.http.request_reader import RequestHead
+from pybackend.frontend.http.routes import infer_target
+from pybackend.frontend.remote.engine import RemoteEngine
 from pybackend.frontend.remote.tunnels import Tunnel, Tunneller
-from pybackend.frontend.tls import Secured
+from pybackend.frontend.request_log import RequestLog
 
 _TUNNEL_IDLE_SECONDS = IDLE_SECONDS // 2
 """An unused tunnel is closed before the engine's process would do so, which could cross with a request."""
 
 
-class ForwardingPort(HttpPort):
-    """The port for HTTP of a front end."""
+class ForwardingPort(InferPort):
+    """The port for HTTP of a front end. It answers requests of inference that the rules let pass, of models that it knows."""
 
     def __init__(
-        self, tunneller: Tunneller, client_memory: ClientMemory, refusals: Refusals, answers: AnswerCounts
+        self,
+        tunneller: Tunneller,
+        engine: RemoteEngine,
+        infer: InferFrontend,
+        rules: AccessRules,
+        request_log: RequestLog,
     ) -> None:
-        super().__init__(client_memory, None, None, None)
-        self.answers = answers
+        guard = rules.http_guard()
+        self._rules = None if guard is None else guard.guard
+        super().__init__(infer.client_memory, infer, request_log=request_log, cors=rules.cors, rules=self._rules)
         self._tunneller = tunneller
-        self._refusals = refusals
+        self._engine = engine
         self._tunnels: dict[HttpConnection, HttpTunnel] = {}
+        self._take_known = self.take
 
-    async def start(self, sock: socket.socket, tls: Secured | None) -> None:
-        """Accept connections on a bound socket."""
-        await self.listen(sock, lambda: HttpConnection(self), FULL, tls)
+    def follow_tracing(self) -> None:
+        """While requests may be traced, the engine's process answers all of them."""
+        self.take = None if self._engine.tracer.active else self._take_known
 
     def begin(self, connection: HttpConnection, head: RequestHead) -> Exchange:
+        target = infer_target(head.target)
+        if (
+            target is None
+            or self._engine.tracer.active
+            or not self._engine.knows(*target, "http")
+            or (self._rules is not None and self._rules.denial(INFER_PATH, head.headers) is not None)
+        ):
+            return self.begin_other(connection, head)
+        return super().begin(connection, head)
+
+    def begin_other(self, connection: HttpConnection, head: RequestHead) -> Exchange:
         tunnel = self._tunnels.get(connection)
         if tunnel is None:
             tunnel = self._tunnels[connection] = HttpTunnel(self, connection)
             tunnel.tunnel = self._tunneller.open("http", connection.transport, tunnel)
         connection.record = None  # the engine's process has one
         return ForwardedExchange(connection, tunnel, head)
-
-    def malformed(self, message: str, address: str) -> None:
-        self._refusals.add("http", RefusalReason.MALFORMED, message, sender=address)
 
     def left(self, connection: HttpConnection) -> None:
         self.forget(connection)

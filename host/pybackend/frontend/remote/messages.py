@@ -6,40 +6,346 @@ meets one that does not fit.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import decoder
+from pybackend.inference.tensor import OutputTensor
+from pybackend.modelconfig.signature import ModelSignature, TensorSignature
+from pybackend_wire.errors import ErrorCode
+from pybackend_wire.messages import MOST_DIMENSIONS
+
+# Tags: 1 to 31 are of the data path to the engine, 32 to 63 of that to front ends; 64 to 95 of control to the engine, 96 to 127 of
+# that to front ends.
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Unsigned32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+MOST_ITEMS = 65_536
+"""Most items of a list or table in a message."""
+
+Shape = Annotated[list[Natural], Meta(max_length=MOST_DIMENSIONS)]
+Blocks = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MOST_ITEMS)]
+"""Blocks of input memory: the number of the segment, and the offset."""
+
+Protocol = Literal["http", "grpc"]
+
+
+# To the engine
 
 
 class Open(Struct, array_like=True, frozen=True, gc=False, tag=1):
-    """To the engine: tell me which version answers requests for this name and version now."""
+    """Which version answers requests for this name and version now? :class:`Opened` or :class:`Unopened` answers."""
 
     name: str
     version: str
+    protocol: Protocol
+
+
+class InputLayout(Struct, array_like=True, frozen=True, gc=False):
+    """An input; ``place`` says where its bytes are: :data:`INLINE`, :data:`IN_BLOCK` or :data:`IN_REGION`."""
+
+    name: str
+    datatype: str
+    shape: Shape
+    nbytes: Natural
+    place: Literal[0, 1, 2]
+
+
+INLINE, IN_BLOCK, IN_REGION = 0, 1, 2
+"""In the message; in a block of input memory; in a region that a client has registered."""
+
+
+class Preamble(Struct, array_like=True, frozen=True, gc=False):
+    """What recurs in requests of one client."""
+
+    inputs: Annotated[list[InputLayout], Meta(max_length=MOST_ITEMS)]
+    requested_outputs: Annotated[list[str], Meta(max_length=MOST_ITEMS)]
+
+
+class Options(Struct, array_like=True, frozen=True, gc=False):
+    """What few requests say."""
+
+    correlation_id: Annotated[int, Meta(ge=0)] | str
+    flags: Unsigned32
+    priority: Natural
+    timeout_us: Annotated[int, Meta(ge=0)]
+    parameters: Annotated[dict[str, bool | int | float | str], Meta(max_length=MOST_ITEMS)] | None
+
+
+class RegionPlace(Struct, array_like=True, frozen=True, gc=False):
+    """A part of a client's region, by the region's name; the offset counts from the region's beginning."""
+
+    region: str
+    offset: Natural
+    nbytes: Natural
+
+
+class Regions(Struct, array_like=True, frozen=True, gc=False):
+    """The regions of a request: where the inputs in regions are, in order, and where outputs go."""
+
+    inputs: Annotated[list[RegionPlace], Meta(max_length=MOST_ITEMS)]
+    outputs: Annotated[dict[str, RegionPlace], Meta(max_length=MOST_ITEMS)]
+
+
+class Infer(Struct, array_like=True, frozen=True, gc=False, tag=2):
+    """A request.
+
+    Attributes:
+        ticket: the front end's number for it.
+        handle: of the version against whose signature it was checked.
+        accepted_ns: ``time.monotonic_ns()`` when the front end had all of it.
+        preamble: an encoded :class:`Preamble`: the engine remembers those that it has checked.
+        data: the bytes of the inputs that do not lie in blocks, in order.
+        blocks: of the other inputs, in order.
+    """
+
+    ticket: Natural
+    handle: Natural
+    accepted_ns: Natural
+    id: str
+    preamble: bytes
+    data: bytes
+    blocks: Blocks | None
+    regions: Regions | None
+    options: Options | None
 
 
 class Cancel(Struct, array_like=True, frozen=True, gc=False, tag=3):
-    """To the engine: nobody waits for this request any more."""
+    """Nobody waits for this request any more."""
 
     ticket: Natural
 
 
-class Closed(Struct, array_like=True, frozen=True, gc=False, tag=34):
-    """To a front end: this version answers no more, or not all requests; ask again."""
+class Flow(Struct, array_like=True, frozen=True, gc=False, tag=4):
+    """The sender of a request takes no more responses for now, or goes on."""
+
+    ticket: Natural
+    paused: bool
+
+
+class Release(Struct, array_like=True, frozen=True, gc=False, tag=5):
+    """The outputs of these responses were sent."""
+
+    numbers: Annotated[list[Natural], Meta(max_length=MOST_ITEMS)]
+
+
+class NeedMemory(Struct, array_like=True, frozen=True, gc=False, tag=6):
+    """An input of a version needs more memory than is free; :class:`Memory` or :class:`NoMemory` answers."""
+
+    handle: Natural
+    input_name: str
+    nbytes: Natural
+
+
+class Return(Struct, array_like=True, frozen=True, gc=False, tag=7):
+    """This segment of input memory is not needed any more."""
+
+    segment: Natural
+
+
+class Forget(Struct, array_like=True, frozen=True, gc=False, tag=8):
+    """No request will name this handle any more."""
 
     handle: Natural
 
 
-# Tags: 1 to 31 are of the data path to the engine, 32 to 63 of that to front ends; 64 to 95 of forwarded requests to the engine,
-# 96 to 127 of those to front ends.
+class Refused(Struct, array_like=True, frozen=True, gc=False, tag=9):
+    """A request was refused before a model had it."""
 
-from_front_end = decoder(Open | Cancel | control.FromFrontEnd)
+    protocol: Protocol
+    reason: RefusalReason
+    message: Annotated[str, Meta(max_length=100_000)]
+    model: str
+    sender: Annotated[str, Meta(max_length=1000)]
+
+
+class Counted(Struct, array_like=True, frozen=True, gc=False, tag=10):
+    """So many answers more had this code."""
+
+    protocol: Protocol
+    code: Annotated[str, Meta(max_length=32)]
+    count: Natural
+
+
+class Settled(Struct, array_like=True, frozen=True, gc=False, tag=11):
+    """The answer to :class:`Settle`: all answers were counted that clients had when it came."""
+
+    number: Natural
+
+
+# To a front end
+
+
+class Opened(Struct, array_like=True, frozen=True, gc=False, tag=32):
+    """The answer to :class:`Open`."""
+
+    name: str
+    version: str
+    protocol: Protocol
+    handle: Natural
+    full_name: str
+    model_name: str
+    model_version: str
+    is_decoupled: bool
+    signature_name: str
+    max_batch_size: int
+    inputs: list[TensorSignature]
+    outputs: list[TensorSignature]
+
+    def signature(self) -> ModelSignature:
+        """The tensors of the version."""
+        return ModelSignature(
+            self.signature_name,
+            self.max_batch_size,
+            {each.name: each for each in self.inputs},
+            {each.name: each for each in self.outputs},
+        )
+
+
+class Unopened(Struct, array_like=True, frozen=True, gc=False, tag=33):
+    """No version answers them, and why; ``kind`` is 1 if there is none, 2 if it does not serve."""
+
+    name: str
+    version: str
+    protocol: Protocol
+    kind: int
+    code: ErrorCode
+    message: str
+
+
+class Closed(Struct, array_like=True, frozen=True, gc=False, tag=34):
+    """This version answers no more, or not all requests; ask again."""
+
+    handle: Natural
+
+
+class Output(OutputTensor, array_like=True):
+    """An output with its bytes."""
+
+    data: bytes
+
+
+class Answered(Struct, array_like=True, frozen=True, gc=False, tag=35):
+    """The whole answer to a request, as most are."""
+
+    ticket: Natural
+    model_version: str
+    outputs: list[Output]
+
+
+class OutputPlace(Struct, array_like=True, frozen=True, gc=False):
+    """Where an output lies whose bytes are not in the message; segment 0 stands for a region of the client."""
+
+    segment: Natural
+    offset: Natural
+    nbytes: Natural
+
+
+class Failure(Struct, array_like=True, frozen=True, gc=False):
+    """An error."""
+
+    code: ErrorCode
+    message: str
+
+
+class Responded(Struct, array_like=True, frozen=True, gc=False, tag=36):
+    """A response to a request.
+
+    Attributes:
+        outputs: those without bytes have a place.
+        number: of the response, if it has places: its memory is lent until :class:`Release`.
+    """
+
+    ticket: Natural
+    model_version: str
+    outputs: list[Output]
+    places: list[OutputPlace | None] | None
+    number: Natural
+    parameters: dict[str, bool | int | float | str] | None
+    failure: Failure | None
+    final: bool
+    empty: bool
+
+
+class Memory(Struct, array_like=True, frozen=True, gc=False, tag=37):
+    """A segment of input memory; its descriptor comes along. Segments of a pool serve the same inputs."""
+
+    pool: Natural
+    segment: Natural
+    size_bytes: Natural
+
+
+class NoMemory(Struct, array_like=True, frozen=True, gc=False, tag=38):
+    """There is no memory, and why."""
+
+    code: ErrorCode
+    message: str
+
+
+class Freed(Struct, array_like=True, frozen=True, gc=False, tag=39):
+    """These blocks of input memory are yours again."""
+
+    blocks: list[tuple[int, int]]
+
+
+class Attached(Struct, array_like=True, frozen=True, gc=False, tag=40):
+    """A segment in which outputs lie; its descriptor comes along."""
+
+    segment: Natural
+    size_bytes: Natural
+
+
+class Detached(Struct, array_like=True, frozen=True, gc=False, tag=41):
+    """No more outputs lie in this segment."""
+
+    segment: Natural
+
+
+class Tracing(Struct, array_like=True, frozen=True, gc=False, tag=42):
+    """Whether some requests may be traced: then the engine's process answers all."""
+
+    active: bool
+
+
+class Settle(Struct, array_like=True, frozen=True, gc=False, tag=43):
+    """Report the answers that you have counted; :class:`Settled` answers."""
+
+    number: Natural
+
+
+from_front_end = decoder(
+    Open
+    | Infer
+    | Cancel
+    | Flow
+    | Release
+    | NeedMemory
+    | Return
+    | Forget
+    | Refused
+    | Counted
+    | Settled
+    | control.FromFrontEnd
+)
 """Decodes frames of a front end."""
 
-from_engine = decoder(Closed | control.FromEngine)
+from_engine = decoder(
+    Opened
+    | Unopened
+    | Closed
+    | Answered
+    | Responded
+    | Memory
+    | NoMemory
+    | Freed
+    | Attached
+    | Detached
+    | Tracing
+    | Settle
+    | control.FromEngine
+)
 """Decodes frames of the engine."""

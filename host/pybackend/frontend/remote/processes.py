@@ -6,21 +6,28 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import astuple
+
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ServerError
+from pybackend.frontend.access.api_keys import KnownKeys
+from pybackend.frontend.access.restrictions import digest_of
 from pybackend.frontend.listening import BACKLOG, release
 from pybackend.frontend.remote import control
-from pybackend.frontend.remote.channel import Channel, socket_pair
-from pybackend.frontend.remote.messages import from_front_end
+from pybackend.frontend.remote.channel import socket_pair
+from pybackend.frontend.remote.service import FrontEndService
 from pybackend.frontend.remote.tunnels import Serve, Tunnels
+from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates
 from pybackend.instance.model_instance import RestartBackoff
+from pybackend.observability.access_log import Access
 from pybackend.observability.logging import LOG
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.unexpected import repeat
@@ -28,7 +35,7 @@ from pybackend.process.launcher import StubLauncher
 from pybackend.process.stub_process import StubProcess
 from pybackend.sandbox.front_ends import FrontEndSandbox
 from pybackend.sandbox.sandbox import Sandbox
-from pybackend.settings import Settings
+from pybackend.settings import Restriction, Settings
 from pybackend_wire.errors import RemoteProtocolError
 
 log = logging.getLogger(__name__)
@@ -40,6 +47,8 @@ BUSY_S = 10.0
 
 _STOPPED_LOOKS, _ASLEEP_LOOKS = 10, 30
 """Looks, about a second apart, at a process that is stopped, or that sleeps, and does not answer. One that waits for a core does neither."""
+
+_SETTLING_S = 1.0
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -63,10 +72,22 @@ class FrontEnds:
         launcher: StubLauncher,
         sandbox: Sandbox,
         services: Mapping[control.Service, Service],
+        keys: KnownKeys | None,
+        request_log: RequestLog,
     ) -> None:
         self._services = services
+        self._keys = keys
         self._all = [
-            FrontEnd(index, settings, engine, launcher, FrontEndSandbox(sandbox, _name(index)), services)
+            FrontEnd(
+                index,
+                settings,
+                engine,
+                launcher,
+                FrontEndSandbox(sandbox, _name(index)),
+                services,
+                keys,
+                request_log,
+            )
             for index in range(settings.front_ends)
         ]
         self._looking: asyncio.Task[None] | None = None
@@ -77,6 +98,8 @@ class FrontEnds:
         for name, service in self._services.items():
             if service.certificates is not None:
                 service.certificates.on_change.append(lambda name=name: self._certify(name))  # type: ignore[misc]
+        if self._keys is not None:
+            self._keys.on_change.append(self._hand_keys)
         self._looking = asyncio.create_task(repeat(1, self._look))
         await asyncio.gather(*(each.start() for each in self._all))
         log.info("%d front ends are ready", len(self._all))
@@ -95,6 +118,17 @@ class FrontEnds:
     def _log_changed(self) -> None:
         for each in self._all:
             each.post(control.LogLevel(LOG.settings.verbose_level))
+
+    def _hand_keys(self) -> None:
+        assert self._keys is not None
+        for each in self._all:
+            each.post(control.Keys(list(self._keys.digests)))
+
+    async def settle(self) -> None:
+        """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLING_S):
+                await asyncio.gather(*(each.settle() for each in self._all))
 
     def _certify(self, name: control.Service) -> None:
         message = certificates_of(name, self._services[name])
@@ -124,6 +158,10 @@ class FrontEnds:
         return all(ended)
 
 
+def _digested(restrictions: Sequence[Restriction]) -> tuple[Restriction, ...]:
+    return tuple(replace(each, value=digest_of(each.value.encode()).decode()) for each in restrictions)
+
+
 def _name(index: int) -> str:
     return f"pybackend front end {index + 1}"
 
@@ -149,8 +187,12 @@ class FrontEnd:
         launcher: StubLauncher,
         sandbox: FrontEndSandbox,
         services: Mapping[control.Service, Service],
+        keys: KnownKeys | None,
+        request_log: RequestLog,
     ) -> None:
         self.connection_count = 0
+        self._keys = keys
+        self._request_log = request_log
         self._index = index
         self._name = _name(index)
         self._settings = settings
@@ -161,7 +203,7 @@ class FrontEnd:
         self._listening: list[control.Service] = []
         self._backoff = RestartBackoff()
         self._process: StubProcess | None = None
-        self._channel: Channel | None = None
+        self._service: FrontEndService | None = None
         self._attention = _Attention()
         self._cause = ""
         self._is_ready = asyncio.Event()
@@ -222,29 +264,42 @@ class FrontEnd:
         self._process = process
         process.send_output_to(self._output)
         process.on_exit(loop, self._on_exit)
-        channel = self._channel = Channel(loop, sockets[0], from_front_end, self._on_messages, self._on_channel_end)
-        self._tunnels = Tunnels(loop, channel, {name: service.serve for name, service in self._services.items()})
-        http, count = self._settings.http, self._settings.front_ends
+        service = self._service = FrontEndService(self._engine, sockets[0], self._on_channel_end)
+        tunnels = Tunnels(loop, service.channel, {name: each.serve for name, each in self._services.items()})
+        service.handlers.update(
+            {
+                control.OpenTunnel: tunnels.open,
+                control.Alive: self._on_alive,
+                control.Ready: self._on_ready,
+                control.Line: self._write,
+                control.Accessed: self._log_access,
+            }
+        )
+        service.channel.post(self._begin_message(own))
+
+    def _begin_message(self, own: dict[control.Service, int]) -> control.Begin:
+        settings, keys = self._settings, self._keys
         certificates = [certificates_of(name, service) for name, service in self._services.items()]
-        channel.post(
-            control.Begin(
-                own.get("http", -1),
-                own.get("grpc", -1),
-                [each for each in certificates if each is not None],
-                http.max_input_size_bytes,
-                http.memory_limit_bytes // count,
-                asdict(self._settings.grpc.keepalive),
-                LOG.settings.verbose_level,
-            )
+        return control.Begin(
+            own,
+            [each for each in certificates if each is not None],
+            replace(settings.http, tls=None, restrictions=_digested(settings.http.restrictions)),
+            replace(settings.grpc, tls=None, restrictions=_digested(settings.grpc.restrictions)),
+            None if keys is None else list(keys.digests),
+            frozenset() if settings.api_keys is None else settings.api_keys.exempt,
+            settings.http.memory_limit_bytes // settings.front_ends,
+            settings.fast_paths,
+            settings.log.access,
+            LOG.settings.verbose_level,
         )
 
     def _on_exit(self) -> None:
         """The process has ended, and nobody can have its memory or descriptors any more."""
         assert self._process is not None
-        if self._channel is not None:
-            self._channel.close()
+        if self._service is not None:
+            self._service.end()
         self._cause = self._cause or self._process.exit_cause
-        self._process = self._channel = None
+        self._process = self._service = None
         self.connection_count = 0
         self._gone.set()
 
@@ -264,8 +319,8 @@ class FrontEnd:
 
     def post(self, message: Any) -> None:
         """Send it a message, if it is there; one that starts later knows what the message says."""
-        if self._channel is not None:
-            self._channel.post(message)
+        if self._service is not None:
+            self._service.channel.post(message)
 
     def listen(self, service: control.Service) -> None:
         """Have it accept the connections of a port, from now on and after each restart."""
@@ -273,26 +328,15 @@ class FrontEnd:
         if self._is_ready.is_set():
             self.post(control.Listen(service))
 
-    def _on_messages(self, messages: list[Any], _descriptors: Sequence[int]) -> None:
-        for message in messages:
-            match message:
-                case control.OpenTunnel():
-                    self._tunnels.open(message)
-                case control.Alive():
-                    self._attention = _Attention()
-                    self.connection_count = message.connections
-                case control.Ready():
-                    self._on_ready()
-                case control.Line():
-                    self._write(message)
-                case control.Answered():
-                    self._engine.answers[message.service].add(message.code)
-                case control.Refused():
-                    self._engine.refusals.add(
-                        message.service, message.reason, message.text, message.model, message.sender
-                    )
+    def _on_alive(self, told: control.Alive) -> None:
+        self._attention = _Attention()
+        self.connection_count = told.connections
 
-    def _on_ready(self) -> None:
+    def _log_access(self, told: control.Accessed) -> None:
+        if self._request_log.access is not None:
+            self._request_log.access.add(Access(*astuple(told)))
+
+    def _on_ready(self, _told: control.Ready) -> None:
         assert self._process is not None
         report = self._process.sandbox_report
         wrong = self._sandbox.check(self._process.pid, {} if report is None else report.layers)
@@ -312,17 +356,21 @@ class FrontEnd:
         record.process = self._process.pid
         log.handle(record)
 
+    async def settle(self) -> None:
+        """See :meth:`FrontEnds.settle`."""
+        if self._service is not None and self._is_ready.is_set():
+            await self._service.settle()
+
     # Does it answer?
 
     def look(self) -> None:
         """Ask it whether it is there, about once a second, and kill it if it does not answer though it could."""
-        if self._process is None or self._channel is None:
+        if self._process is None or self._service is None:
             return
+        self._service.trim(time.monotonic_ns())
         if not self._attention.is_asked:
-            self._channel.post(control.Look())
-        self._end_if(self._attention.verdict(self._process.pid))
-
-    def _end_if(self, verdict: str) -> None:
+            self.post(control.Look())
+        verdict = self._attention.verdict(self._process.pid)
         if verdict:
             self._end(f"was killed, because {verdict}")
 

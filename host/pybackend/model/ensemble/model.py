@@ -13,6 +13,7 @@ from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.tensor import Lease
+from pybackend.ipc.arena import TensorArena
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.ensemble.parts import EnsembleBinding, PartError, find_parts
 from pybackend.model.ensemble.run import EnsembleRequests
@@ -183,6 +184,10 @@ class EnsembleModel(Model):
         model, inner_name = consumer
         return model.lease(nbytes, inner_name, arriving=arriving)
 
+    def arena_of(self, name: str) -> TensorArena:
+        consumer = None if self._binding is None else self._binding.only_consumer(name)
+        return self.arena if consumer is None else consumer[0].arena_of(consumer[1])
+
     def owns(self, lease: Lease) -> bool:
         if super().owns(lease):
             return True
@@ -195,7 +200,7 @@ class EnsembleModel(Model):
         if binding is None or not (self.state is ModelState.READY or self.open_requests.admits(request)):
             raise not_ready(self.name, self.version, self.reason)
         pending = PendingRequest(request, on_response, _NOBODY)  # it never waits: its run or its lookup holds it
-        request.queued_ns = time.monotonic_ns()
+        request.queued_ns = request.queued_ns or time.monotonic_ns()
         binding.enter()
         self.open_requests.enter(request)
         if self._requests.answers is None or request.regions is not None:

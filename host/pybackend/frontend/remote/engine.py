@@ -1,0 +1,569 @@
+"""The engine as the front ends of HTTP and gRPC see it in a process of their own.
+
+Requests leave as messages, and responses come back as such. Signatures are known from :class:`~.messages.Opened` until the engine
+says that they changed; a request that was checked against an old one is checked once more by the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from pybackend.engine.admission import Sender
+from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
+from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
+from pybackend.frontend.remote import messages
+from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, Channel, OnEnd
+from pybackend.frontend.remote.memory import BlockLease, FrontEndMemory, InputPool
+from pybackend.inference.region import IN_REGION, RegionPart, source_of
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import InferenceResponse, OnResponse
+from pybackend.inference.tensor import Buffer, OutputTensor
+from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
+from pybackend_wire.messages import INLINE_BYTES
+
+log = logging.getLogger(__name__)
+
+_INFER = 2
+_encode = msgspec.msgpack.Encoder().encode
+
+_MOST_INFER_BYTES = MOST_FRAME_BYTES // 2
+"""Most bytes of a request that do not lie in memory: names, parameters and small tensors."""
+
+_SHORTAGE_NS = 10_000_000
+"""For so long after the engine had no memory, nobody asks it for as much: the front end waits for each answer."""
+
+_ERRORS = {0: InferenceError, 1: UnknownModelError, 2: NotServingError}
+
+
+class RemotePending:
+    """A request that the engine has; see :class:`pybackend.inference.pending.PendingRequest`."""
+
+    __slots__ = ("_engine", "_ticket", "id", "model_name", "on_response")
+
+    def __init__(self, engine: RemoteEngine, ticket: int, request: InferenceRequest, on_response: OnResponse) -> None:
+        self._engine = engine
+        self._ticket = ticket
+        self.model_name = request.model_name
+        self.id = request.id
+        self.on_response = on_response
+
+    def cancel(self) -> None:
+        """Tell the engine that nobody waits any more."""
+        self._post(messages.Cancel(self._ticket))
+
+    def pause(self) -> None:
+        """Stop accepting responses."""
+        self._post(messages.Flow(self._ticket, paused=True))
+
+    def resume(self) -> None:
+        """Accept responses again."""
+        self._post(messages.Flow(self._ticket, paused=False))
+
+    def _post(self, message: object) -> None:
+        if self._ticket in self._engine.waiting:
+            self._engine.channel.post(message)
+
+
+class RemoteVersion:
+    """A version of a model, as it was when the engine told of it."""
+
+    def __init__(self, engine: RemoteEngine, told: messages.Opened) -> None:
+        self.engine = engine
+        self.key = (told.name, told.version, told.protocol)
+        self.handle = told.handle
+        self.full_name = told.full_name
+        self.model_name = told.model_name
+        self.model_version = told.model_version
+        self.is_decoupled = told.is_decoupled
+        self.signature = told.signature()
+        self.is_closed = False
+        self.pools: dict[str, InputPool] = {}
+        self._shortage: tuple[int, int, InferenceError] | None = None
+
+    def __del__(self) -> None:
+        self.engine.channel.post(messages.Forget(self.handle))
+
+    def allocate(self, nbytes: int, input_name: str) -> BlockLease:
+        """A block for an input. Raises InferenceError UNAVAILABLE if there is no memory."""
+        pool = self.pools.get(input_name)
+        lease = None if pool is None else pool.allocate(nbytes)
+        if lease is not None:
+            return lease
+        now_ns = time.monotonic_ns()
+        if self._shortage is not None:
+            until_ns, refused_bytes, error = self._shortage
+            if now_ns < until_ns and nbytes >= refused_bytes:
+                raise error.again()
+        try:
+            pool = self.pools[input_name] = self.engine.more_memory(self.handle, input_name, nbytes)
+        except InferenceError as error:
+            self._shortage = now_ns + _SHORTAGE_NS, nbytes, error.again()
+            raise
+        lease = pool.allocate(nbytes)
+        assert lease is not None
+        return lease
+
+
+class RemoteRoute:
+    """A shortcut to a version; see :class:`pybackend.engine.admission.Route`."""
+
+    __slots__ = ("_version",)
+
+    def __init__(self, version: RemoteVersion) -> None:
+        self._version = version
+
+    def submit(self, request: InferenceRequest, on_response: OnResponse) -> RemotePending | None:
+        """Send a request; None if another version would answer: the request needs a new admission."""
+        version = self._version
+        return None if version.is_closed else version.engine.submit(version, request, on_response)
+
+
+class RemoteAdmission:
+    """A request's admission to a version; see :class:`pybackend.engine.admission.Admission`."""
+
+    __slots__ = ("_leases", "_sender", "_version", "signature")
+
+    def __init__(self, version: RemoteVersion, sender: Sender) -> None:
+        self._version = version
+        self._sender = sender
+        self._leases: list[BlockLease] = []
+        self.signature = version.signature
+
+    @property
+    def model_name(self) -> str:
+        return self._version.model_name
+
+    @property
+    def full_name(self) -> str:
+        """The model's full name, which tells it apart from those of other namespaces."""
+        return self._version.full_name
+
+    @property
+    def model_version(self) -> str:
+        return self._version.model_version
+
+    @property
+    def regions(self) -> RemoteRegions:
+        """Shared memory that clients have registered."""
+        return self._version.engine.regions
+
+    @property
+    def is_decoupled(self) -> bool:
+        """True if a request may have any number of responses."""
+        return self._version.is_decoupled
+
+    @property
+    def is_current(self) -> bool:
+        """False once the engine has said that the version was replaced."""
+        return not self._version.is_closed
+
+    @property
+    def holds_memory(self) -> bool:
+        """True while the admission holds model memory from :meth:`allocate`."""
+        return bool(self._leases)
+
+    def shares_memory_with(self, other: RemoteAdmission) -> bool:
+        """True if memory that one of them releases can serve the other."""
+        own, others = self._version, other._version
+        return own is others or not {*map(id, own.pools.values())}.isdisjoint(map(id, others.pools.values()))
+
+    def renew(self) -> None:
+        """Switch to the version's successor if the engine has said that it was replaced."""
+        engine = self._version.engine
+        engine.look()
+        if self._version.is_closed:
+            name, version, _ = self._version.key
+            self._version = engine.version(name, version, self._sender)
+            self.signature = self._version.signature
+
+    def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> BlockLease | None:
+        """Input memory for a tensor; otherwise as for an admission of the engine."""
+        del arriving
+        if nbytes <= INLINE_BYTES or self._version.is_closed:
+            return None
+        lease = self._version.allocate(nbytes, input_name)
+        self._leases.append(lease)
+        return lease
+
+    def route(self) -> RemoteRoute:
+        """The way to this version for further requests of the same kind."""
+        return RemoteRoute(self._version)
+
+    def submit(
+        self, request: InferenceRequest, on_response: OnResponse, checked: Checked = Checked.NOTHING
+    ) -> RemotePending:
+        """Check a request against the signature, as far as that was not done, and send it."""
+        try:
+            if checked is not Checked.ALL:
+                if checked is Checked.NOTHING:
+                    validate_header(request, self.signature)
+                validate_bytes_tensors(request, self.signature)
+            pending = self._version.engine.submit(self._version, request, on_response)
+        except BaseException:  # whatever the reason, the caller leaves the memory to this admission
+            request.release()
+            self.release()
+            raise
+        self._leases = []
+        return pending
+
+    def release(self) -> None:
+        """Release the memory, because there will be no request. After :meth:`submit` this does nothing."""
+        leases, self._leases = self._leases, []
+        for lease in leases:
+            lease.release()
+
+
+class _NamedRegion:
+    """A region that only the engine knows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Only the engine writes there."""
+        raise NotImplementedError
+
+
+class RemoteRegions:
+    """Finds all regions: the engine knows whether there are such."""
+
+    def find(self, name: str, offset: int, nbytes: int) -> RegionPart:
+        """A part of a region; here the offset counts from the beginning of the region."""
+        return RegionPart(_NamedRegion(name), offset, nbytes)
+
+
+class RemoteRefusals:
+    """Tells the engine of refused requests; see :class:`pybackend.engine.answers.Refusals`."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    def add_error(self, protocol: str, model: str, error: InferenceError, sender: str = "") -> None:
+        """Count an inference request that was answered with this error."""
+        if error.code is not ErrorCode.CANCELLED:
+            self.add(protocol, reason_of(error), error.message, model, sender)
+
+    def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
+        """Count a request that was answered with this message."""
+        self._engine.channel.post((9, protocol, reason, message[:10_000], model, sender[:1000]))
+
+
+class RemoteTracer:
+    """Whether requests may be traced: then the engine's process answers them."""
+
+    def __init__(self) -> None:
+        self.active = False
+
+
+class RemoteEngine:
+    """The engine behind a channel.
+
+    Attributes:
+        answers: counts of the front end's answers, which the engine adds to its own.
+        handlers: of the engine's messages, by type; others may be added.
+        descriptor_handlers: of those that bring a descriptor.
+        waiting: the requests without a final response, by ticket.
+    """
+
+    def __init__(self, sock: socket.socket, on_end: OnEnd) -> None:
+        self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK")}
+        self.refusals = RemoteRefusals(self)
+        self.tracer = RemoteTracer()
+        self.regions = RemoteRegions()
+        self.waiting: dict[int, RemotePending] = {}
+        self._tickets = count(1)
+        self._versions: dict[tuple[str, str, str], RemoteVersion] = {}
+        self._by_handle: dict[int, RemoteVersion] = {}
+        self._asked: set[tuple[str, str, str]] = set()
+        self._unopened: dict[tuple[str, str, str], InferenceError] = {}
+        self._more: list[InputPool | InferenceError] = []
+        self._released: list[int] = []
+        self._counted: dict[tuple[str, str], int] = {}
+        self._memory = FrontEndMemory(lambda segment: self.channel.post(messages.Return(segment)))
+        self._urgent: dict[type, Callable[[Any], None]] = {
+            messages.Opened: self._on_opened,
+            messages.Unopened: self._on_unopened,
+            messages.Closed: self._on_closed,
+            messages.NoMemory: self._on_no_memory,
+            messages.Freed: self._memory.on_freed,
+            messages.Tracing: self._on_tracing,
+        }
+        self._urgent_descriptors: dict[type, Callable[[Any, int], None]] = {
+            messages.Memory: self._on_memory,
+            messages.Attached: self._memory.add_outputs,
+        }
+        self.handlers: dict[type, Callable[[Any], None]] = {
+            messages.Answered: self._on_answered,
+            messages.Responded: self._on_responded,
+            messages.Detached: self._memory.drop_outputs,
+            messages.Settle: self._on_settle,
+            **self._urgent,
+        }
+        self.descriptor_handlers = {**self._urgent_descriptors}
+        self.channel = Channel(
+            asyncio.get_running_loop(), sock, messages.from_engine, self._on_messages, on_end, takes_descriptors=True
+        )
+
+    # Messages
+
+    def _on_messages(self, heard: list[Any], descriptors: list[int]) -> None:
+        handlers = self.handlers
+        for message in heard:
+            handler = handlers.get(type(message))
+            if handler is not None:
+                handler(message)
+            else:
+                self.descriptor_handlers[type(message)](message, descriptors.pop(0))
+
+    def _take_urgent(self, heard: list[Any], descriptors: list[int]) -> tuple[list[Any], list[int]]:
+        """Handle the messages for which somebody waits; returns the others."""
+        rest: list[Any] = []
+        rest_descriptors: list[int] = []
+        for message in heard:
+            kind = type(message)
+            if kind in self._urgent:
+                self._urgent[kind](message)
+            elif kind in self._urgent_descriptors:
+                self._urgent_descriptors[kind](message, descriptors.pop(0))
+            else:
+                rest.append(message)
+                if kind in self.descriptor_handlers:
+                    rest_descriptors.append(descriptors.pop(0))
+        return rest, rest_descriptors
+
+    def look(self) -> None:
+        """Hear what the engine has said so far about versions."""
+        self.channel.look_ahead(self._take_urgent)
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """Do nothing else until the engine has answered, which it does at once."""
+        self.channel.flush()
+        self.channel.look_ahead(self._take_urgent, done)
+        if not self.channel.is_open:
+            raise InferenceError("the server is stopping", ErrorCode.UNAVAILABLE)
+
+    # Versions
+
+    def knows(self, name: str, version: str, protocol: str) -> bool:
+        """True if the version is known that answers; if not, the engine is asked, and the next request may find it."""
+        key = (name, version, protocol)
+        if key in self._versions:
+            return True
+        if key not in self._asked:
+            self._ask(key)
+        return False
+
+    def _ask(self, key: tuple[str, str, str]) -> None:
+        self._asked.add(key)
+        self.channel.post((1, *key))
+
+    def open(self, name: str, version: str, sender: Sender) -> RemoteAdmission:
+        """Open an admission to the version that would answer a request now."""
+        found = self._versions.get((name, version, sender.protocol))
+        if found is None:
+            found = self.version(name, version, sender)
+        elif sender.refuse_stream is not None and found.is_decoupled:
+            raise sender.refuse_stream(name)
+        return RemoteAdmission(found, sender)
+
+    def version(self, name: str, version: str, sender: Sender) -> RemoteVersion:
+        """The version that would answer a request now; the engine is asked if it is not known."""
+        key = (name, version, sender.protocol)
+        if key not in self._versions:
+            self._unopened.pop(key, None)
+            if key not in self._asked:
+                self._ask(key)
+            self._wait_until(lambda: key not in self._asked)
+            error = self._unopened.pop(key, None)
+            if error is not None:
+                raise error
+        found = self._versions[key]
+        if sender.refuse_stream is not None and found.is_decoupled:
+            raise sender.refuse_stream(name)
+        return found
+
+    def _on_opened(self, told: messages.Opened) -> None:
+        found = RemoteVersion(self, told)
+        self._asked.discard(found.key)
+        self._versions[found.key] = self._by_handle[found.handle] = found
+
+    def _on_unopened(self, told: messages.Unopened) -> None:
+        key = (told.name, told.version, told.protocol)
+        self._asked.discard(key)
+        if len(self._unopened) > 100:  # those that nobody waited for
+            self._unopened.clear()
+        self._unopened[key] = _ERRORS[told.kind](told.message, told.code)
+
+    def _on_closed(self, told: messages.Closed) -> None:
+        found = self._by_handle.pop(told.handle, None)
+        if found is not None:
+            found.is_closed = True
+            if self._versions.get(found.key) is found:
+                del self._versions[found.key]
+
+    def _on_tracing(self, told: messages.Tracing) -> None:
+        self.tracer.active = told.active
+
+    # Memory
+
+    def more_memory(self, handle: int, input_name: str, nbytes: int) -> InputPool:
+        """Get a segment with room for an input. Raises InferenceError UNAVAILABLE if the engine has none."""
+        self._more.clear()
+        self.channel.post(messages.NeedMemory(handle, input_name, nbytes))
+        self._wait_until(lambda: bool(self._more))
+        got = self._more.pop()
+        if isinstance(got, InferenceError):
+            raise got
+        return got
+
+    def _on_memory(self, told: messages.Memory, descriptor: int) -> None:
+        try:
+            self._more.append(self._memory.add_inputs(told, descriptor))
+        except OSError as error:
+            self.channel.post(messages.Return(told.segment))
+            self._more.append(InferenceError(f"cannot map a segment: {error.strerror}", ErrorCode.UNAVAILABLE))
+
+    def _on_no_memory(self, told: messages.NoMemory) -> None:
+        self._more.append(InferenceError(told.message, told.code))
+
+    def trim(self) -> None:
+        """Give back memory that is not used, and report counts; call this about once a second."""
+        self._memory.trim(time.monotonic_ns())
+        self._report()
+
+    # Requests
+
+    def submit(self, version: RemoteVersion, request: InferenceRequest, on_response: OnResponse) -> RemotePending:
+        """Send a request that was checked. Raises InferenceError if there is no memory for its tensors."""
+        layout: list[tuple[Any, ...]] = []
+        inline: list[Any] = []
+        blocks: list[BlockLease] | None = None
+        regions: list[tuple[str, int, int]] | None = None
+        for tensor in request.inputs:
+            lease: Any = tensor.lease
+            data: Any = tensor.data
+            nbytes = len(data)
+            place = 0
+            if lease is None and nbytes > INLINE_BYTES and not version.is_closed:
+                lease = tensor.lease = version.allocate(nbytes, tensor.name)
+                lease.view[:] = data
+            if lease is None:
+                inline.append(data)
+            elif type(lease) is BlockLease:
+                place = 1
+                blocks = [] if blocks is None else blocks
+                blocks.append(lease)
+            else:
+                place = 2
+                source = source_of(tensor)
+                assert source is not None
+                regions = [] if regions is None else regions
+                regions.append((source.region.name, source.offset, source.nbytes))
+            layout.append((tensor.name, tensor.datatype, tensor.shape, nbytes, place))
+        preamble = _encode((layout, request.requested_outputs))
+        data = b"".join(inline)
+        if len(preamble) + len(data) > _MOST_INFER_BYTES:
+            raise InferenceError(
+                f"{request.prefix}the request has {len(preamble) + len(data)} bytes of names and small tensors, and "
+                f"{_MOST_INFER_BYTES} are the most that a front end takes: send fewer inputs",
+                ErrorCode.UNAVAILABLE,
+            )
+        places = None
+        if request.regions is not None:
+            outputs = {name: (part.region.name, part.offset, part.nbytes) for name, part in request.regions.items()}
+            places = (regions or [], outputs)
+        options = None
+        if request.has_options:
+            options = (
+                request.correlation_id,
+                request.flags,
+                request.priority,
+                request.timeout_us,
+                request.parameters,
+            )
+        ticket = next(self._tickets)
+        pending = self.waiting[ticket] = RemotePending(self, ticket, request, on_response)
+        sent = None if blocks is None else [lease.send() for lease in blocks]
+        self.channel.post(
+            (
+                _INFER,
+                ticket,
+                version.handle,
+                time.monotonic_ns(),
+                request.id,
+                preamble,
+                data,
+                sent,
+                places,
+                options,
+            )
+        )
+        return pending
+
+    def _on_answered(self, told: messages.Answered) -> None:
+        pending = self.waiting.pop(told.ticket)
+        response = InferenceResponse(pending.model_name, told.model_version, pending.id, told.outputs)  # type: ignore[arg-type]
+        try:
+            pending.on_response(response)
+        except Exception:  # a receiver's fault must not end the others
+            log.exception("the receiver of a response of model '%s' failed", pending.model_name)
+
+    def _on_responded(self, told: messages.Responded) -> None:
+        pending = self.waiting.pop(told.ticket) if told.final else self.waiting[told.ticket]
+        outputs: list[OutputTensor] = list(told.outputs)
+        for output, place in zip(outputs, told.places or (), strict=False):
+            if place is not None:
+                output.data = self._memory.output(place) if place.segment else IN_REGION
+        failure = told.failure
+        response = InferenceResponse(
+            pending.model_name,
+            told.model_version,
+            pending.id,
+            outputs,
+            told.parameters,
+            partial(self._release, told.number) if told.number else None,
+            None if failure is None else InferenceError(failure.message, failure.code),
+            told.final,
+            told.empty,
+        )
+        try:
+            pending.on_response(response)
+        except Exception:  # as above
+            log.exception("the receiver of a response of model '%s' failed", pending.model_name)
+            response.release()
+
+    def _release(self, number: int) -> None:
+        """The outputs of a response were sent."""
+        if not self._released:
+            self.channel.loop.call_soon(self._post_released)
+        self._released.append(number)
+
+    def _post_released(self) -> None:
+        released, self._released = self._released, []
+        for start in range(0, len(released), messages.MOST_ITEMS):
+            self.channel.post(messages.Release(released[start : start + messages.MOST_ITEMS]))
+
+    # Counts
+
+    def _report(self) -> None:
+        """Tell the engine how many answers were sent since the last report."""
+        for protocol, counts in self.answers.items():
+            for code, number in counts.counts():
+                more = number - self._counted.get((protocol, code), 0)
+                if more:
+                    self._counted[protocol, code] = number
+                    self.channel.post((10, protocol, code, more))
+
+    def _on_settle(self, told: messages.Settle) -> None:
+        self._report()
+        self.channel.post(messages.Settled(told.number))
+        self.channel.flush()

@@ -1,0 +1,130 @@
+"""Tensor memory in a front end's process: segments of the engine in which it writes inputs, and from which it reads outputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import ClassVar
+
+from pybackend.frontend.remote import messages
+from pybackend.ipc.arena import IDLE_NS
+from pybackend.ipc.segment import map_shared
+from pybackend_wire.allocation import BlockMap
+
+
+class BlockLease:
+    """A block for an input; see :class:`pybackend.inference.tensor.Lease`. Once it is sent, the engine gives it back."""
+
+    is_of_model: ClassVar[bool] = True
+
+    __slots__ = ("_chunk", "nbytes", "offset")
+
+    def __init__(self, chunk: _Chunk, offset: int, nbytes: int) -> None:
+        self._chunk: _Chunk | None = chunk
+        self.offset = offset
+        self.nbytes = nbytes
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment."""
+        assert self._chunk is not None
+        return self._chunk.number
+
+    @property
+    def view(self) -> memoryview:
+        """The memory for the tensor's bytes."""
+        assert self._chunk is not None
+        return self._chunk.view[self.offset : self.offset + self.nbytes]
+
+    def arrived(self, nbytes: int) -> None:
+        """All of a segment counts already."""
+
+    def send(self) -> tuple[int, int]:
+        """The place of the block, which is the request's from now on."""
+        place = self.segment, self.offset
+        self._chunk = None
+        return place
+
+    def release(self) -> None:
+        """Free the block. Further calls do nothing."""
+        chunk, self._chunk = self._chunk, None
+        if chunk is not None:
+            chunk.blocks.release(self.offset)
+
+
+class _Chunk:
+    """A segment for inputs."""
+
+    def __init__(self, number: int, view: memoryview, size_bytes: int) -> None:
+        self.number = number
+        self.view = view
+        self.blocks = BlockMap(size_bytes)
+        self.idle_since_ns = 0
+
+
+class InputPool:
+    """Segments that serve the same inputs."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, _Chunk] = {}
+
+    def allocate(self, nbytes: int) -> BlockLease | None:
+        """A block; None if no segment has room for it."""
+        for chunk in self.chunks.values():
+            offset = chunk.blocks.allocate(nbytes)
+            if offset is not None:
+                chunk.idle_since_ns = 0
+                return BlockLease(chunk, offset, nbytes)
+        return None
+
+
+class FrontEndMemory:
+    """All segments that a front end has. ``give_back`` is told the numbers of those for inputs that it needs no more."""
+
+    def __init__(self, give_back: Callable[[int], None]) -> None:
+        self._give_back = give_back
+        self._pools: dict[int, InputPool] = {}
+        self._inputs: dict[int, InputPool] = {}
+        self._outputs: dict[int, memoryview] = {}
+
+    def add_inputs(self, told: messages.Memory, descriptor: int) -> InputPool:
+        """Map a segment for inputs; returns its pool."""
+        try:
+            view = map_shared(descriptor, told.size_bytes)
+        finally:
+            os.close(descriptor)
+        pool = self._pools.setdefault(told.pool, InputPool())
+        pool.chunks[told.segment] = _Chunk(told.segment, view, told.size_bytes)
+        self._inputs[told.segment] = pool
+        return pool
+
+    def on_freed(self, told: messages.Freed) -> None:
+        """Models have let go of blocks."""
+        for segment, offset in told.blocks:
+            self._inputs[segment].chunks[segment].blocks.release(offset)
+
+    def trim(self, now_ns: int) -> None:
+        """Give back segments that were not used for a while; called about once a second."""
+        for number, pool in list(self._inputs.items()):
+            chunk = pool.chunks[number]
+            if len(chunk.blocks):
+                continue
+            chunk.idle_since_ns = chunk.idle_since_ns or now_ns
+            if now_ns - chunk.idle_since_ns >= IDLE_NS:
+                del pool.chunks[number], self._inputs[number]
+                self._give_back(number)
+
+    def add_outputs(self, told: messages.Attached, descriptor: int) -> None:
+        """Map a segment in which outputs lie, for reading."""
+        try:
+            self._outputs[told.segment] = map_shared(descriptor, told.size_bytes, writable=False)
+        finally:
+            os.close(descriptor)
+
+    def drop_outputs(self, told: messages.Detached) -> None:
+        """No more outputs lie there; the mapping goes with the last of those that do."""
+        del self._outputs[told.segment]
+
+    def output(self, place: messages.OutputPlace) -> memoryview:
+        """The bytes of an output."""
+        return self._outputs[place.segment][place.offset : place.offset + place.nbytes]
