@@ -316,6 +316,7 @@ class Server:
         self._front_ends = FrontEnds(
             self._settings, self._engine, self._launcher, self._sandbox, services, rules.keys, self._request_log
         )
+        self._repository.catalogue.ensembles.watchers.append(self._front_ends.check)
         await self._front_ends.start()
 
     async def _open_ports(self, sockets: _Sockets) -> None:

@@ -119,6 +119,11 @@ class FrontEnds:
         for each in self._all:
             each.post(control.LogLevel(LOG.settings.verbose_level))
 
+    def check(self) -> None:
+        """Tell all of them what has changed of models, before their clients can know."""
+        for each in self._all:
+            each.check()
+
     def _hand_keys(self) -> None:
         assert self._keys is not None
         for each in self._all:
@@ -355,6 +360,12 @@ class FrontEnd:
         record = log.makeRecord(log.name, line.level, line.file, line.number, line.text, (), None)
         record.process = self._process.pid
         log.handle(record)
+
+    def check(self) -> None:
+        """Tell it what has changed of models."""
+        if self._service is not None:
+            self._service.check()
+            self._service.channel.flush()
 
     async def settle(self) -> None:
         """See :meth:`FrontEnds.settle`."""
