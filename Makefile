@@ -40,7 +40,7 @@ MERMAID_SHA512  := 57a2b70bc101744b0f1595d228c25eea9a50384371b87011afd1af1d7e218
 MERMAID         := build/mermaid/mermaid.min.js
 
 # The packages of the clients in JavaScript, where there is npm.
-NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/node_modules/.installed)
+NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/node_modules/.installed tests/deploy/node_modules/.installed)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -114,10 +114,10 @@ $(MERMAID): Makefile
 	@echo "$(MERMAID_SHA512)  $(@D)/mermaid-$(MERMAID_VERSION).tgz" | sha512sum --check --quiet
 	@tar -xzOf $(@D)/mermaid-$(MERMAID_VERSION).tgz package/dist/mermaid.min.js > $@
 
-# --- Clients in JavaScript ---
+# --- Packages of JavaScript: clients, and schemas of other projects ---
 
-# Without the network, what needs them is skipped.
-examples/clients/node_modules/.installed: examples/clients/package.json
+# Without the network, the clients and tests that need them are skipped.
+%/node_modules/.installed: %/package.json
 	@npm install --no-package-lock --no-audit --no-fund --silent --prefix $(<D) && touch $@ || \
 	  echo "npm could not install the packages of $<: the clients and tests that need them are skipped"
 

@@ -80,6 +80,16 @@ def check_returned(
     response gets an error, so that no client waits for ever. If the value is wrong as a whole, or has an element that is, the
     whole batch fails.
     """
+    if type(returned) is list and len(returned) == len(requests):
+        for response, request in zip(returned, requests):
+            if (
+                type(response) is not InferenceResponse
+                or request._sender is not None
+                or request._release_flags != TRITONSERVER_REQUEST_RELEASE_ALL
+            ):
+                break
+        else:
+            return returned  # the usual case
     if returned is None:
         returned = [None] * len(requests)
     if not isinstance(returned, list):
@@ -90,22 +100,14 @@ def check_returned(
             f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
         )
     for response, request in zip(returned, requests):
-        if type(response) is InferenceResponse and request._release_flags == TRITONSERVER_REQUEST_RELEASE_ALL:
-            continue  # the usual case
         if response is not None:
             _check_response(response, request)
     if reschedules:
         release_streams(requests)
-    responses = returned
+    responses = list(returned)  # leave the model's own list unchanged
     for index, request in enumerate(requests):
-        sender = request._sender
-        if sender is None and returned[index] is not None:
-            continue  # the usual case
-        if responses is returned:
-            responses = list(returned)  # leave the model's own list unchanged
-        if reschedules and request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            continue
-        responses[index] = _left(returned[index], request)
+        if not (reschedules and request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            responses[index] = _left(returned[index], request)
     return responses
 
 

@@ -19,7 +19,8 @@ from pybackend_sdk.runtime import current_runtime
 from pybackend_wire.bytes_tensor import BytesTensorError, encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 
-_DTYPES = {row.name: row.numpy for row in BY_NUMPY.values()}
+DTYPES = {row.name: row.numpy for row in BY_NUMPY.values()}
+"""By datatype; BF16 and BYTES have none."""
 
 _SHAPE, _DATA, _FIRST = attrgetter("_shape"), attrgetter("_data"), itemgetter(0)
 
@@ -80,20 +81,22 @@ class Tensor:
         self._copy = False
 
     @classmethod
-    def _from_wire(cls, name: str, datatype: str, shape: "Sequence[int]", buffer: Any, copy: bool = False) -> "Tensor":
+    def _from_wire(
+        cls, name: str, datatype: str, shape: "Sequence[int]", data: Any, copy: bool = False, array: Any = None
+    ) -> "Tensor":
         """Make a tensor from bytes that arrived. This is the hot path: nothing is checked, and nothing decoded yet.
 
-        The buffer has exactly the tensor's bytes in wire form, writable if arrays must be. Arrays and DLPack consumers keep it alive
+        The data has exactly the tensor's bytes in wire form, writable if arrays must be. Arrays and DLPack consumers keep it alive
         (for a memoryview, the object it is a view of). With ``copy``, ``as_numpy()`` makes a private copy, so that edits in place do
-        not change the wire form.
+        not change the wire form. If the data is an array already, and needs no copy, it is passed as ``array`` too.
         """
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
         tensor._shape = shape
-        tensor._data = buffer
+        tensor._data = data
         tensor._copy = copy
-        tensor._array = None
+        tensor._array = array
         return tensor
 
     def name(self) -> str:
@@ -129,13 +132,13 @@ class Tensor:
         return array
 
     def _decoded(self) -> "np.ndarray":
-        dtype = _DTYPES.get(self._datatype)
+        dtype = DTYPES.get(self._datatype)
         if dtype is None:
             return self._decoded_without_dtype()
         data = self._data
         if not len(data):
-            return np.empty(self._shape, dtype)  # numpy.frombuffer refuses empty buffers
-        array = np.frombuffer(data, dtype).reshape(self._shape)
+            return np.empty(self._shape, dtype)  # whose shape may say how large it is not
+        array = np.ndarray(self._shape, dtype, data)
         return array.copy() if self._copy else array
 
     def _decoded_without_dtype(self) -> "np.ndarray":
@@ -171,7 +174,7 @@ class Tensor:
     def _joined(tensors: "Sequence[Tensor]") -> "np.ndarray":
         """A new array of tensors that follow each other along the first dimension. They are alike otherwise."""
         first = tensors[0]
-        dtype = _DTYPES.get(first._datatype)
+        dtype = DTYPES.get(first._datatype)
         if dtype is not None:
             rest = first._shape[1:]
             rows = sum(map(_FIRST, map(_SHAPE, tensors)))

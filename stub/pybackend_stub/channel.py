@@ -21,13 +21,14 @@ from pybackend_wire.framing import (
     decode_frame,
     encode_frame,
 )
-from pybackend_wire.host_messages import FromHost, decoded
-from pybackend_wire.messages import PROTOCOL_VERSION, Failure
+from pybackend_wire.host_messages import decoded
+from pybackend_wire.messages import PROTOCOL_VERSION, Failure, HostMessage
 from pybackend_wire.stub_messages import Failed, FromStub, Hello, encoded
 
 DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * DESCRIPTOR_BYTES)
 
+_EXECUTE = int(HostMessage.EXECUTE)
 
 MOST_TEXT = 1024 * 1024
 """Most characters of a log line, or of all errors of an execution together: frames are bounded."""
@@ -88,8 +89,8 @@ class HostChannel:
                 return
         raise RemoteProtocolError(f"the host chose codec {name!r}, which was not offered")
 
-    def receive(self) -> "Tuple[List[FromHost], bytearray]":
-        """Wait for the next frame; returns its messages and its tail."""
+    def receive(self) -> "Tuple[List[Any], bytearray]":
+        """Wait for the next frame; returns its messages and its tail. An EXECUTE is the list that came; there are many."""
         while not self._received:
             try:
                 # A thread asleep in recvmsg also wakes whenever the host reads what was sent; one in poll sleeps on.
@@ -106,7 +107,8 @@ class HostChannel:
             self._received.extend(self._decoder.received(count))
         # LOAD is json and selects the codec of everything after it, so each frame is decoded when its turn comes.
         frame = self._received.popleft()
-        return [decoded(fields) for fields in decode_frame(self._codec, frame)], frame.tail
+        messages = decode_frame(self._codec, frame)
+        return [fields if fields[0] == _EXECUTE else decoded(fields) for fields in messages], frame.tail
 
     def has_input(self) -> bool:
         """Whether :meth:`receive` would return at once; for the thread that reads."""

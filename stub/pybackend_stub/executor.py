@@ -110,21 +110,9 @@ class ModelExecutor:
         for index, result in refused.items():
             results[index] = result
         with self._answers.lock:
-            return self._add(execution, began_ns, start_ns, end_ns, results, text_length(failed) * count)
-
-    def _add(
-        self,
-        execution: int,
-        began_ns: int,
-        start_ns: int,
-        end_ns: int,
-        results: "List[Optional[RequestResult]]",
-        text: int,
-        places: "Sequence[int]" = (),
-    ) -> int:
-        if text > MUCH_TEXT:
-            self._answers.hurry()
-        return self._answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
+            if text_length(failed.error, None) * count > MUCH_TEXT:
+                self._answers.hurry()
+            return self._answers.add_result(execution, began_ns, start_ns, end_ns, results)
 
     def _log(self, error: BaseException, execution: int, ids: "Sequence[str]") -> str:
         """Log an execution's failure; returns the clients' error."""
@@ -202,26 +190,32 @@ class OnceExecutor(ModelExecutor):
         responses: "Sequence[Optional[InferenceResponse]]",
         refused: Refused,
     ) -> int:
-        most_text, text = MOST_TEXT // (len(requests) + len(refused)), 0
-        write, answers = self._results.response, self._answers
+        most_text = MOST_TEXT // (len(requests) + len(refused))
+        write, answers, text = self._results.response, self._answers, 0
+        results: List[Any] = []
+        places: Sequence[int] = ()
         with answers.lock:
-            results: List[Optional[RequestResult]] = []
             for request, response in zip(requests, responses):
                 if response is None:
                     results.append(None)
                     continue
-                result = write(response, request._requested_output_names, answers.tail, most_text)
-                if result.error is not None or result.parameters is not None:
-                    text += text_length(result)
+                result = error, _, parameters = write(
+                    response, request._requested_output_names, answers.tail, most_text
+                )
+                if error is not None or parameters is not None:
+                    text += text_length(error, parameters)
                     if type(response._error) is Unanswered:
                         unanswered = response._error.message()
                         self._errors.write(unanswered, TritonModelException(unanswered), execution, _ids_of([request]))
                 results.append(result)
-            places: Sequence[int] = rescheduled(requests, responses) if self._reschedules else ()
+            if self._reschedules:
+                places = rescheduled(requests, responses)
             if refused:
                 places = [requests[place]._key[1] for place in places]
                 results = _spread(requests, results, refused)
-            return self._add(execution, began_ns, start_ns, end_ns, results, text, places)
+            if text > MUCH_TEXT:
+                answers.hurry()
+            return answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
 
 
 class StreamExecutor(ModelExecutor):

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Union
 
 from pybackend_sdk.error import TritonModelException, printable
 from pybackend_sdk.metrics import metric_failure
+from pybackend_sdk.tensor import Tensor
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.receiver import Receiver, Waiter
@@ -14,7 +15,7 @@ from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWr
 from pybackend_wire.errors import ErrorCode, LocalProtocolError
 from pybackend_wire.framing import MAX_METADATA_BYTES
 from pybackend_wire.host_messages import Answer, Reply
-from pybackend_wire.messages import Failure, MetricChange, TensorPlace
+from pybackend_wire.messages import Failure, MetricChange
 from pybackend_wire.stub_messages import (
     Call,
     CancelCall,
@@ -198,15 +199,14 @@ class ModelControl:
         """Whether a version of a model accepts requests, or any version for ``""``."""
         return bool(self._ask(_CHECK, lambda number: IsModelReady(number, model_name, model_version)))
 
-    def _write(self, files: "Dict[str, bytes]", tail: OutputTail) -> "List[TensorPlace]":
-        places: List[TensorPlace] = []
+    def _write(self, files: "Dict[str, bytes]", tail: OutputTail) -> "List[Any]":
+        tensors = [
+            Tensor._from_wire(printable(path), "UINT8", [len(content)], content) for path, content in files.items()
+        ]
         try:
-            for path, content in files.items():
-                places.append(self._writer.write_bytes(printable(path), content, tail))
+            return self._writer.write(tensors, tail)
         except OutputMemoryExhausted as exhausted:
-            self._writer.free(places)
             raise self._failure(_LOAD, str(exhausted)) from None
-        return places
 
     def _ask(self, what: str, make: "Callable[[int], Question]", tail: "Optional[OutputTail]" = None) -> Any:
         try:

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.model_loader import check_execute, complete_config, import_model
@@ -33,7 +33,6 @@ from pybackend_wire.host_messages import (
     Cancel,
     Collect,
     Detach,
-    Execute,
     Flow,
     FreeOutput,
     FromHost,
@@ -43,7 +42,7 @@ from pybackend_wire.host_messages import (
     Probe,
     Reply,
 )
-from pybackend_wire.messages import ATTENDED_FROM, SegmentRole
+from pybackend_wire.messages import ATTENDED_FROM, BEGUN_WORD, SegmentRole
 from pybackend_wire.stub_messages import Detached, DroppedOutput, Readiness
 
 
@@ -117,6 +116,7 @@ class ModelInstance:
         self._responder: Optional[Responder] = None
         self._readiness: Optional[ReadinessCheck] = None
         self._executing = 0
+        self._attended = False
 
     def connect(self, receiver: Receiver, attend: "Callable[[], None]") -> None:
         """Set who passes messages to :meth:`handle`, and what to call if some may come while the model's code runs."""
@@ -172,21 +172,21 @@ class ModelInstance:
         runtime.models = ModelCalls(calls, receiver, reader, writer, self._current_execution, self._before_call)
         return is_ready is not None
 
-    def execute(self, message: Execute, tail: bytearray) -> None:
+    def execute(self, execution: int, requests: "Sequence[Any]", tail: bytearray) -> None:
         """Run ``execute`` once; the answer is queued, and sent at once if it cannot wait for others."""
-        if self.executor is None:
+        executor, memory, waiting = self.executor, self._memory, self.receiver.work
+        if executor is None:
             raise RemoteProtocolError("EXECUTE before INITIALIZE")
-        execution, requests = message
-        if execution >= ATTENDED_FROM or self.receiver.has_more_work:
+        if not self._attended and (execution >= ATTENDED_FROM or waiting):
+            self._attended = True
             self.attend()  # if this takes long, prefetched executions go to another instance
         self._executing = execution
-        self._memory.mark_begun(execution)
-        ready_ns = self.executor.run(execution, requests, tail)
+        memory.progress[BEGUN_WORD] = execution
+        ready_ns = executor.run(execution, requests, tail)
         self._executing = 0
-        released = self._memory.take_released()
-        if released:
-            self.answers.add_released(released)
-        if self.receiver.has_more_work:
+        if memory.released:
+            self.answers.add_released(memory.take_released())
+        if waiting:
             self.answers.keep_or_flush(ready_ns)
 
     def finalize(self) -> "Optional[BaseException]":

@@ -18,7 +18,7 @@ from pybackend_stub.process import be_called
 from pybackend_stub.receiver import Attendant, Receiver, WaitingCore, Work
 from pybackend_stub.runtime import StubRuntime
 from pybackend_wire.errors import ErrorCode
-from pybackend_wire.host_messages import Execute, Initialize, Load, ModelToLoad
+from pybackend_wire.host_messages import Initialize, Load, ModelToLoad
 from pybackend_wire.messages import Failure
 from pybackend_wire.stub_messages import Completed, Failed, Finalized, FreeInput, HandedBack, Initialized
 
@@ -50,13 +50,13 @@ class StubLoop:
 
     def run(self) -> int:
         """Serve until the host sends FINALIZE or goes away; returns the exit status."""
-        execute = self._instance.execute
+        execute, take_work = self._instance.execute, self._receiver.take_work
         try:
             self._channel.greet(np.__version__, self._confined or {})
             while True:
-                message, tail = self._next_work()
-                if isinstance(message, Execute):
-                    execute(message, tail)
+                message, tail = take_work() or self._next_work()
+                if type(message) is list:
+                    execute(message[1], message[2], tail)
                 elif isinstance(message, Load):
                     if not self._load(message):
                         return 0
@@ -75,13 +75,10 @@ class StubLoop:
             os._exit(0)
 
     def _next_work(self) -> Work:
-        """Return the next message for this thread. Before it waits, everything that others wait for has been sent."""
-        work = self._receiver.take_work()
-        if work is None:
-            self._answers.end_of_frame()
-            self._return_inputs()
-            work = self._receiver.next_work()
-        return work
+        """Wait for the next message for this thread, after sending everything that others wait for."""
+        self._answers.end_of_frame()
+        self._return_inputs()
+        return self._receiver.next_work()
 
     def _load(self, load: Load) -> bool:
         self._channel.use_codec(load.codec)

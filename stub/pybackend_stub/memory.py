@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
 
 from pybackend_wire.allocation import BlockMap
-from pybackend_wire.messages import BEGUN_WORD, CORE_WORD, BlockPlace, SegmentRole
+from pybackend_wire.messages import CORE_WORD, BlockPlace, SegmentRole
 
 
 class OutputBlock(NamedTuple):
@@ -57,9 +57,11 @@ class StubMemory:
         self._segments: Dict[int, _Segment] = {}
         self._lock = threading.Lock()
         self._on_release = on_release
-        self._released: Deque[BlockPlace] = deque()
+        self.released: Deque[BlockPlace] = deque()
+        """Input blocks for :meth:`take_released`."""
         self._watched: Dict[int, weakref.ref[Any]] = {}
-        self._progress: Optional[memoryview] = None
+        self.progress: Any = [0, 0]
+        """The words that the host can read, also after a crash: the execution that began last, and the core to wait on."""
         self._lent: Dict[int, _LentBlock] = {}
         self._lent_blocks: Dict[BlockPlace, _LentBlock] = {}
         self._dropped: Deque[int] = deque()
@@ -72,7 +74,7 @@ class StubMemory:
             os.close(descriptor)
         self.add(segment, mapping, role)
         if role == SegmentRole.PROGRESS:
-            self._progress = memoryview(mapping).cast("Q")
+            self.progress = memoryview(mapping).cast("Q")
 
     def add(self, segment: int, mapping: mmap.mmap, role: int) -> None:
         """Use a mapping as a segment."""
@@ -93,14 +95,9 @@ class StubMemory:
         """In a fork, stop reporting releases: the host does not wait for its copies of input arrays."""
         self._on_release = lambda: None
 
-    def mark_begun(self, execution: int) -> None:
-        """Note the execution that began last, where the host can read it after a crash."""
-        if self._progress is not None:
-            self._progress[BEGUN_WORD] = execution
-
     def wanted_core(self) -> "Optional[int]":
         """Return the core on which the host wants the main thread to wait; None if it does not mind."""
-        wanted = 0 if self._progress is None else self._progress[CORE_WORD]
+        wanted: int = self.progress[CORE_WORD]
         return wanted - 1 if wanted else None
 
     def input_block(self, segment: int, offset: int, nbytes: int) -> Any:
@@ -110,7 +107,7 @@ class StubMemory:
 
         def release(_reference: Any) -> None:
             self._watched.pop(key, None)
-            self._released.append(BlockPlace(segment, offset))
+            self.released.append(BlockPlace(segment, offset))
             self._on_release()
 
         self._watched[key] = weakref.ref(block, release)
@@ -119,9 +116,9 @@ class StubMemory:
     def take_released(self) -> "List[BlockPlace]":
         """Return the input blocks released since the last call."""
         taken: List[BlockPlace] = []
-        while self._released:
+        while self.released:
             try:
-                taken.append(self._released.popleft())
+                taken.append(self.released.popleft())
             except IndexError:  # another thread, or the collector in this one, took it
                 break
         return taken

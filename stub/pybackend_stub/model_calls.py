@@ -66,7 +66,7 @@ class _Replies:
         failure, places, parameters = result
         if failure is not None:
             return InferenceResponse(error=TritonError(failure[1], ErrorCode(failure[0])))
-        response = InferenceResponse(self._reader.tensors(places, memoryview(tail)))
+        response = InferenceResponse(self._reader.tensors(places, tail))
         response._parameters = parameters
         return response
 

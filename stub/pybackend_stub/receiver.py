@@ -16,7 +16,7 @@ from typing import Any, Callable, Deque, List, Optional, Set, Tuple
 
 from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.memory import StubMemory
-from pybackend_wire.host_messages import Execute, Finalize, FromHost, Initialize, Load
+from pybackend_wire.host_messages import Finalize, FromHost, Initialize, Load
 from pybackend_wire.messages import NUDGE, NUDGE_TO_ANSWER
 
 
@@ -63,10 +63,10 @@ class ServiceThread(threading.Thread):
         super().__init__(target=run, args=arguments, name=name, daemon=True)
 
 
-Work = Tuple[FromHost, bytearray]
-"""A message for the main thread, and the tail of its frame."""
+Work = Tuple[Any, bytearray]
+"""A message for the main thread, and the tail of its frame. An EXECUTE, of which there are many, is the list that came."""
 
-_WORK = (Execute, Load, Initialize, Finalize)
+_WORK = (Load, Initialize, Finalize)
 _ANSWERS_ONLY = set(NUDGE_TO_ANSWER)
 _NUDGES_BYTES = 4096
 """Bytes of nudges to read at a time: many nudges mean the same as one."""
@@ -114,7 +114,8 @@ class Receiver:
         self._reading = False
         self._sleeping: List[Waiter] = []
         self._main = Waiter()
-        self._work: Deque[Work] = deque()
+        self.work: Deque[Work] = deque()
+        """What the main thread has not taken yet. Work that must not wait is taken from its end, by any thread."""
         self._unwatched = 0
         self._wanted = False
         self._missed = False
@@ -130,15 +131,21 @@ class Receiver:
 
     def take_work(self) -> "Optional[Work]":
         """Return the main thread's next message; if there is none, the thread counts as idle from now on."""
+        work = self.work
+        if work and not self.is_idle:
+            try:
+                return work.popleft()
+            except IndexError:  # another thread has handed it back
+                pass
         with self._guard:
-            self.is_idle = not self._work
+            self.is_idle = not work
             if self.is_idle:
                 return None
             self._wanted |= self._missed
             self._missed = False
             if not self._reading:
                 self._find_reader()
-            return self._work.popleft()
+            return work.popleft()
 
     def next_work(self) -> Work:
         """Wait for the main thread's next message."""
@@ -150,7 +157,7 @@ class Receiver:
                     return work
                 if self._begin_reading(self._main):
                     try:
-                        while not self._work:
+                        while not self.work:
                             self._read()
                     finally:
                         self._end_reading(goes_on=True)
@@ -158,11 +165,6 @@ class Receiver:
                     self._main.sleep()
         finally:
             self._waiting_core.leave()
-
-    @property
-    def has_more_work(self) -> bool:
-        """Whether :meth:`next_work` would return at once."""
-        return bool(self._work)
 
     def end(self) -> None:
         """Expect no more messages: from now on the end of file is not an accident."""
@@ -226,24 +228,25 @@ class Receiver:
 
     def return_work(self) -> None:
         """Hand back executions that arrived together with the running one, which waits or takes long."""
-        if not self._work:
+        if not self.work:
             return
-        handed_back: List[int] = []
+        handed_back: Deque[int] = deque()
         with self._guard:
             if self.is_idle or not self.hands_back:  # the main thread is about to take it
                 return
             kept: Deque[Work] = deque()
-            for work in self._work:
-                message = work[0]
-                if isinstance(message, Execute):
-                    handed_back.append(message.execution)
-                else:
-                    kept.append(work)
-            self._work = kept
+            with suppress(IndexError):  # the main thread may take the last one
+                while self.work:
+                    work = self.work.pop()
+                    if type(work[0]) is list:
+                        handed_back.appendleft(work[0][1])
+                    else:
+                        kept.appendleft(work)
+            self.work.extend(kept)
             if handed_back:
                 self._last_returned = handed_back[-1]
         if handed_back:
-            self._hand_back(handed_back)
+            self._hand_back(list(handed_back))
 
     def attend(self, nudged: bool) -> None:
         """Read as long as the main thread is busy; work that should not wait for it goes back to the host.
@@ -277,7 +280,7 @@ class Receiver:
                     self._wanted = False
                 return True
             self._wanted |= wanted
-            if waiter is not None and not waiter.done and not (waiter is self._main and self._work):
+            if waiter is not None and not waiter.done and not (waiter is self._main and self.work):
                 self._sleeping.append(waiter)
             elif waiter is self._main:
                 waiter.wake()  # work arrived between two checks
@@ -306,15 +309,14 @@ class Receiver:
     def _read(self) -> None:
         try:
             messages, tail = self._channel.receive()
-            handed_back: List[int] = []
+            work: List[Work] = []
             for message in messages:
-                if not isinstance(message, _WORK):
+                if type(message) is list or isinstance(message, _WORK):
+                    work.append((message, tail))
+                else:
                     self._handle(message, tail)
-                elif not self._accept(message, tail):
-                    assert isinstance(message, Execute)
-                    handed_back.append(message.execution)
-            if handed_back:
-                self._hand_back(handed_back)
+            if work:
+                self._accept(work)
         except HostGone:
             if not self._ended:
                 # Exit at once: the model's threads or exit handlers could keep the process alive.
@@ -324,20 +326,27 @@ class Receiver:
             traceback.print_exc()
             os._exit(1)
 
-    def _accept(self, message: FromHost, tail: bytearray) -> bool:
-        """Queue work for the main thread; False for an execution that would have to wait for another one."""
+    def _accept(self, work: "List[Work]") -> None:
+        """Queue a frame's work for the main thread; executions that would have to wait for another one go back."""
+        handed_back: List[int] = []
         with self._guard:
-            # This execution was sent before the host knew what was handed back, and must not overtake that.
-            if (
-                isinstance(message, Execute)
-                and self.hands_back
-                and (not self.is_idle or message.execution == self._last_returned + 1)
-            ):
-                self._last_returned = message.execution
-                return False
-            self._work.append((message, tail))
-            self._wake(self._main)
-            return True
+            while len(handed_back) < len(work) and self._must_return(work[len(handed_back)][0]):
+                handed_back.append(self._last_returned)
+            if len(handed_back) < len(work):
+                self.work.extend(work[len(handed_back) :])
+                self._wake(self._main)
+        if handed_back:
+            self._hand_back(handed_back)
+
+    def _must_return(self, message: Any) -> bool:
+        """Whether an execution must go back; the one behind another that need not go back need not either."""
+        if type(message) is not list or not self.hands_back:
+            return False
+        # One was sent before the host knew what was handed back, and must not overtake that.
+        if self.is_idle and message[1] != self._last_returned + 1:
+            return False
+        self._last_returned = message[1]
+        return True
 
 
 class Attendant:

@@ -11,7 +11,7 @@ from pybackend_stub.channel import HostChannel, HostGone
 from pybackend_stub.receiver import Receiver, Waiter
 from pybackend_stub.results import ResultWriter
 from pybackend_stub.tensor_io import OutputTail
-from pybackend_wire.messages import STREAM_WINDOW
+from pybackend_wire.messages import STREAM_WINDOW, RequestResult
 from pybackend_wire.stub_messages import Respond
 
 Key = Tuple[int, int]
@@ -66,7 +66,7 @@ class Responder:
 
     def _say(self, key: Key, names: Any, response: "Optional[InferenceResponse]", final: bool) -> None:
         tail = OutputTail()
-        result = None if response is None else self._results.response(response, names, tail)
+        result = None if response is None else RequestResult._make(self._results.response(response, names, tail))
         if final:
             self._sent.pop(key, None)
         else:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from typing import Any, Callable, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from pybackend_sdk.execution import prune
 from pybackend_sdk.response import InferenceResponse
@@ -63,8 +63,8 @@ class ResultWriter:
         requested_output_names: "Sequence[str]",
         tail: OutputTail,
         most_text: int = MOST_TEXT,
-    ) -> RequestResult:
-        """Turn one response into a result, with its outputs copied to memory that the host reads.
+    ) -> "Tuple[Optional[Failure], Sequence[Any], Optional[Dict[str, Any]]]":
+        """Turn one response into a result, as the fields of one, with its outputs copied to memory that the host reads.
 
         Args:
             most_text: most characters of the error or the parameters: frames are bounded.
@@ -74,7 +74,7 @@ class ResultWriter:
             return self.failure(int(error.code()), str(error.message()), most_text)
         parameters = response._parameters or None
         if parameters is not None:
-            length = sum(len(key) + len(value) for key, value in parameters.items() if isinstance(value, str))
+            length = text_length(None, parameters)
             if length > most_text:
                 message = f"response parameters of {length} characters are too long, at most {most_text} can be sent"
                 return self.failure(ErrorCode.INTERNAL, self.prefixed(message), most_text)
@@ -92,7 +92,7 @@ class ResultWriter:
             return self.failure(ErrorCode.UNAVAILABLE, str(exhausted), most_text)
         except BaseException as failed:  # noqa: BLE001  a tensor with unreadable bytes fails only this request
             return self.failure(ErrorCode.INTERNAL, self.prefixed(self.format_error(failed)), most_text)
-        return RequestResult(None, places, parameters)
+        return None, places, parameters
 
     @staticmethod
     def failure(code: int, message: str, most_text: int = MOST_TEXT) -> RequestResult:
@@ -107,13 +107,11 @@ class ResultWriter:
         return f"Failed to process the request(s) for model '{self.instance_name}', message: {message}"
 
 
-def text_length(result: RequestResult) -> int:
+def text_length(error: "Optional[Failure]", parameters: "Optional[Dict[str, Any]]") -> int:
     """Count the characters of a result's error and parameters."""
-    if result.error is not None:
-        return len(result.error.message)
-    if result.parameters is None:
-        return 0
-    return sum(len(key) + len(value) for key, value in result.parameters.items() if isinstance(value, str))
+    if error is not None:
+        return len(error.message)
+    return sum(len(key) + len(value) for key, value in (parameters or {}).items() if isinstance(value, str))
 
 
 KEEP_NS = 1_000_000
@@ -143,7 +141,7 @@ class AnswerQueue:
         began_ns: int,
         start_ns: int,
         end_ns: int,
-        results: "Sequence[Optional[RequestResult]]",
+        results: "Sequence[Optional[Sequence[Any]]]",
         rescheduled: "Sequence[int]" = (),
     ) -> int:
         """Queue a :class:`pybackend_wire.stub_messages.Result`; returns the time when it was ready."""

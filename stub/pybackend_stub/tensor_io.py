@@ -8,7 +8,7 @@ import numpy as np
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.request import InferenceRequest, InferenceTrace
-from pybackend_sdk.tensor import Tensor
+from pybackend_sdk.tensor import DTYPES, Tensor
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.client_memory import ClientMemory, RegionError
 from pybackend_stub.memory import OutputBlock, StubMemory
@@ -27,8 +27,7 @@ MOST_SHARED_BYTES = 8 * INLINE_BYTES
 
 _NO_OPTIONS = ("", 0, 0, 0, 0, None, 0, "")
 
-_tuple: Any = tuple.__new__
-"""Makes a named tuple from its fields in a third of the time that its class takes."""
+_array: Any = np.ndarray
 
 
 class OutputMemoryExhausted(TritonModelException):
@@ -72,7 +71,6 @@ class TensorReader:
 
         There are fewer of them than in the message if some cannot be read: :attr:`refused` has the others.
         """
-        view = memoryview(tail)
         request_from_wire = InferenceRequest._from_wire
         requests: List[InferenceRequest] = []
         if self.refused:
@@ -80,7 +78,7 @@ class TensorReader:
         for raw_inputs, requested, options in raw_requests:
             request_id, correlation_id, flags, priority, timeout_us, parameters, trace, context = options or _NO_OPTIONS
             try:
-                inputs = self.tensors(raw_inputs, view)
+                inputs = self.tensors(raw_inputs, tail)
             except RegionError as error:
                 message = f"[request id: {request_id or '<id_unknown>'}] {error.message}"
                 failed = RequestResult(Failure(int(error.code), message), [], None)
@@ -102,18 +100,23 @@ class TensorReader:
             requests.append(request)
         return requests
 
-    def tensors(self, places: "Sequence[Any]", view: memoryview) -> "List[Tensor]":
-        """Build tensors from input memory, from clients' memory, or from the tail that ``view`` views.
+    def tensors(self, places: "Sequence[Any]", tail: bytearray) -> "List[Tensor]":
+        """Build tensors from input memory, from clients' memory, or from the tail of the frame.
 
         Raises RegionError if a tensor in a client's memory cannot be read.
         """
         copy_inputs, from_wire = self._copy_inputs, Tensor._from_wire
-        copy_tail = len(view) > MOST_SHARED_BYTES
+        copy_tail = len(tail) > MOST_SHARED_BYTES
+        views = not (copy_inputs or copy_tail)
         tensors = []
         failure: Optional[RegionError] = None
         for name, datatype, shape, segment, offset, nbytes in places:
             if segment == TAIL:
-                buffer: Any = view[offset : offset + nbytes]
+                if views and datatype in DTYPES:
+                    array = _array(shape, DTYPES[datatype], tail, offset)
+                    tensors.append(from_wire(name, datatype, shape, array, False, array))
+                    continue
+                buffer: Any = memoryview(tail)[offset : offset + nbytes]
                 if copy_tail:
                     buffer = bytearray(buffer)
             elif type(segment) is int:
@@ -155,22 +158,15 @@ class TensorReader:
 class OutputTail:
     """The small tensors of one frame."""
 
-    __slots__ = ("_chunks", "nbytes")
+    __slots__ = ("chunks", "nbytes")
 
     def __init__(self) -> None:
-        self._chunks: List[bytes] = []
+        self.chunks: List[bytes] = []
         self.nbytes = 0
-
-    def append(self, data: bytes) -> int:
-        offset = self.nbytes
-        if data:
-            self._chunks.append(data)
-            self.nbytes += len(data)
-        return offset
 
     def take(self) -> "List[bytes]":
         """Return the collected chunks; offsets begin at 0 again."""
-        taken, self._chunks = self._chunks, []
+        taken, self.chunks = self.chunks, []
         self.nbytes = 0
         return taken
 
@@ -198,16 +194,23 @@ class OutputWriter:
         self._growth = Waiter()
         self._refused: Optional[str] = None
 
-    def write(self, tensors: "Sequence[Tensor]", tail: OutputTail) -> "List[TensorPlace]":
-        """Copy tensors' bytes to memory that the host can read.
+    def write(self, tensors: "Sequence[Tensor]", tail: OutputTail) -> "List[Any]":
+        """Copy tensors' bytes to memory that the host can read; returns plain tuples with the fields of a TensorPlace.
 
         Raises OutputMemoryExhausted if the host refuses more memory.
         """
-        places: List[TensorPlace] = []
+        places: List[Any] = []
         try:
             for tensor in tensors:
-                place = self._place(tensor._data, tail)
-                places.append(_tuple(TensorPlace, (tensor._name, tensor._datatype, tensor._shape, *place)))
+                data, offset = tensor._data, tail.nbytes
+                is_array = type(data) is _array
+                nbytes = data.nbytes if is_array else memoryview(data).nbytes
+                if nbytes <= INLINE_BYTES and offset <= MOST_INLINE_BYTES:
+                    tail.chunks.append(data.tobytes() if is_array else bytes(data))
+                    segment, tail.nbytes = TAIL, offset + nbytes
+                else:
+                    segment, offset = self._share(data, nbytes)
+                places.append((tensor._name, tensor._datatype, tensor._shape, segment, offset, nbytes))
         except BaseException:
             self.free(places)
             raise
@@ -215,7 +218,7 @@ class OutputWriter:
 
     def write_placed(
         self, tensors: "Sequence[Tensor]", tail: OutputTail, wanted: "Dict[str, Optional[Tuple[int, int, int]]]"
-    ) -> "List[TensorPlace]":
+    ) -> "List[Any]":
         """Copy tensors' bytes to clients' regions, or to memory that the host can read.
 
         Args:
@@ -224,7 +227,7 @@ class OutputWriter:
         Raises:
             RegionError: a tensor does not fit into its region.
         """
-        places: List[TensorPlace] = []
+        places: List[Any] = []
         try:
             for tensor in tensors:
                 place = wanted.get(tensor._name)
@@ -243,36 +246,25 @@ class OutputWriter:
             self._regions.write(region, offset, payload)
         return TensorPlace(tensor._name, tensor._datatype, tensor._shape, region, offset, nbytes)
 
-    def write_bytes(self, name: str, data: bytes, tail: OutputTail) -> TensorPlace:
-        """Place bytes as a tensor of type UINT8."""
-        return TensorPlace(name, "UINT8", [len(data)], *self._place(data, tail))
-
-    def free(self, places: "Sequence[TensorPlace]") -> None:
+    def free(self, places: "Sequence[Any]") -> None:
         """Free tensors that were written but not sent: the host never learns of these blocks and cannot free them."""
-        for place in places:
-            if place.segment != TAIL:
-                self._memory.free_output(place.segment, place.offset)
+        for _, _, _, segment, offset, _ in places:
+            if segment != TAIL:
+                self._memory.free_output(segment, offset)
 
-    def _place(self, payload: Any, tail: OutputTail) -> "Tuple[int, int, int]":
-        kind = type(payload)
-        if kind is np.ndarray:  # the usual case
-            nbytes = payload.nbytes
-            if nbytes <= INLINE_BYTES and tail.nbytes <= MOST_INLINE_BYTES:
-                return TAIL, tail.append(payload.tobytes()), nbytes
-        else:
-            nbytes = len(payload) if kind is bytes else memoryview(payload).nbytes
-            if nbytes <= INLINE_BYTES and tail.nbytes <= MOST_INLINE_BYTES:
-                return TAIL, tail.append(bytes(payload)), nbytes
-        if self._memory.lends and kind is np.ndarray:
+    def _share(self, payload: Any, nbytes: int) -> "Tuple[int, int]":
+        """Place a tensor in output memory."""
+        is_array = type(payload) is np.ndarray
+        if self._memory.lends and is_array:
             given = self._memory.give(payload.__array_interface__["data"][0], nbytes)
             if given is not None:
                 payload.flags.writeable = False  # a later edit would change a response that is on its way
-                return given.segment, given.offset, nbytes
+                return given.segment, given.offset
         block = self.allocate(nbytes)
         target = np.frombuffer(block.view, dtype=np.uint8)
-        source = payload if kind is np.ndarray else np.frombuffer(payload, dtype=np.uint8)
+        source = payload if is_array else np.frombuffer(payload, dtype=np.uint8)
         np.copyto(target, source.reshape(-1).view(np.uint8))
-        return block.segment, block.offset, nbytes
+        return block.segment, block.offset
 
     def allocate(self, nbytes: int) -> OutputBlock:
         """Allocate a block of output memory. Raises OutputMemoryExhausted if the host refuses more memory."""

@@ -134,7 +134,8 @@ class Execute(NamedTuple):
 
     The requests and their tensor places are plain sequences in the order of the fields of :class:`ExecuteRequest` and
     :class:`TensorPlace`: making tuples of these types would cost more than everything else done here for a small
-    request. The host's channel encodes the message by hand for the same reason.
+    request. The host's channel encodes the message by hand for the same reason, and a stub keeps it as the list in which
+    it has arrived.
     """
 
     execution: Natural
@@ -226,9 +227,6 @@ FromHost = Union[
 HOST_MESSAGES = by_kind(HostMessage, FromHost)
 """The type of each kind."""
 
-_EXECUTE = int(HostMessage.EXECUTE)
-_EXECUTE_FIELDS = 1 + len(Execute._fields)
-
 _KINDS = {message: int(kind) for kind, message in HOST_MESSAGES.items()}
 
 
@@ -243,8 +241,6 @@ def decoded(fields: Sequence[Any]) -> FromHost:
     Raises RemoteProtocolError if there is no such kind, or the number of fields is wrong.
     """
     try:
-        if fields[0] == _EXECUTE and len(fields) == _EXECUTE_FIELDS:
-            return tuple.__new__(Execute, fields[1:])  # the usual case, in a third of the time
         message: FromHost = HOST_MESSAGES[fields[0]](*fields[1:])
     except (KeyError, TypeError, IndexError):
         raise RemoteProtocolError(f"the host sent a message of kind {fields[:1]} with {len(fields)} fields") from None

@@ -73,16 +73,19 @@ class Result(NamedTuple):
     results: List[Optional[RequestResult]]
 
 
+_RESULT = int(StubMessage.RESULT)
+
+
 def encoded_result(
     execution: int,
     began_ns: int,
     infer_start_ns: int,
     infer_end_ns: int,
     done_ns: int,
-    results: Sequence[Optional[RequestResult]],
+    results: Sequence[Optional[Sequence[Any]]],
 ) -> Tuple[Any, ...]:
     """Encode a :class:`Result` for the wire."""
-    return (StubMessage.RESULT, execution, began_ns, infer_start_ns, infer_end_ns, done_ns, results)
+    return (_RESULT, execution, began_ns, infer_start_ns, infer_end_ns, done_ns, results)
 
 
 class Rescheduled(NamedTuple):

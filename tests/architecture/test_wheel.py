@@ -64,7 +64,7 @@ def test_metadata(wheel, names):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert entry_points == (
-        "[console_scripts]\npybackend = pybackend.cli:main\n\n"
+        "[console_scripts]\npybackend = pybackend.cli:main\ntritonserver = pybackend.cli:tritonserver\n\n"
         "[pytest11]\npybackend = pybackend_sdk.testing.pytest_plugin\n"
     )
 

@@ -101,25 +101,23 @@ def interpreters() -> dict[int, str]:
 
 
 def _candidates() -> list[str]:
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    paths = [str(path) for path in pyenv.glob("*/bin/python")]
-    for minor in KNOWN_MINORS:
-        for directory in [*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin", "/usr/local/bin"]:
-            path = os.path.join(directory, f"python3.{minor}")
-            if os.access(path, os.X_OK):
-                paths.append(path)
-    return paths
+    """Paths that may be interpreters, one for each file; without pyenv's shims: what they stand for is there as well."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    directories = {*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin", "/usr/local/bin"} - {str(pyenv / "shims")}
+    paths = [str(path) for path in pyenv.glob("versions/*/bin/python")]
+    paths += [f"{directory}/python3.{minor}" for directory in sorted(directories) for minor in KNOWN_MINORS]
+    return list({os.path.realpath(path): path for path in paths if os.access(path, os.X_OK)}.values())
 
 
 def _version(path: str) -> tuple[int, ...] | None:
     code = "import sys; print(sys.implementation.name, *sys.version_info[:3])"
     try:
-        done = subprocess.run([path, "-I", "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run([path, "-I", "-S", "-c", code], capture_output=True, text=True, check=False, timeout=60)
     except OSError:
         return None
     words = done.stdout.split()
     if done.returncode or words[:1] != ["cpython"]:
-        return None  # such as a shim of a version that is not switched on
+        return None
     return tuple(map(int, words[1:]))
 
 

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "serve them": {
         "serve": ("", "serve the models of a repository"),
         "doctor": ("doctor_command", "check whether this machine can run a server"),
+        "export": ("export_command", "write the Kubernetes objects that run a repository"),
     },
     "control a running server": {
         "status": ("control_command", "list its models"),

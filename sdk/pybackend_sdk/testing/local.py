@@ -7,9 +7,10 @@ every call on to the runtime of the calling model.
 import mmap
 import sys
 import threading
+from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, cast
+from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 
 from pybackend_sdk.logger import Logger
 from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
@@ -21,7 +22,7 @@ from pybackend_stub.channel import HostChannel
 from pybackend_stub.error_log import ErrorLog
 from pybackend_stub.instance import ModelInstance
 from pybackend_stub.memory import StubMemory
-from pybackend_stub.receiver import Receiver, Waiter
+from pybackend_stub.receiver import Receiver, Waiter, Work
 from pybackend_stub.runtime import StubRuntime
 from pybackend_wire.host_messages import Execute, FromHost, Initialize, ModelToLoad
 from pybackend_wire.messages import SegmentRole
@@ -126,9 +127,8 @@ class _Channel(HostChannel):
 class _Receiver(Receiver):
     """Lets threads wait for the host's messages, which the host's threads handle."""
 
-    has_more_work = False
-
     def __init__(self, host: Host) -> None:
+        self.work: Deque[Work] = deque()
         self._host = host
 
     def wait(self, waiter: Waiter) -> None:
@@ -206,7 +206,7 @@ class LocalProcess(ModelProcess):
     def execute(self, execution: Execution, message: Execute) -> None:
         self._thread_ident = threading.get_ident()
         with entered(self._runtime):
-            self._instance.execute(message, bytearray())
+            self._instance.execute(*message, bytearray())
             self._instance.answers.end_of_frame()
 
     def attach(self, number: int, size: int, role: SegmentRole) -> Any:

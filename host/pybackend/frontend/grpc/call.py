@@ -11,7 +11,7 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.answer import Answer, CompressedAnswer, Compression, stop_receiving
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
 from pybackend.frontend.grpc.errors import INTERNAL, OK_TRAILERS, SHUTTING_DOWN, CallError, answer_head, trailers_only
-from pybackend.frontend.grpc.head import CallHead, Refusal
+from pybackend.frontend.grpc.head import CallHead, Refusal, context_of
 from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http2 import Fields, RemoteProtocolError, ServerConnection, Stream, StreamReceiver
@@ -105,15 +105,15 @@ class Call(StreamReceiver):
     _received_then = -1
     _timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, peer: Peer, stream: Stream, head: CallHead) -> None:
+    def __init__(self, peer: Peer, stream: Stream, head: CallHead, timeout_s: float | None) -> None:
         self.peer = peer
         self.stream = stream
         self.head = head
         request_log = peer.frontend.request_log
         if request_log.on:
             self.record = request_log.begin("grpc", peer.address, b"POST", head.path.encode("latin-1"))
-        if head.timeout_s is not None:
-            self._timer = peer.loop.call_later(head.timeout_s, self._deadline_passed)
+        if timeout_s is not None:
+            self._timer = peer.loop.call_later(timeout_s, self._deadline_passed)
 
     # Events of the stream
 
@@ -495,8 +495,9 @@ def open_messages(http2: ServerConnection) -> list[InboundMessages]:
 
 def note_request(call: Call, admission: Admission, request: InferenceRequest, began_ns: int = 0) -> RequestTrace | None:
     """Note a request in the call's record, and begin its trace if it is chosen. For calls of which anything may be noted."""
-    head, record, tracer = call.head, call.record, call.peer.frontend.engine.tracer
+    head, apart, record = call.head, call.stream.fields_apart, call.record
     if record is not None:
         record.asks(admission.model_name, admission.model_version, request.id)
-        record.continues(head.metadata.get(b"traceparent"))
-    return begin_trace(tracer, request, admission.full_name, "GRPC", head.context, began_ns)
+        record.continues({**head.metadata, **dict(apart)}.get(b"traceparent"))
+    context = context_of(apart) if apart else head.context
+    return begin_trace(call.peer.frontend.engine.tracer, request, admission.full_name, "GRPC", context, began_ns)

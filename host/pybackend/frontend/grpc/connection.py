@@ -72,48 +72,57 @@ class GrpcConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client."""
-        peer = self.peer
+        peer, http2 = self.peer, self.http2
         peer.flow.received_bytes += len(data)
+        peer.active_at = self._frontend.seconds
         if self._rest:
             self._rest += data
             peer.unhandled_bytes += len(data)
             return
-        self._receive(data, 0)
-        if self._rest:
-            self.transport.pause_reading()
-            peer.slices.add(self._receive_rest)
-            peer.count_unread()
-
-    def _receive(self, data: bytes, offset: int) -> None:
-        """Handle bytes from an offset on. When the turn of this connection is over, the rest waits."""
-        peer, http2 = self.peer, self.http2
-        peer.active_at = self._frontend.seconds
         try:
-            offset = http2.receive(data, offset)
-            while offset < len(data):
-                if peer.turn_share.is_used_up():
-                    self._rest, self._rest_begins, peer.unhandled_bytes = data, offset, len(data)
-                    break
-                offset = http2.receive(data, offset)
-        except RemoteProtocolError as error:
-            if not peer.has_written and _HTTP_1.match(data):
-                self._frontend.malformed(str(error), peer.address)
-                self.transport.write(_NOT_HTTP_2)
-                self.transport.close()
-            else:
-                self._end_broken(error)
-            return
-        except Exception:  # the other connections go on
-            log.exception("A gRPC connection failed")
-            http2.close(ErrorCode.INTERNAL_ERROR)
+            offset = http2.receive(data)
+            if offset < len(data):
+                self._receive_on(data, offset)
+        except Exception as error:  # noqa: BLE001  the other connections go on
+            self._failed(error, data)
+        else:
+            if peer.arriving_count:
+                self._receive_directly()
+            if http2.has_output or peer.is_leaving or peer.unwritten:
+                peer.flush()
+            if self._rest:
+                self.transport.pause_reading()
+                peer.slices.add(self._receive_rest)
+                peer.count_unread()
+
+    def _receive_on(self, data: bytes, offset: int) -> None:
+        """Handle bytes from an offset on. When the turn of this connection is over, the rest waits."""
+        while offset < len(data):
+            if self.peer.turn_share.is_used_up():
+                self._rest, self._rest_begins, self.peer.unhandled_bytes = data, offset, len(data)
+                return
+            offset = self.http2.receive(data, offset)
+
+    def _failed(self, error: Exception, data: bytes) -> None:
+        """End the connection: these bytes break a rule of HTTP/2, or the server has a fault."""
+        peer = self.peer
+        if not isinstance(error, RemoteProtocolError):
+            log.error("A gRPC connection failed", exc_info=error)
+            self.http2.close(ErrorCode.INTERNAL_ERROR)
             peer.flush()
             self.transport.close()
-            return
-        if peer.arriving_count and self._next_room(_DIRECT_BYTES) is not None:
+        elif not peer.has_written and _HTTP_1.match(data):
+            self._frontend.malformed(str(error), peer.address)
+            self.transport.write(_NOT_HTTP_2)
+            self.transport.close()
+        else:
+            self._end_broken(error)
+
+    def _receive_directly(self) -> None:
+        """Let the kernel write the next bytes to a tensor's memory, if many belong there."""
+        if self._next_room(_DIRECT_BYTES) is not None:
             receiver = DirectReceiver(self, self.transport, lambda: self._next_room(1), self._received_directly)
             self.transport.set_protocol(receiver)
-        if http2.has_output or peer.is_leaving or peer.unwritten:
-            peer.flush()
 
     def _receive_rest(self) -> bool:
         """Handle the next part of the rest; True if there is more."""
@@ -121,7 +130,15 @@ class GrpcConnection(asyncio.Protocol):
         if peer.is_lost or self.transport.is_closing():
             return False
         rest, self._rest, peer.unhandled_bytes = self._rest, b"", 0
-        self._receive(rest, self._rest_begins)
+        peer.active_at = self._frontend.seconds
+        try:
+            self._receive_on(rest, self.http2.receive(rest, self._rest_begins))
+        except Exception as error:  # noqa: BLE001  the other connections go on
+            self._failed(error, rest)
+            return False
+        if peer.arriving_count:
+            self._receive_directly()
+        peer.flush()
         if self._rest:
             return True
         peer.count_unread()

@@ -11,7 +11,7 @@ from pybackend.engine.answers import RefusalReason
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.frontend.flow import ClientMemory
-from pybackend.frontend.grpc.head import CallPolicy, read_metadata
+from pybackend.frontend.grpc.head import CallPolicy, read_metadata, use_of_metadata
 from pybackend.frontend.http2 import Config, PingRules
 from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog
@@ -57,6 +57,7 @@ def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remember
         ping_rules=rules,
         read_text=partial(read_metadata, policy),
         remembers_heads=remembers_heads,
+        use_of=partial(use_of_metadata, policy),
     )
 
 

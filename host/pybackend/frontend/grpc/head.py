@@ -13,7 +13,7 @@ from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import CREDENTIALS, concealed
 from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.length_prefixed import ACCEPTED, ENCODINGS
-from pybackend.frontend.http2 import Fields, HeaderBlock, RequestHead
+from pybackend.frontend.http2 import Fields, HeaderBlock, RequestHead, Use
 from pybackend.frontend.request_log import ContextFields, trace_context
 from pybackend.protocol.grpc.status import GrpcStatus
 
@@ -29,6 +29,13 @@ _OF_GRPC = re.compile(rb"grpc-|(te|content-type)\Z")
 """Metadata that are gRPC's, and not the caller's."""
 
 _UNSAFE = re.compile(rb"[\x00\r\n]")
+
+STATUS_ON_ERROR = b"triton_grpc_error"
+"""Metadata with the value ``true`` make errors end a stream."""
+
+_READ = frozenset({b"content-type", b"grpc-encoding", b"grpc-accept-encoding", STATUS_ON_ERROR})
+_READ_APART = frozenset({b"grpc-timeout", b"traceparent", b"tracestate"})
+"""The metadata that a port reads, whatever its settings are; and those of them that differ from call to call."""
 
 RESTRICTED_PREFIX = b"triton-grpc-protocol-"
 """Metadata that restricted methods need begin with it."""
@@ -65,6 +72,10 @@ class CallPolicy:
         self._guard = guard
         self._forwards = forwards
 
+    def reads(self, name: bytes) -> bool:
+        """True if calls are judged by metadata of this name, or get them as request parameters."""
+        return (self._guard is not None and name in self._guard.reads) or self.forwards(name)
+
     def refusal(self, path: str, fields: Fields) -> Refusal | None:
         """The end of a call that may not be made; None if it may."""
         denial = None if self._guard is None else self._guard.denial(path, fields)
@@ -85,6 +96,13 @@ class CallPolicy:
             return self._forwards.of([field for field in fields if not _OF_GRPC.match(field[0])])
         except InferenceError as error:
             raise CallError.of(error) from None
+
+
+def use_of_metadata(policy: CallPolicy | None, name: bytes) -> Use:
+    """What a port does with metadata of a name."""
+    if name in _READ or (policy is not None and policy.reads(name)):
+        return Use.READS
+    return Use.READS_APART if name in _READ_APART else Use.IGNORES
 
 
 def read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tuple[bytes, bytes]:
@@ -123,7 +141,7 @@ class CallHead:
     def __init__(self, head: RequestHead, policy: CallPolicy | None = None) -> None:
         self.path = head.path.decode("latin-1")
         self.metadata = dict(head.fields)
-        self.context = _context(head.fields) if b"traceparent" in self.metadata else None
+        self.context = context_of(head.fields) if b"traceparent" in self.metadata else None
         self.forwarded: Mapping[str, str] | None = None
         self.encoding = self.metadata.get(b"grpc-encoding", b"identity")
         self.timeout_s: float | None = None
@@ -144,23 +162,34 @@ class CallHead:
             text = f"Unsupported compression type: {self.encoding.decode('latin-1')}. Use gzip, deflate or identity"
             answer = trailers_only(GrpcStatus.UNIMPLEMENTED, text, (b"grpc-accept-encoding", ACCEPTED))
             self.refusal = Refusal(GrpcStatus.UNIMPLEMENTED.name, text, answer)
+            return
         timeout = self.metadata.get(b"grpc-timeout")
         if timeout is not None or policy is not None:
             try:
-                if timeout is not None:
-                    self.timeout_s = _timeout(timeout)
                 if policy is not None:
                     self.forwarded = policy.forwarded(self.path, head.fields)
+                if timeout is not None:
+                    self.timeout_s = _read_timeout(timeout)
             except CallError as error:
                 self.refusal = Refusal.by(error.status, error.message)
 
 
-def _context(fields: Fields) -> ContextFields | None:
+def context_of(fields: Fields) -> ContextFields | None:
+    """The fields of the trace context; None if there are none."""
     parents, states = ([value for each, value in fields if each == name] for name in (b"traceparent", b"tracestate"))
     return trace_context(parents, states)
 
 
-def _timeout(value: bytes) -> float:
+def timeout_of(head: CallHead, apart: Fields) -> float | None:
+    """The deadline of a call whose head may lack some fields; a CallError if it is none."""
+    timeout_s = head.timeout_s
+    for name, value in apart:
+        if name == b"grpc-timeout":
+            timeout_s = _read_timeout(value)
+    return timeout_s
+
+
+def _read_timeout(value: bytes) -> float:
     found = _TIMEOUT.match(value)
     if found is None:
         text = f"grpc-timeout {value.decode('latin-1')!r} is no time: write up to 8 digits and one of H, M, S, m, u, n"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pybackend.frontend.grpc.answer import chosen_compression
 from pybackend.frontend.grpc.call import Call, Handler
+from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.fast_path import FastPath
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.grpc.head import CallHead, Refusal, timeout_of
 from pybackend.frontend.grpc.infer_handler import InferHandler
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
 from pybackend.frontend.grpc.peer import Peer
@@ -54,7 +55,13 @@ class InferTable:
             start += PREFIX_BYTES
             known = None if flag or size != stop - start else self._fast.known(data, start, stop)
             if known is not None:
-                call = Call(peer, stream, call_head)
+                timeout_s = call_head.timeout_s
+                if stream.fields_apart:
+                    try:
+                        timeout_s = timeout_of(call_head, stream.fields_apart)
+                    except CallError:
+                        return None
+                call = Call(peer, stream, call_head, timeout_s)
                 call.handler = handler = InferHandler(call, self._fast)
                 if handler.submit_known(known):
                     return call
@@ -62,3 +69,14 @@ class InferTable:
                 call.forget_deadline()
         call_head.takes_shortcut = False
         return None
+
+
+def begin_call(peer: Peer, stream: Stream, head: CallHead) -> tuple[Call, Refusal | None]:
+    """A call, and its end by its head if it cannot be served."""
+    refusal, timeout_s = head.refusal, head.timeout_s
+    if stream.fields_apart and refusal is None:
+        try:
+            timeout_s = timeout_of(head, stream.fields_apart)
+        except CallError as error:
+            refusal = Refusal.by(error.status, error.message)
+    return Call(peer, stream, head, timeout_s), refusal

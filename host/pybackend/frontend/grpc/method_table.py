@@ -6,7 +6,7 @@ from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead, Refusal
-from pybackend.frontend.grpc.infer_table import InferTable
+from pybackend.frontend.grpc.infer_table import InferTable, begin_call
 from pybackend.frontend.grpc.method_handler import MethodHandler
 from pybackend.frontend.grpc.methods import methods
 from pybackend.frontend.grpc.peer import Peer
@@ -23,10 +23,10 @@ class MethodTable(InferTable):
 
     def begin(self, peer: Peer, stream: Stream, head: CallHead, _request: RequestHead) -> Call:
         """A call whose head has arrived; it may be over already."""
-        call = Call(peer, stream, head)
+        call, refusal = begin_call(peer, stream, head)
         path = head.path
-        if head.refusal is not None:
-            call.refuse(head.refusal)
+        if refusal is not None:
+            call.refuse(refusal)
         elif self.handle(call):
             pass
         elif path in self._methods:

@@ -15,6 +15,7 @@ from pybackend.frontend.grpc.arriving_request import ArrivingRequest
 from pybackend.frontend.grpc.call import Call, Handler, note_request
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
+from pybackend.frontend.grpc.head import STATUS_ON_ERROR
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.observability.tracing.request_trace import RequestTrace
@@ -32,8 +33,6 @@ MOST_UNREAD_BYTES = 256 * 1024
 """Of responses that the client has not taken; then its models wait."""
 
 _SENDER = Sender(PROTOCOL)
-
-_STATUS_ON_ERROR = b"triton_grpc_error"
 
 
 class _Request(Struct, eq=False):
@@ -69,7 +68,7 @@ class StreamInferHandler(Handler):
         self._open: set[_Request] = set()
         self._in_order: deque[_Request] = deque()
         self._dropped: list[_Request] = []
-        self._status_on_error = call.head.metadata.get(_STATUS_ON_ERROR) == b"true"
+        self._status_on_error = call.head.metadata.get(STATUS_ON_ERROR) == b"true"
 
     # Requests
 

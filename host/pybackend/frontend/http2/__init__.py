@@ -31,6 +31,7 @@ An exception that a receiver raises passes through ``receive`` and leaves the co
 from pybackend.frontend.http2.connection import ServerConnection
 from pybackend.frontend.http2.core import ConnectionReceiver
 from pybackend.frontend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError, StreamError
+from pybackend.frontend.http2.fields import Use
 from pybackend.frontend.http2.header_block import AnswerForm, HeaderBlock, encode_request
 from pybackend.frontend.http2.request_head import Fields, RequestHead
 from pybackend.frontend.http2.settings import Config, PingRules
@@ -52,5 +53,6 @@ __all__ = [
     "StreamError",
     "StreamReceiver",
     "StreamState",
+    "Use",
     "encode_request",
 ]

@@ -157,7 +157,7 @@ class ServerConnection:
         """End the connection at once: nothing more is received. Write the output, close the transport, call :meth:`connection_lost`."""
         core = self._core
         if not core.is_closed:
-            core.is_closed = True
+            core.is_closed = core.is_refusing = True
             self._sender.window = 0  # data that waits stays here
             self._sender.pieces.append(frames.goaway(core.last_stream_id, code, debug))
         self._incoming.watch_order()
@@ -166,7 +166,7 @@ class ServerConnection:
         """The transport has gone: every open stream's ``on_reset`` is called."""
         core = self._core
         self._incoming.watch_order()
-        core.is_closed = True
+        core.is_closed = core.is_refusing = True
         # The receiver refers to the connection, and so does the traceback of the error: without a cut, they would outlast it.
         error, core.error = core.error, None
         if hasattr(core, "receiver"):  # a transport may say it twice

@@ -47,6 +47,7 @@ class ConnectionCore:
         streams: streams that have not ended, by number.
         highest_id: the highest stream that the client has opened; -1 before the first.
         is_closed: a GOAWAY frame has ended the connection, or the transport has gone.
+        is_refusing: no further request is accepted, because the connection is closed or shuts down.
         receive_window: DATA that the client may still send on all streams.
         stream_window: DATA that the client may send on a new stream.
         max_streams: streams that may be open at a time.
@@ -61,17 +62,12 @@ class ConnectionCore:
     def __init__(self, receiver: ConnectionReceiver, config: Config) -> None:
         self.streams: dict[int, Stream] = {}
         self.highest_id = -1
-        self.is_closed = False
+        self.is_closed = self.is_refusing = False
         self.receiver = receiver
         self.config = config
         self.guard = FloodGuard(config)
         self.sender = Sender(self.guard)
-        self.decoder = HeaderDecoder(
-            config.max_header_list_bytes,
-            config.max_header_fields,
-            config.read_text,
-            remembers=config.remembers_heads,
-        )
+        self.decoder = HeaderDecoder(config)
         self.receive_window = config.connection_window_bytes
         self.stream_window = max(config.stream_window_bytes, frames.DEFAULT_WINDOW_BYTES)
         self.max_streams = config.max_concurrent_streams
@@ -110,6 +106,7 @@ class ConnectionCore:
         """Accept no further requests: say which was the last one. Open streams go on."""
         if self.last_stream_accepted is None and not self.is_closed:
             self.is_shutting_down = True
+            self.is_refusing = True
             self.last_stream_accepted = self.last_stream_id
             self.sender.pieces.append(frames.goaway(self.last_stream_accepted, ErrorCode.NO_ERROR))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from typing import Final
 
 FIELD_OVERHEAD_BYTES: Final = 32
@@ -39,6 +40,23 @@ DEFAULT_TABLE_BYTES: Final = 4096
 
 _JUDGED: Final = frozenset({b"host", b"content-length"})
 
+OBEYED: Final = CONNECTION_SPECIFIC | _JUDGED | {b"te"}
+"""Names of ordinary fields whose values matter to HTTP/2."""
+
+NO_MARK: Final = b"\0"
+"""Of a field about which nothing is known."""
+
+
+class Use(Enum):
+    """What the user of the package does with the fields of a name."""
+
+    READS = "reads"
+    """It looks at the value, which recurs."""
+    READS_APART = "reads apart"
+    """It looks at the value, which varies: see ``Stream.fields_apart``."""
+    IGNORES = "ignores"
+
+
 Fault = tuple[str, str]
 """The section of RFC 9113 that a field breaks, and how."""
 
@@ -52,11 +70,13 @@ class Field:
         is_pseudo: its name begins with a colon.
         is_plain: it is valid among ordinary fields, and no other field matters to it.
         pseudo_fault: the rule that its value breaks in a pseudo-header field.
+        mark: a byte that stands for it in the keys of known heads (:mod:`known_heads`).
     """
 
-    __slots__ = ("is_plain", "is_pseudo", "name", "pair", "pseudo_fault", "size", "value")
+    __slots__ = ("is_plain", "is_pseudo", "mark", "name", "pair", "pseudo_fault", "size", "value")
 
     def __init__(self, name: bytes, value: bytes) -> None:
+        self.mark = NO_MARK
         self.pair = (name, value)
         self.name = name
         self.value = value
@@ -86,3 +106,15 @@ class Field:
         if name == b"te" and value != b"trailers":
             return "8.2.2", f"field te is {value[:80]!r}, and only 'trailers' is allowed"
         return None
+
+
+def plain_field(name: bytes, value: bytes) -> Field:
+    """A plain field whose name and value were checked. Its size and mark are the caller's to set."""
+    field = Field.__new__(Field)
+    field.pair = (name, value)
+    field.name = name
+    field.value = value
+    field.is_plain = True
+    field.is_pseudo = False
+    field.pseudo_fault = None
+    return field

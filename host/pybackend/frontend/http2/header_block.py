@@ -13,7 +13,7 @@ from typing import Final
 from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.errors import LocalProtocolError
 from pybackend.frontend.http2.fields import CONNECTION_SPECIFIC, NAME, STATIC_TABLE, VALUE
-from pybackend.frontend.http2.request_head import RequestHead
+from pybackend.frontend.http2.request_head import Fields, RequestHead
 
 _FIRST_BYTES: Final = 5
 """Length, type and flags of a frame: the part of its header that does not depend on the stream."""
@@ -63,15 +63,20 @@ class HeaderBlock:
         self.last = frames.FRAME_HEADER.pack(word, frames.END_HEADERS | frames.END_STREAM, 0)[:_FIRST_BYTES]
 
 
-def encode_request(head: RequestHead) -> bytes:
-    """The header block of a request that was received, for another connection of this server."""
+def encode_request(head: RequestHead, apart: Fields) -> bytes:
+    """The header block of a request that was received, for another connection of this server.
+
+    ``apart``: fields of the request in the place of those that the head may have from another one.
+    """
     pseudo = (
         (b":method", head.method),
         (b":scheme", head.scheme),
         (b":authority", head.authority),
         (b":path", head.path),
     )
-    return b"".join([_encode(*field) for field in (*[field for field in pseudo if field[1]], *head.fields)])
+    names = {name for name, _ in apart}
+    kept = [field for field in head.fields if field[0] not in names]
+    return b"".join([_encode(*field) for field in (*[field for field in pseudo if field[1]], *kept, *apart)])
 
 
 def _check(fields: tuple[tuple[bytes, bytes], ...]) -> None:

@@ -2,23 +2,24 @@
 
 A client repeats its header blocks: once its encoder has put the fields into the dynamic table, each request is a handful of
 indexes. The meaning of such bytes stays the same as long as the table does. So a block that leaves the table as it was is remembered
-with its checked head, and a block that changes the table clears the memory.
+with its checked head, and a block that changes the table clears the memory. What such blocks say but for fields that nobody reads is
+remembered by :mod:`known_heads`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from random import randrange
 from typing import Any
 
 import hpack
 
-from pybackend.frontend.http2.decompression import Decompressor, ReadText
+from pybackend.frontend.http2.decompression import Decompressor
 from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError, StreamError
 from pybackend.frontend.http2.fields import Field
+from pybackend.frontend.http2.known_heads import KnownHeads, Remembered
 from pybackend.frontend.http2.request_head import Fields, RequestHead, read_request, read_trailers
-from pybackend.frontend.http2.settings import HARD_FACTOR
+from pybackend.frontend.http2.settings import HARD_FACTOR, Config
 
 _MOST_REMEMBERED_BYTES = 64 * 1024
 """Of one connection: blocks and their decompressed fields."""
@@ -40,19 +41,20 @@ class HeaderDecoder:
 
     Attributes:
         known: heads of requests by their header blocks; valid at this moment. Look here first.
+        fields_apart: those that the head of the latest request lacks; see ``Use.READS_APART``.
         kind: a place for what ``whole_requests`` makes of them; emptied with ``known``.
     """
 
-    def __init__(
-        self, max_list_bytes: int, max_fields: int, read_text: ReadText | None = None, *, remembers: bool = True
-    ) -> None:
-        self.known: dict[bytes, RequestHead] = {}
+    def __init__(self, config: Config) -> None:
+        self.known: Remembered[RequestHead] = Remembered(_MOST_REMEMBERED_BYTES if config.remembers_heads else 0)
         self.kind: Any = None
-        self._left_bytes = self._most_bytes = _MOST_REMEMBERED_BYTES if remembers else 0
-        self._costs: list[tuple[bytes, int]] = []
-        self._max_list_bytes = max_list_bytes
-        self._max_fields = max_fields
-        self._decompressor = Decompressor(max_list_bytes * HARD_FACTOR, read_text)
+        self.fields_apart: Fields = ()
+        self._max_list_bytes = config.max_header_list_bytes
+        self._max_fields = config.max_header_fields
+        self._decompressor = Decompressor(self._max_list_bytes * HARD_FACTOR, config.read_text)
+        self._known_heads: KnownHeads | None = None
+        if config.remembers_heads:
+            self._known_heads = KnownHeads(self._decompressor, self._max_list_bytes, config.read_text, config.use_of)
 
     def request(self, block: bytes) -> RequestHead:
         """Decompress and check the header block of a request.
@@ -60,13 +62,28 @@ class HeaderDecoder:
         After a StreamError (a malformed request, or too large a header section) the dynamic table is still right. After any other
         RemoteProtocolError it is not: the block cannot be decompressed.
         """
-        known = self.known.get(block)
+        self.fields_apart = ()
+        known = self.known.get(block) or self.known_otherwise(block)
         if known is not None:
             return known
         section, list_bytes = self._decompress(block)
         head = read_request(section)
-        if not (self._decompressor.changed or self._decompressor.replaced):
-            self._remember(block, head, list_bytes + len(block))
+        if self._known_heads is not None:
+            if not (self._decompressor.changed or self._decompressor.replaced):
+                self.known.remember(block, head, list_bytes + len(block))
+            self._known_heads.learn(section)
+        return head
+
+    def known_otherwise(self, block: bytes) -> RequestHead | None:
+        """The head of a block that is not in ``known``, if it is known but for fields that are not read. The block has then been decompressed."""
+        heads = self._known_heads
+        if heads is None:
+            return None
+        head = heads.find(block)
+        if head is not None:
+            self.fields_apart = heads.fields_apart
+            if self._decompressor.changed and self.known:
+                self._forget_blocks()
         return head
 
     def trailers(self, block: bytes) -> Fields:
@@ -99,7 +116,7 @@ class HeaderDecoder:
                 f"a header block cannot be decompressed: {str(error)[:_MOST_REASON_CHARACTERS]}",
             ) from error
         if self._decompressor.changed and self.known:
-            self.forget()
+            self._forget_blocks()
         if list_bytes > self._max_list_bytes or len(section) > self._max_fields:
             raise HeaderListTooLarge(
                 ErrorCode.ENHANCE_YOUR_CALM,
@@ -108,24 +125,12 @@ class HeaderDecoder:
             )
         return section, list_bytes
 
-    def _remember(self, block: bytes, head: RequestHead, cost_bytes: int) -> None:
-        """Remember a head. If there is no room, random ones go: of heads that take turns, most are then still found."""
-        if cost_bytes > self._most_bytes:
-            return
-        costs = self._costs
-        while cost_bytes > self._left_bytes:
-            at = randrange(len(costs))  # noqa: S311  nothing secret
-            costs[at], costs[-1] = costs[-1], costs[at]
-            other, other_bytes = costs.pop()
-            del self.known[other]
-            self._left_bytes += other_bytes
-        self.known[block] = head
-        costs.append((block, cost_bytes))
-        self._left_bytes -= cost_bytes
-
     def forget(self) -> None:
         """Drop the remembered heads."""
+        self._forget_blocks()
+        if self._known_heads is not None:
+            self._known_heads.forget()
+
+    def _forget_blocks(self) -> None:
         self.known.clear()
         self.kind = None
-        self._costs.clear()
-        self._left_bytes = self._most_bytes

@@ -18,13 +18,16 @@ from pybackend.frontend.http2.core import ConnectionCore
 from pybackend.frontend.http2.errors import LocalProtocolError, frame_size_error, protocol_error
 from pybackend.frontend.http2.requests import Requests, part_of
 from pybackend.frontend.http2.stream import Stream
-from pybackend.frontend.http2.whole_requests import WholeRequests
+from pybackend.frontend.http2.whole_requests import CONNECTION_UPDATE, WholeRequests
 
 _DATA, _HEADERS, _END_STREAM, _PADDED = frames.DATA, frames.HEADERS, frames.END_STREAM, frames.PADDED
 _WINDOW_UPDATE: Final = frames.WINDOW_UPDATE
 _PLAIN_HEADERS_MASK: Final = frames.END_HEADERS | frames.PADDED | frames.PRIORITY_FLAG
 _USUAL_BYTES: Final = frames.DEFAULT_FRAME_BYTES
 _UNPACK: Final = frames.FRAME_HEADER.unpack_from
+
+_SHORTEST_BYTES: Final = frames.FRAME_HEADER_BYTES + frames.U32.size
+"""Of what :class:`WholeRequests` takes."""
 
 _MOST_FRAMES: Final = 32
 """Of one call: the slowest of them take a millisecond together, and whole requests count as one frame per eight."""
@@ -47,7 +50,7 @@ class Incoming:
         self._core = core
         self._control = ControlFrames(core)
         self._requests = Requests(core, self._control)
-        self._whole = WholeRequests(core)
+        self._whole = WholeRequests(core, self._requests)
         self._preface_left = frames.PREFACE
         self._settings_seen = False
         self._payload: _OpenPayload | None = None
@@ -61,12 +64,26 @@ class Incoming:
 
     def receive(self, data: bytes | bytearray | memoryview, offset: int) -> int:
         """As ``ServerConnection.receive``."""
+        if type(data) is not bytes:
+            return self._receive_frames(memoryview(data), offset, None, None)
+        if self._order_matters or self._is_unfinished or len(data) - offset < _SHORTEST_BYTES:
+            return self._receive_frames(data, offset, data, data)
+        if data[offset + 3] == _HEADERS:
+            begin, offset = offset, self._whole.take(data, offset)
+            if offset == len(data):
+                return offset
+            return self._receive_frames(data, offset, data, data if offset > begin else None)
+        if data.startswith(CONNECTION_UPDATE, offset):
+            offset = self._whole.take(data, offset)
+            if offset == len(data):
+                return offset
+        return self._receive_frames(data, offset, data, data)
+
+    def _receive_frames(self, data: bytes | memoryview, offset: int, whole: bytes | None, tried: bytes | None) -> int:
+        """Go on frame by frame; ``tried`` is the data in which whole requests may follow, ``whole`` that in which they may come later."""
         end = len(data)
         if self._core.is_closed:
             return end
-        whole = tried = data if type(data) is bytes else None
-        if type(data) is not bytes:
-            data = memoryview(data)
         if self._is_unfinished:
             offset = self._resume(data, offset)
         left = _MOST_FRAMES

@@ -17,7 +17,7 @@ from pybackend.frontend.http2.errors import (
 )
 from pybackend.frontend.http2.header_block import HeaderBlock
 from pybackend.frontend.http2.header_decoder import HeaderListTooLarge
-from pybackend.frontend.http2.request_head import RequestHead, malformed
+from pybackend.frontend.http2.request_head import Fields, RequestHead, malformed
 from pybackend.frontend.http2.settings import HARD_FACTOR
 from pybackend.frontend.http2.stream import Stream, StreamReceiver
 
@@ -119,20 +119,28 @@ class Requests:
         if stream_id != core.highest_id + 2:
             self._gaps = [*self._gaps[1 - _MOST_GAPS :], range(core.highest_id + 2, stream_id)]
         core.highest_id = stream_id
+        fields_apart: Fields = ()
         head = self._known.get(block)
         if head is None:
             self._check_block_size(len(block))
             head = self._decode(block, flags, stream_id)
             if head is None:
                 return
+            fields_apart = self._decoder.fields_apart
+        self.begin(stream_id, head, fields_apart, ended=bool(flags & _END_STREAM))
+
+    def begin(self, stream_id: int, head: RequestHead, fields_apart: Fields, *, ended: bool) -> None:
+        """Begin a request whose head has arrived, on the next stream."""
+        core = self._core
         if core.last_stream_accepted is not None:
             core.guard.count_frame("a request after the last GOAWAY")
             return
         if len(self._streams) >= core.max_streams:
             core.refuse_stream(stream_id)
             return
-        ended = bool(flags & _END_STREAM)
         stream = Stream(core, core.sender, stream_id, core.stream_window, not ended)
+        if fields_apart:
+            stream.fields_apart = fields_apart
         if head.content_length is not None:
             if ended and head.content_length:
                 core.fail_stream(stream_id, malformed("8.1.1", "a content-length, and no body"))

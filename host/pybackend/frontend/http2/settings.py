@@ -9,6 +9,7 @@ from typing import Final
 
 from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from pybackend.frontend.http2.fields import Use
 
 HEADER_TABLE_SIZE: Final = 0x1
 ENABLE_PUSH: Final = 0x2
@@ -68,8 +69,9 @@ class Config:
         forgiven_resets_per_second: resets that a second gives back.
         ping_rules: how often a peer may ping; None leaves PINGs to ``max_unproductive_frames``.
         read_text: makes name and value of a received field into those that are checked, kept and passed on; a value that must not
-            be kept is replaced here. None leaves them as they are.
+            be kept is replaced here, which depends on the name. None leaves them as they are.
         remembers_heads: heads of requests are remembered by their header blocks, and whole requests are recognised by them.
+        use_of: what the user does with the fields of a name. Remembered heads lack those that it ignores, or reads apart. None: it reads all.
     """
 
     max_concurrent_streams: int = 1024
@@ -87,6 +89,7 @@ class Config:
     ping_rules: PingRules | None = None
     read_text: Callable[[bytes, bytes], tuple[bytes, bytes]] | None = None
     remembers_heads: bool = True
+    use_of: Callable[[bytes], Use] | None = None
 
     def __post_init__(self) -> None:
         if not frames.DEFAULT_FRAME_BYTES <= self.max_frame_bytes <= frames.LARGEST_FRAME_BYTES:

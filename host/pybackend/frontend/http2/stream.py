@@ -97,6 +97,7 @@ class Stream:
         waiting_bytes: data of the answer that waits for windows or for ``take_output``.
         sent_bytes: data of the answer that was handed out.
         lent_bytes: see :meth:`lend`.
+        fields_apart: those that the request's head lacks because they vary, see ``Use.READS_APART``; the head may as well have them.
     """
 
     # Defaults of the class instead of slots that every stream fills: making a stream is a good part of a small call.
@@ -109,6 +110,7 @@ class Stream:
     sent_when_last_checked = -1
     in_line = False
     lent_bytes = 0
+    fields_apart: Fields = ()
     _credit = 0
     _queue: deque[memoryview] | None = None
     _trailers: HeaderBlock | None = None

@@ -14,45 +14,44 @@ from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.core import ConnectionCore
 from pybackend.frontend.http2.errors import ErrorCode
 from pybackend.frontend.http2.header_block import escaped
-from pybackend.frontend.http2.request_head import RequestHead
+from pybackend.frontend.http2.request_head import Fields, RequestHead
+from pybackend.frontend.http2.requests import Requests
 from pybackend.frontend.http2.stream import Stream
 
-_LONGEST_BLOCK_BYTES: Final = 127
+_LONGEST_BLOCK_BYTES: Final = 1024
 _MOST_DATA_BYTES: Final = frames.DEFAULT_FRAME_BYTES
-_MOST_IN_A_ROW: Final = 8
-_BEGINNING_BYTES: Final = 5
-"""Length, type and flags of a frame."""
+_MOST_IN_A_ROW: Final = 16
+"""A request counts as two window updates."""
 
-_BLOCKS: Final = {
-    frames.FRAME_HEADER.pack(size << 8 | frames.HEADERS, frames.END_HEADERS, 0)[:_BEGINNING_BYTES]: (
-        Struct(f">I{size}sIBI").unpack_from,
-        frames.FRAME_HEADER_BYTES + size + frames.FRAME_HEADER_BYTES,
-    )
-    for size in range(1, _LONGEST_BLOCK_BYTES + 1)
-}
-"""By the beginning of HEADERS: how to read the rest of it and the header of the next frame, and the size of all that."""
-
+_HEADER_BYTES: Final = frames.FRAME_HEADER_BYTES
+_UNPACK: Final = frames.FRAME_HEADER.unpack_from
 _WINDOW_WORD: Final = 4 << 8 | frames.WINDOW_UPDATE
 _UNPACK_UPDATE: Final = Struct(">IIBI").unpack_from
 """The payload of WINDOW_UPDATE, and the header of the next frame."""
 _UNPACK_U32: Final = frames.U32.unpack_from
 _PACK_U32: Final = frames.U32.pack
+_HEADERS, _END_HEADERS, _END_STREAM = frames.HEADERS, frames.END_HEADERS, frames.END_STREAM
 _STREAM_BITS, _LARGEST_WINDOW_BYTES = frames.STREAM_BITS, frames.LARGEST_WINDOW_BYTES
-_UPDATE_BYTES: Final = 4 + frames.FRAME_HEADER_BYTES
+_UPDATE_BYTES: Final = 4 + _HEADER_BYTES
 """The size of both, and of a whole WINDOW_UPDATE."""
 
-_CONNECTION_UPDATE: Final = frames.FRAME_HEADER.pack(_WINDOW_WORD, 0, 0)
+CONNECTION_UPDATE: Final = frames.FRAME_HEADER.pack(_WINDOW_WORD, 0, 0)
+"""The header of a WINDOW_UPDATE of the connection."""
 
 
-class _Found(NamedTuple):
+class _Frames(NamedTuple):
     """The frames in front of a request's body.
 
     Attributes:
+        head: None if the header block is not in ``HeaderDecoder.known``.
+        head_bytes: size of HEADERS.
         more: by how much the client has opened the stream's window.
         nbytes: size of the frames, with the header of DATA.
+        size: of the body.
     """
 
-    head: RequestHead
+    head: RequestHead | None
+    head_bytes: int
     more: int
     nbytes: int
     size: int
@@ -64,77 +63,79 @@ class _Kind(NamedTuple):
     Attributes:
         form: these frames as a format for bytes, in which ``%b`` stands for the stream's number.
         mentions: how often it has the number.
-        found: these frames.
     """
 
     form: bytes
     mentions: int
-    found: _Found
+    frames: _Frames
 
 
 class WholeRequests:
     """Takes the whole requests of one client."""
 
-    def __init__(self, core: ConnectionCore) -> None:
+    def __init__(self, core: ConnectionCore, requests: Requests) -> None:
         self._core = core
         self._decoder = core.decoder
-        self._before: _Found | None = None
+        self._requests = requests
+        self._before: _Frames | None = None
 
     def take(self, data: bytes, offset: int) -> int:
-        """Take the whole requests that begin at ``offset``; returns the offset behind them.
+        """Take the whole requests that begin at ``offset``, and window updates of the connection among them.
 
-        Their window updates are not counted as unproductive frames: a request gives more of these back when it ends.
+        Returns the offset behind them, or behind the head of a request that was declined. An update that follows a request is not counted as an
+        unproductive frame: a request gives more of these back when it ends.
         """
-        core, decoder = self._core, self._decoder
-        streams, sender, end = core.streams, core.sender, len(data)
-        count = used = 0
+        core, sender = self._core, self._core.sender
+        end, count, used, is_behind = len(data), 0, 0, False
+        last, left = end - _HEADER_BYTES, _MOST_IN_A_ROW
         try:
-            while offset < end and count < _MOST_IN_A_ROW:
-                kind: _Kind | None = decoder.kind
+            while offset < last and left > 0:
+                if data.startswith(CONNECTION_UPDATE, offset):
+                    stop = offset + _UPDATE_BYTES
+                    more = _UNPACK_U32(data, offset + _HEADER_BYTES)[0] if stop <= end else 0
+                    if not 0 < more <= _LARGEST_WINDOW_BYTES - sender.window:
+                        break  # cut, or an error
+                    sender.window += more
+                    sender.granted_window += more
+                    offset = stop
+                    if not is_behind:
+                        left -= 1
+                        core.guard.count_frame("WINDOW_UPDATE")
+                    is_behind = False
+                    continue
                 stream_id = core.highest_id + 2
-                found: _Found | None
-                if kind is not None and data.startswith(
-                    kind.form % ((_PACK_U32(stream_id & _STREAM_BITS),) * kind.mentions), offset
-                ):
-                    found = kind.found
-                else:
-                    found = self._recognise(data, offset, stream_id)
-                    if found is None:
-                        break
-                head, more, nbytes, size = found
-                start = offset + nbytes
-                stop = start + size
+                found = self._recognise(data, offset, stream_id)
+                if found is None:
+                    break
+                head, head_bytes, more, nbytes, size = found
+                stop = offset + nbytes + size
                 if (
                     stop > end
-                    or more > _LARGEST_WINDOW_BYTES - sender.initial_window
                     or size + used > core.receive_window
                     or size > core.stream_window
-                    or len(streams) >= core.max_streams
-                    or core.last_stream_accepted is not None
-                    or core.is_closed
+                    or len(core.streams) >= core.max_streams
+                    or core.is_refusing
+                    or (more and more > _LARGEST_WINDOW_BYTES - sender.initial_window)
                 ):
                     break
-                stream = streams[stream_id] = Stream(core, sender, stream_id, core.stream_window, False)
-                stream.send_window += more
+                if head is None:
+                    head = self._decoder.known_otherwise(data[offset + _HEADER_BYTES : offset + head_bytes])
+                    if head is None:
+                        break
+                    apart = self._decoder.fields_apart
+                else:
+                    apart = ()
                 core.highest_id = stream_id
-                try:
-                    receiver = core.receiver.on_whole_request(stream, head, data, start, stop)
-                except BaseException:  # whatever the user raised: the stream has no receiver to hear of its end
-                    core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)
-                    count += 1
-                    used += size
-                    raise
-                if receiver is None:
-                    del streams[stream_id]
-                    core.highest_id, head.takes_whole, decoder.kind = stream_id - 2, False, None
+                left -= 2
+                if not head.takes_whole or not self._begin(stream_id, head, apart, more, data, stop - size, stop):
+                    head.takes_whole, self._decoder.kind = False, None
+                    self._requests.begin(stream_id, head, apart, ended=False)
+                    offset += head_bytes
                     break
-                if stream_id in streams:  # it may be answered already
-                    stream.receiver = receiver
                 count += 1
                 used += size
                 offset = stop
-                if stop < end and data.startswith(_CONNECTION_UPDATE, stop):
-                    offset = self._open_window(data, stop)
+                is_behind = True
         finally:
             if count:
                 core.receive_window -= used
@@ -143,47 +144,72 @@ class WholeRequests:
                     core.guard.data_moved(count)
         return offset
 
-    def _recognise(self, data: bytes, offset: int, expected_id: int) -> _Found | None:
-        """The frames in front of a request's body; None if the request is not whole, or not a usual one."""
-        layout = _BLOCKS.get(data[offset : offset + _BEGINNING_BYTES])
-        if layout is None or offset + layout[1] > len(data):
+    def _begin(
+        self, stream_id: int, head: RequestHead, apart: Fields, more: int, data: bytes, start: int, stop: int
+    ) -> bool:
+        """Offer a request to the receiver; False if it was declined."""
+        core = self._core
+        streams = core.streams
+        stream = streams[stream_id] = Stream(core, core.sender, stream_id, core.stream_window, False)
+        stream.send_window += more
+        if apart:
+            stream.fields_apart = apart
+        try:
+            receiver = core.receiver.on_whole_request(stream, head, data, start, stop)
+        except BaseException:  # whatever the user raised: the stream has no receiver to hear of its end
+            core.reset_stream(stream, ErrorCode.INTERNAL_ERROR)
+            core.receive_window -= stop - start
+            core.give_back(stop - start)
+            raise
+        if receiver is None:
+            del streams[stream_id]
+            return False
+        if stream_id in streams:  # it may be answered already
+            stream.receiver = receiver
+        return True
+
+    def _recognise(self, data: bytes, offset: int, stream_id: int) -> _Frames | None:
+        """The frames in front of a request's body; None if they are not the usual ones."""
+        kind: _Kind | None = self._decoder.kind
+        if kind is not None:
+            form, mentions, found = kind
+            if data.startswith(form % ((_PACK_U32(stream_id & _STREAM_BITS),) * mentions), offset):
+                return found
+        word, flags, head_id = _UNPACK(data, offset)
+        head_bytes = _HEADER_BYTES + (word >> 8)
+        if (
+            word & 0xFF != _HEADERS
+            or flags != _END_HEADERS
+            or head_id != stream_id
+            or head_bytes > _LONGEST_BLOCK_BYTES
+            or offset + head_bytes + _HEADER_BYTES > len(data)
+            or stream_id > _STREAM_BITS
+        ):
             return None
-        unpack, nbytes = layout
-        stream_id, block, word, flags, other_id = unpack(data, offset + _BEGINNING_BYTES)
-        head = self._decoder.known.get(block)
-        if head is None or not head.takes_whole or not stream_id == expected_id == other_id <= _STREAM_BITS:
+        head = self._decoder.known.get(data[offset + _HEADER_BYTES : offset + head_bytes])
+        if head is not None and not head.takes_whole:
             return None
-        more = 0
-        if word == _WINDOW_WORD and offset + nbytes + _UPDATE_BYTES <= len(data):
+        word, flags, other_id = _UNPACK(data, offset + head_bytes)
+        nbytes, more = head_bytes + _HEADER_BYTES, 0
+        if word == _WINDOW_WORD and other_id == stream_id and offset + nbytes + _UPDATE_BYTES <= len(data):
             more, word, flags, other_id = _UNPACK_UPDATE(data, offset + nbytes)
             nbytes += _UPDATE_BYTES
             if not more:
                 return None  # an error
         size = word >> 8
-        if word & 0xFF or flags != frames.END_STREAM or other_id != stream_id or not 0 < size <= _MOST_DATA_BYTES:
+        if word & 0xFF or flags != _END_STREAM or other_id != stream_id or not 0 < size <= _MOST_DATA_BYTES:
             return None  # DATA is 0
-        found = _Found(head, more, nbytes, size)
-        if found == self._before:
-            self._decoder.kind = _kind(found, data[offset : offset + nbytes], len(block))
-        self._before = found
+        found = _Frames(head, head_bytes, more, nbytes, size)
+        if head is not None:
+            if found == self._before:
+                self._decoder.kind = _kind(found, data[offset : offset + nbytes])
+            self._before = found
         return found
 
-    def _open_window(self, data: bytes, offset: int) -> int:
-        """Use a WINDOW_UPDATE of the connection; returns the offset behind it, or the same one if it is cut or an error."""
-        sender = self._core.sender
-        stop = offset + _UPDATE_BYTES
-        if stop <= len(data):
-            (more,) = _UNPACK_U32(data, offset + frames.FRAME_HEADER_BYTES)
-            if 0 < more <= _LARGEST_WINDOW_BYTES - sender.window:
-                sender.window += more
-                sender.granted_window += more
-                return stop
-        return offset
 
-
-def _kind(found: _Found, beginning: bytes, block_bytes: int) -> _Kind:
+def _kind(found: _Frames, beginning: bytes) -> _Kind:
     """The kind of requests that begin like this one; the stream's number ends the header of each frame."""
-    ends = [frames.FRAME_HEADER_BYTES, frames.FRAME_HEADER_BYTES + block_bytes + frames.FRAME_HEADER_BYTES]
+    ends = [_HEADER_BYTES, found.head_bytes + _HEADER_BYTES]
     if found.more:
         ends.append(ends[-1] + _UPDATE_BYTES)
     begins = [0, *ends[:-1]]

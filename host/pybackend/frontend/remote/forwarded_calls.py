@@ -20,7 +20,7 @@ from pybackend.frontend.grpc.connection import GrpcConnection, connections
 from pybackend.frontend.grpc.errors import trailers_only
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.grpc.infer_table import INFER, STREAM_INFER, InferTable
+from pybackend.frontend.grpc.infer_table import INFER, STREAM_INFER, InferTable, begin_call
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http2 import (
@@ -112,9 +112,11 @@ class ForwardingTable(InferTable):
     def begin(self, peer: Peer, stream: Stream, call_head: CallHead, head: RequestHead) -> StreamReceiver:
         """A call whose head has arrived."""
         if call_head.path in _ANSWERED_HERE and call_head.refusal is None and not self._engine.tracer.active:
-            call = Call(peer, stream, call_head)
-            self.handle(call)
-            return call
+            call, refusal = begin_call(peer, stream, call_head)
+            if refusal is None:
+                self.handle(call)
+                return call
+            call.forget_deadline()
         tunnel = self._tunnels.get(peer)
         if tunnel is None or not tunnel.takes_calls:
             tunnel = self._tunnels[peer] = CallTunnel(self, peer, self._config)
@@ -167,7 +169,7 @@ class CallTunnel:
         number, self._next = self._next, self._next + 2
         self.takes_calls = self._next < _LAST_STREAM
         call = self._calls[number] = ForwardedCall(self, stream, number)
-        self.send(frames.HEADERS, frames.END_HEADERS, number, encode_request(head))
+        self.send(frames.HEADERS, frames.END_HEADERS, number, encode_request(head, stream.fields_apart))
         return call
 
     def send(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:

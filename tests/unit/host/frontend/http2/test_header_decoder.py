@@ -6,12 +6,13 @@ import hpack
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pybackend.frontend.http2 import Config
 from pybackend.frontend.http2.header_decoder import HeaderDecoder
 from tests.support.http2 import POST, block
 
 
 def _decoder():
-    return HeaderDecoder(16_384, 128)
+    return HeaderDecoder(Config())
 
 
 def test_a_block_that_repeats_is_one_object():
@@ -82,7 +83,7 @@ def test_most_heads_stay_when_there_are_too_many():
 
 
 def test_a_decoder_that_remembers_nothing_reads_all_the_same():
-    decoder = HeaderDecoder(16_384, 128, remembers=False)
+    decoder = HeaderDecoder(Config(remembers_heads=False))
     heads = [decoder.request(block(*POST)) for _ in range(2)]
     assert heads[0] is not heads[1]
     assert [head.path for head in heads] == [b"/a", b"/a"]
