@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from pybackend.engine.answers import RefusalReason
+from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import decoder
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
@@ -329,7 +330,18 @@ class Settle(Struct, array_like=True, frozen=True, gc=False, tag=43):
 
 
 from_front_end = decoder(
-    Open | Infer | Cancel | Flow | Release | NeedMemory | Return | Forget | Refused | Counted | Settled
+    Open
+    | Infer
+    | Cancel
+    | Flow
+    | Release
+    | NeedMemory
+    | Return
+    | Forget
+    | Refused
+    | Counted
+    | Settled
+    | control.FromFrontEnd
 )
 """Decodes frames of a front end."""
 
@@ -346,5 +358,6 @@ from_engine = decoder(
     | Detached
     | Tracing
     | Settle
+    | control.FromEngine
 )
 """Decodes frames of the engine."""
