@@ -45,7 +45,7 @@ class InferenceRequest(Struct, eq=False):
         timeout_us: the client's timeout in microseconds; 0 means none.
         batch_size: the first dimension for models that batch, otherwise 1 (never 0).
         is_inner: True if a model sent the request while it executed another request.
-        queued_ns: ``time.monotonic_ns()`` when the engine, or a front end in a process of its own, accepted the request.
+        queued_ns: ``time.monotonic_ns()`` when the engine, or a front end in a separate process, accepted the request.
         regions: the destinations of outputs that clients want in shared memory regions; empty if only inputs lie in
             regions, None if no tensor does.
         packed: the small inputs once more, as they came in one piece; they count if none was added since. None if there are others.

@@ -81,7 +81,7 @@ class InputTensor(Struct, eq=False):
 class OutputTensor(Struct, eq=False, array_like=True):
     """One output of a response; ``data`` is only valid until the response is released.
 
-    It is array-like because it crosses to front ends in processes of their own as it is.
+    It is array-like because it crosses to front ends in separate processes as it is.
     """
 
     name: str

@@ -289,7 +289,7 @@ class TensorArena:
         if not segment.sealed:
             segment.close()
             raise InferenceError(
-                "front ends in processes of their own need memfd_create, which this system does not offer",
+                "front ends in separate processes need memfd_create, which this system does not offer",
                 ErrorCode.UNAVAILABLE,
             )
         self._lent[segment.number] = segment

@@ -1,1 +1,1 @@
-"""Front ends in processes of their own: how they and the engine's process speak with each other."""
+"""Front ends in separate processes: how they and the engine's process speak with each other."""

@@ -32,10 +32,10 @@ _PART_BYTES = 64 * 1024
 """Most bytes of a datagram. The kernel finds memory for one of this size even when memory is in pieces."""
 
 _SOCKET_BYTES = 1024 * 1024
-"""What a socket holds for a peer that is busy; the kernel may allow less."""
+"""Room in a socket for a peer that is busy; the kernel may allow less."""
 
 MOST_MESSAGES = 4096
-"""Most messages in a frame: each takes many times more memory than its bytes. Whoever posts more begins another frame."""
+"""Most messages in a frame: each takes many times more memory than its bytes. Further messages begin another frame."""
 
 MOST_FRAME_BYTES = 64 * 1024 * 1024
 """Most bytes of a frame, and so of a message; tensors of any size lie in shared memory."""

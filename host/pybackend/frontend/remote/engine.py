@@ -1,4 +1,4 @@
-"""The engine as the front ends of HTTP and gRPC see it in a process of their own.
+"""The engine as the front ends of HTTP and gRPC see it from a separate process.
 
 Requests leave as messages, and responses come back as such. Signatures are known from :class:`~.messages.Opened` until the engine
 says that they changed; a request that was checked against an old one is checked once more by the engine.

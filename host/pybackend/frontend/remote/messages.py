@@ -63,7 +63,7 @@ _ALIGNMENT_BYTES = 16
 """Compiled code may refuse arrays that are not aligned."""
 
 PADDING = [bytes(-size % _ALIGNMENT_BYTES) for size in range(_ALIGNMENT_BYTES)]
-"""What follows an input, by the remainder of its size."""
+"""The bytes between an input and the next one, by the remainder of its size."""
 
 
 def padded(nbytes: int) -> int:
@@ -72,14 +72,14 @@ def padded(nbytes: int) -> int:
 
 
 class Preamble(Struct, array_like=True, frozen=True, gc=False):
-    """What recurs in requests of one client."""
+    """The part of a request that recurs: all but its id and its bytes."""
 
     inputs: Annotated[list[InputLayout], Meta(max_length=MOST_ITEMS)]
     requested_outputs: Annotated[list[str], Meta(max_length=MOST_ITEMS)]
 
 
 class Options(Struct, array_like=True, frozen=True, gc=False):
-    """What few requests say."""
+    """Fields that few requests have."""
 
     correlation_id: Annotated[int, Meta(ge=0)] | str
     flags: Unsigned32

@@ -1,7 +1,7 @@
 """The engine's side of one front end: its requests, which are checked here, and the way of their responses.
 
-A front end is not trusted. Whatever breaks the protocol raises RemoteProtocolError, which ends its channel and then itself; the
-other front ends, and the models, notice nothing. What reaches a model has passed the checks that requests of the engine's own ports
+A front end is not trusted. A message that breaks the protocol raises RemoteProtocolError, which ends the channel, and then the front
+end; other front ends and models notice nothing. Requests that reach a model have passed the checks that requests of the engine's own ports
 pass: names, datatypes, shapes and sizes against the signature. A preamble is checked once, and then known by its bytes.
 """
 
