@@ -59,29 +59,38 @@ class MessageHandlers:
 
     _outputs: OutputMemory
     _handlers: Mapping[type, Handler]
-    _on_result: Handler
+    _on_results: Handler
 
     def __init__(self, life: StubLife, on_other: Handler) -> None:
         self._life = life
         self._on_other = on_other
 
     def connect(self, outputs: OutputMemory, handlers: Mapping[type, Handler]) -> None:
-        """Set the stub's output memory, and a handler for each type of message; comes before the first message."""
+        """Set the stub's output memory, and a handler for each type of message; comes before the first message.
+
+        That of results takes a list: those that follow each other in a frame.
+        """
         self._outputs = outputs
         self._handlers = handlers
-        self._on_result = handlers[heard.Result]
+        self._on_results = handlers[heard.Result]
 
     def on_messages(self, messages: list[heard.Message], frame_tail: bytearray) -> None:
         tail = bytes(frame_tail)  # once: slices of bytes are the small outputs' own data
         self._outputs.begin_frame(len(tail))
+        results: list[heard.Message] = []
         for message in messages:
             kind = type(message)
             if kind is heard.Result and self._life.state in _EXECUTES:
-                self._on_result(message, tail)
+                results.append(message)
                 continue
+            if results:
+                self._on_results(results, tail)
+                results = []
             if heard.KIND[kind] not in LEGAL[self._life.state]:
                 raise RemoteProtocolError(f"{kind.__name__} is out of place while {self._life.state.name.lower()}")
             self._handlers.get(kind, self._on_other)(message, tail)
+        if results:
+            self._on_results(results, tail)
 
 
 _PROGRESS_BYTES, _WORD_BYTES = STACKS_OFFSET + STACKS_BYTES, 8
