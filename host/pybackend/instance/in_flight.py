@@ -19,7 +19,6 @@ from pybackend.instance.lent_inputs import share, taken_back
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import Handler, StubSession
 from pybackend.instance.settings import InstanceSettings, OutputListener
-from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
@@ -46,7 +45,7 @@ class ExecutionsInFlight:
         streaming: those that it has returned from and not answered.
     """
 
-    def __init__(self, version: str, owner: InstanceOwner, shared_core: SharedCore) -> None:
+    def __init__(self, version: str, owner: InstanceOwner) -> None:
         self.session: StubSession | None = None
         self.last_number = 0
         self.in_flight: dict[int, Execution] = {}
@@ -54,7 +53,6 @@ class ExecutionsInFlight:
         self.prefetch = Prefetch(self.in_flight, owner)
         self._version = version
         self._owner = owner
-        self._shared_core = shared_core
         self._reschedules = False
         self._output_listener: OutputListener | None = None
 
@@ -101,14 +99,12 @@ class ExecutionsInFlight:
         """Executions have returned. What comes next leaves before the answers are written: the stub need not wait."""
         now_ns = time.monotonic_ns()
         returned_to: dict[ExecutionOwner, list[Returned]] = {}
-        before = len(self.in_flight)
         try:
             for result in results:
                 returned = execution, _ = self._returned(result, tail, now_ns)
                 returned_to.setdefault(execution.owner, []).append(returned)
                 execution.gate.end()
         finally:  # those before a broken one are over
-            self._shared_core.end(now_ns, before - len(self.in_flight))
             try:
                 self._owner.send_next()
                 if self.session is not None:
@@ -245,7 +241,6 @@ class ExecutionsInFlight:
             for pending in execution.pending:
                 pending.wait()
             waiting_of.setdefault(execution.owner, []).extend(execution.pending)
-        self._shared_core.end(time.monotonic_ns(), len(returned))
         self.last_number += 1  # one is left out: to the stub, what follows what it handed back was sent before
         prefetch.rest_if_busy()
         for owner, waiting in waiting_of.items():
@@ -266,8 +261,6 @@ class ExecutionsInFlight:
         self.in_flight.clear()
         self.streaming.clear()
         self.prefetch.end()
-        self._shared_core.end(time.monotonic_ns(), len(in_flight))
-        self._shared_core.forget(session)
         lost: dict[ExecutionOwner, tuple[list[PendingRequest], list[PendingRequest]]] = {self._owner: ([], [])}
         for execution in streaming:
             lost.setdefault(execution.owner, ([], []))[0].extend(unanswered([execution]))

@@ -31,7 +31,6 @@ from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Probe
 from pybackend_wire.messages import (
     BEGUN_WORD,
-    CORE_WORD,
     LEGAL,
     NUDGE_TO_ANSWER,
     PROTOCOL_VERSION,
@@ -302,12 +301,6 @@ class StubSession:
     @property
     def next_frame(self) -> int:
         return self.channel.next_frame
-
-    def wait_on(self, core: int | None) -> None:
-        """Have the stub's main thread wait on this core from now on; anywhere if None."""
-        if self._life.state is not StubState.GONE:
-            wanted = 0 if core is None else core + 1
-            self._progress.write(CORE_WORD * _WORD_BYTES, wanted.to_bytes(_WORD_BYTES, "little"))
 
     def ask_for_answers(self) -> None:
         """Have it send the answers that it has kept while an execution runs."""
