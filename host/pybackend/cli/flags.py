@@ -102,11 +102,6 @@ _MODELS = (
     switch("--no-zygote", "start each process separately instead of forking from one with preloaded modules",
            "zygotes", then=not_, default=False,
            page="start each process separately instead of [forking](../authors/start-up.md)"),
-    switch("--no-shared-core",
-           "server and models' processes never wait on one core, not even while requests come one at a time",
-           "shared_core", then=not_, default=False,
-           page="do not let the server and models' processes [wait on one core](../architecture/hot-path.md#one-request-at-a-time) while "
-           "requests come one at a time"),
     Flag("--gpu-models", "MODE",
          "on a machine without a GPU, models configured for one (KIND_GPU): refuse to load them, or run them on the cpu",
          "models.gpu_models_on_cpu", then=lambda mode: mode == "cpu", default="refuse", choices=("refuse", "cpu"),

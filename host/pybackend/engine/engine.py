@@ -39,6 +39,9 @@ class EngineState(Enum):
     EXITING = "exiting"
 
 
+_EXITING = EngineState.EXITING  # looked up once: an enumeration's members are found by a function
+
+
 class InferenceEngine:
     """Accepts requests for the models of a repository."""
 
@@ -173,7 +176,7 @@ class InferenceEngine:
         Raises InferenceError: the request is refused and remains the caller's. The request and its memory are the
         engine's if this returns. The callback runs on the event loop, never inside this call.
         """
-        if self.state is EngineState.EXITING and not request.is_inner:
+        if self.state is _EXITING and not request.is_inner:
             raise InferenceError(
                 f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for model has stopped "
                 "accepting new inference requests",
