@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 from pybackend.modelconfig.schema import ModelConfig, TensorConfig
 from pybackend_wire.dtypes import ITEMSIZE
@@ -25,11 +24,6 @@ class TensorSignature:
     def itemsize(self) -> int:
         """Bytes per element, 0 for BYTES."""
         return ITEMSIZE[self.datatype]
-
-    @property
-    def element_count(self) -> int | None:
-        """Elements per batch item, None if a dimension is variable."""
-        return None if -1 in self.dims else prod(self.dims)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

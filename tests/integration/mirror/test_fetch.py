@@ -312,8 +312,14 @@ def test_a_deleted_model_goes_when_no_version_is_alive(server, prefix, copy, tmp
     assert [set(listing.names) for listing in copy.mirrors.listings.values()] == [set()]
     assert copy.files() == WHOLE
     copy.alive = []
-    asyncio.run(copy.mirrors.digests())
-    asyncio.run(copy.mirrors.remove_others(lambda _directory: copy.alive))
+
+    async def search() -> None:
+        searching = asyncio.create_task(copy.mirrors.follow(lambda _directory: copy.alive, 0, 0, lambda: None))
+        while copy.files() or cached(tmp_path):  # noqa: ASYNC110 - files raise no event
+            await asyncio.sleep(0)
+        searching.cancel()
+
+    asyncio.run(search())
     assert copy.files() == {}
     assert cached(tmp_path) == []
 

@@ -210,11 +210,6 @@ class Mirrors:
                 except StorageError as error:
                     log.warning("old versions in %s stay: %s", directory, error)
 
-    async def remove_others(self, in_use: InUse) -> None:
-        """Remove the local files of models that the repositories have no longer, and that are not used."""
-        for mirror in self._mirrors:
-            await mirror.remove_others(in_use)
-
 
 def cache_directories(urls: Sequence[str], chosen: Path | None) -> list[Path]:
     """The directories that keep what is downloaded from repositories."""

@@ -113,5 +113,4 @@ class PackResult:
     packages: tuple[PackedSize, ...] = ()  # packages with sizes, for a dry run
     size_bytes: int = 0
     unpacked_bytes: int = 0
-    file_count: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -57,7 +57,6 @@ def pack(specification: Path, archive: Path, options: PackOptions | None = None)
         manifest,
         size_bytes=size_bytes,
         unpacked_bytes=contents.size_bytes,
-        file_count=len(contents.files),
         seconds=dict(options.progress.seconds),
     )
 
