@@ -11,7 +11,7 @@ SOURCES = sorted(path for folder in ("host", "stub", "sdk") for path in (ROOT / 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
 
-NO_SERVERS = {"cli", "tools"}
+NO_SERVERS = {"cli", "tools", "ray"}
 """Parts of the host that run on no event loop of a server."""
 
 
