@@ -12,21 +12,27 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
+from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.frontend.flow import ClientMemory
-from pybackend.frontend.grpc.connection import start_grpc
+from pybackend.frontend.followed_files import FollowedFiles
+from pybackend.frontend.grpc.connection import connections, start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
+from pybackend.frontend.http.connection import HttpConnection
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listener import is_reserved
-from pybackend.frontend.listening import LocalSocket, address_of, bind, is_for_all, is_local, release
+from pybackend.frontend.listening import LocalSocket, address_of, bind, bind_for, is_for_all, is_local, release
 from pybackend.frontend.metrics.app import MetricsApp
+from pybackend.frontend.remote import control
+from pybackend.frontend.remote.processes import FrontEnds, Service
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates
 from pybackend.ipc.client_regions import ClientRegions
@@ -65,10 +71,13 @@ Visitor = Callable[[str], int]
 
 @dataclass
 class _Sockets:
-    """The bound ports, and what makes them secure; None for a service that is switched off, and for a plain port."""
+    """The bound ports, and what makes them secure; empty or None for a service that is switched off, and None for a plain port.
 
-    http: socket.socket | None = None
-    grpc: socket.socket | None = None
+    HTTP and gRPC have a socket for each front end, or one if there are none.
+    """
+
+    http: list[socket.socket] = field(default_factory=list)
+    grpc: list[socket.socket] = field(default_factory=list)
     metrics: socket.socket | None = None
     clouds: dict[CloudSettings, socket.socket] = field(default_factory=dict)
     http_tls: PortCertificates | None = None
@@ -103,11 +112,12 @@ class Server:
         )
         self._services.open(self._engine, self._repository.catalogue)
         router.open(self._engine, self._repository.catalogue)
+        self._front_ends: FrontEnds | None = None
         self._http: HttpServer | None = None
         self._grpc: GrpcFrontend | None = None
         self._metrics: HttpServer | None = None
         self._clouds: list[HttpServer] = []
-        self._shared: list[tuple[str, socket.socket, Callable[[], Awaitable[None]], str]] = []
+        self._shared: list[tuple[str, list[socket.socket], Callable[[], Awaitable[None]], str]] = []
         self._measuring: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -126,7 +136,11 @@ class Server:
             await self._cache.open()
         rules = AccessRules(self._settings, self._engine.refusals)
         sockets = self._bind()
-        followed = [each.files for each in (rules.keys, sockets.http_tls, sockets.grpc_tls) if each is not None]
+        followed: list[FollowedFiles[Any]] = [
+            each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None
+        ]
+        if isinstance(rules.keys, ApiKeys):
+            followed.append(rules.keys.files)
         self._handle_hangup([each.read_again for each in followed])
         await self._listen(sockets, rules)
         background = [asyncio.create_task(repeat(1, self._repository.life_cycle.trim, self._launcher.tend))]
@@ -153,8 +167,8 @@ class Server:
         if visitor is None:
             await self._stop.wait()
             return EXIT_OK
-        assert sockets.http is not None
-        visit = asyncio.create_task(asyncio.to_thread(visitor, f"http://{address_of(sockets.http)}"))
+        assert sockets.http
+        visit = asyncio.create_task(asyncio.to_thread(visitor, f"http://{address_of(sockets.http[0])}"))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({visit, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -196,17 +210,19 @@ class Server:
         sockets = _Sockets(
             http_tls=port_certificates(http.tls, "http", "http/1.1"), grpc_tls=port_certificates(grpc.tls, "grpc", "h2")
         )
+        count = self._settings.front_ends
+        bind_all = partial(bind_for, count) if count else _bind_one
         try:
             if http.enabled:
-                sockets.http = bind(http.address, http.port, "HTTP", reuse_port=http.reuse_port)
+                sockets.http = bind_all(http.address, http.port, "HTTP", reuse_port=http.reuse_port)
             if grpc.enabled:
-                sockets.grpc = bind(grpc.address, grpc.port, "GRPC", reuse_port=grpc.reuse_port)
+                sockets.grpc = bind_all(grpc.address, grpc.port, "GRPC", reuse_port=grpc.reuse_port)
             if http.metrics_enabled:
                 sockets.metrics = bind(http.metrics_address, http.metrics_port, "Metrics")
             for cloud in self._settings.clouds:
                 sockets.clouds[cloud] = bind(ALL_ADDRESSES, cloud.port, cloud.name)
         except ServerError:
-            for bound in (sockets.http, sockets.grpc, sockets.metrics, *sockets.clouds.values()):
+            for bound in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.clouds.values()):
                 if bound is not None:
                     release(bound)
             raise
@@ -216,7 +232,7 @@ class Server:
         """Open the ports before models load, so that probes find a server that is live but not ready."""
         self._request_log.open()
         limits = BodyLimits(self._settings.http.max_input_size_bytes)
-        if sockets.http is not None:
+        if sockets.http:
             guard = rules.http_guard()
             frontend = InferFrontend(
                 self._engine,
@@ -237,11 +253,8 @@ class Server:
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(self._http.forget_heads)
-            rules.warn("HTTP", sockets.http, secure=sockets.http_tls is not None)
-            start = partial(self._http.start, sockets.http, sockets.http_tls)
-            shared = self._settings.http.reuse_port
-            await self._open("HTTPService", sockets.http, start, shared=shared)
-        if sockets.grpc is not None:
+            rules.warn("HTTP", sockets.http[0], secure=sockets.http_tls is not None)
+        if sockets.grpc:
             calls = GrpcFrontend(
                 self._engine,
                 limits,
@@ -254,13 +267,16 @@ class Server:
             if rules.keys is not None:
                 rules.keys.on_change.append(calls.forget_heads)
             self._grpc = calls
-            rules.warn("gRPC", sockets.grpc, secure=sockets.grpc_tls is not None)
-            start = partial(start_grpc, calls, sockets.grpc, sockets.grpc_tls)
-            warning, shared = _warning_of_reach(sockets), self._settings.grpc.reuse_port
-            await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=shared)
+            rules.warn("gRPC", sockets.grpc[0], secure=sockets.grpc_tls is not None)
+        if self._settings.front_ends:
+            await self._start_front_ends(sockets, rules)
+        await self._open_ports(sockets)
         if sockets.metrics is not None:
             gpu_count = self._repository.host.gpu_count
-            metrics = MetricsApp(self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count)
+            settle = None if self._front_ends is None else self._front_ends.settle
+            metrics = MetricsApp(
+                self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count, settle
+            )
             self._measuring = asyncio.create_task(metrics.measure())
             self._metrics = HttpServer(metrics, self._client_memory, guard=rules.metrics_guard())
             rules.warn("metrics", sockets.metrics, secure=False)
@@ -284,30 +300,63 @@ class Server:
             await server.start(sock)
             log.info("Started %s HTTPService at %s", cloud.name, address_of(sock))
 
+    async def _start_front_ends(self, sockets: _Sockets, rules: AccessRules) -> None:
+        """Start the processes that accept connections; this one answers what they do not answer themselves."""
+        services: dict[control.Service, Service] = {}
+        if self._http is not None:
+            self._http.look_after()
+            serve = partial(HttpConnection, self._http)
+            services["http"] = Service(sockets.http, sockets.http_tls, serve)
+        if self._grpc is not None:
+            self._grpc.look_after()
+            services["grpc"] = Service(sockets.grpc, sockets.grpc_tls, connections(self._grpc))
+        self._front_ends = FrontEnds(
+            self._settings, self._engine, self._launcher, self._sandbox, services, rules.keys, self._request_log
+        )
+        self._repository.catalogue.ensembles.watchers.append(self._front_ends.check)
+        await self._front_ends.start()
+
+    async def _open_ports(self, sockets: _Sockets) -> None:
+        """Have the connections of HTTP and gRPC accepted, here or by front ends."""
+        settings, front_ends = self._settings, self._front_ends
+        start: Callable[[], Awaitable[None]]
+        if self._http is not None:
+            start = partial(self._http.start, sockets.http[0], sockets.http_tls)
+            if front_ends is not None:
+                start = partial(front_ends.listen, "http")
+            await self._open("HTTPService", sockets.http, start, shared=settings.http.reuse_port)
+        if self._grpc is not None:
+            start = partial(start_grpc, self._grpc, sockets.grpc[0], sockets.grpc_tls)
+            if front_ends is not None:
+                start = partial(front_ends.listen, "grpc")
+            warning = _warning_of_reach(sockets)
+            await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=settings.grpc.reuse_port)
+
     async def _open(
         self,
         service: str,
-        sock: socket.socket,
+        sockets: list[socket.socket],
         start: Callable[[], Awaitable[None]],
         warning: str = "",
         *,
         shared: bool,
     ) -> None:
         """Open a port; a shared one when the models are loaded, because its other servers can answer until then."""
-        if shared and not isinstance(sock, LocalSocket):
-            self._shared.append((service, sock, start, warning))
+        if shared and not isinstance(sockets[0], LocalSocket):
+            self._shared.append((service, sockets, start, warning))
             return
         await start()
-        log.info("Started %s at %s%s", service, address_of(sock), warning)
+        log.info("Started %s at %s%s", service, address_of(sockets[0]), warning)
 
     async def _share(self, *, take_part: bool) -> None:
         """Open the shared ports, or let go of them."""
-        for service, sock, start, warning in self._shared:
+        for service, sockets, start, warning in self._shared:
             if take_part:
                 await start()
-                log.info("Started %s at %s%s", service, address_of(sock), warning)
+                log.info("Started %s at %s%s", service, address_of(sockets[0]), warning)
             else:
-                release(sock)
+                for sock in sockets:
+                    release(sock)
 
     async def _load(self, *, visited: bool) -> StartReport | None:
         """Load the models; returns the outcome if it must stop the server. A signal ends the wait."""
@@ -375,10 +424,12 @@ class Server:
         return EXIT_OK
 
     def _connection_count(self) -> int:
+        if self._front_ends is not None:
+            return self._front_ends.connection_count + sum(cloud.connection_count for cloud in self._clouds)
         return sum(port.connection_count for port in self._ports())
 
-    def _ports(self) -> list[HttpServer | GrpcFrontend]:
-        return [port for port in (self._http, self._grpc, *self._clouds) if port is not None]
+    def _ports(self) -> list[HttpServer | GrpcFrontend | FrontEnds]:
+        return [port for port in (self._front_ends, self._http, self._grpc, *self._clouds) if port is not None]
 
     async def _drain(self, deadline_s: float) -> bool:
         answered = await self._repository.unload_all(deadline_s)
@@ -395,9 +446,13 @@ class Server:
         return answered and sent
 
 
+def _bind_one(address: str, port: int, service: str, *, reuse_port: bool) -> list[socket.socket]:
+    return [bind(address, port, service, reuse_port=reuse_port)]
+
+
 def _warning_of_reach(sockets: _Sockets) -> str:
     """What the operator may not expect: the address of HTTP does not hold for gRPC."""
-    if sockets.http is None or sockets.grpc is None or not is_local(sockets.http) or not is_for_all(sockets.grpc):
+    if not (sockets.http and sockets.grpc and is_local(sockets.http[0]) and is_for_all(sockets.grpc[0])):
         return ""
     return (
         ", which other machines can reach, unlike HTTP. --http-address does not apply to gRPC: "

@@ -69,6 +69,20 @@ def _without_unit(text: str) -> str:
     return f" without a unit: {size[1]} {size[2].upper()}iB are {int(size[1]) * factor}"
 
 
+MOST_FRONT_ENDS = 64
+
+_CORES_OF_ONE_PROCESS, _CORES_PER_FRONT_END = 4, 4
+"""Up to so many cores, the server's process and those of models have enough work for all; beyond, one of four accepts connections."""
+
+
+def front_ends(text: str) -> int:
+    """Parse a number of processes, or ``auto``, which depends on the cores that this process may use."""
+    if text != "auto":
+        return integer(0, MOST_FRONT_ENDS)(text)
+    cores = len(os.sched_getaffinity(0))
+    return 0 if cores <= _CORES_OF_ONE_PROCESS else min(cores // _CORES_PER_FRONT_END, MOST_FRONT_ENDS)
+
+
 def verbosity(text: str) -> int:
     """Parse a number, or true as 1 and false as 0."""
     if text.isdecimal():

@@ -20,6 +20,7 @@ from pybackend.cli.flag_values import (
     control_mode,
     device_limit,
     exemptions,
+    front_ends,
     host_policies,
     host_policy,
     integer,
@@ -176,6 +177,11 @@ def _tls_flags(service: str) -> tuple[Flag, ...]:
 
 _FREE_PORT = "`0` takes a free port and prints it"
 _ENDPOINTS = (
+    Flag("--front-ends", "N",
+         "processes that accept the connections of HTTP and gRPC, for machines with many cores; auto decides by their number",
+         "front_ends", front_ends, default=0,
+         page="processes that accept the connections of HTTP and gRPC; `auto`: none on up to four cores, else one for four. See "
+         "[How far it scales](scaling.md)"),
     # Both are true, unless the front end for Vertex AI is on.
     switch("--allow-http", "serve HTTP", default=True, depends=True),
     *_address_flags(

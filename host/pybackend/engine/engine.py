@@ -119,8 +119,11 @@ class InferenceEngine:
     def find(self, name: str, version: str, sender: Sender) -> Model:
         try:
             model = self._catalogue.find(name, version)
-        except NotServingError:
-            self._catalogue.hurry(name, version)
+        except InferenceError as error:
+            if self.state is EngineState.EXITING:
+                raise _stopping("") from None
+            if isinstance(error, NotServingError):
+                self._catalogue.hurry(name, version)
             raise
         if sender.refuse_stream is not None and model.config.decoupled:
             raise sender.refuse_stream(name)
@@ -177,11 +180,7 @@ class InferenceEngine:
         engine's if this returns. The callback runs on the event loop, never inside this call.
         """
         if self.state is _EXITING and not request.is_inner:
-            raise InferenceError(
-                f"[request id: {request.id or '<id_unknown>'}] Server is stopping, scheduler for model has stopped "
-                "accepting new inference requests",
-                ErrorCode.UNAVAILABLE,
-            )
+            raise _stopping(request.id)
         if request.regions is not None:
             model.take_regions(request)
             if request.regions:
@@ -252,3 +251,11 @@ class RegionDelivery:
         if response.error is not None:
             response.release()
         self._pass_on(response)
+
+
+def _stopping(request_id: str) -> InferenceError:
+    return InferenceError(
+        f"[request id: {request_id or '<id_unknown>'}] Server is stopping, scheduler for model has stopped accepting new "
+        "inference requests",
+        ErrorCode.UNAVAILABLE,
+    )

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from pybackend.engine.answers import Refusals
-from pybackend.frontend.access.api_keys import ApiKeys
+from pybackend.frontend.access.api_keys import ApiKeys, KnownKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.groups import grpc_group, http_group
 from pybackend.frontend.access.guard import Guard
@@ -23,7 +23,7 @@ _RESTRICTED_API = "This API is restricted, expecting header"
 
 
 class AccessRules:
-    """The rules.
+    """The rules. In a process that was handed the ``keys``, the settings have digests in the place of secrets.
 
     Attributes:
         keys: the API keys; None if calls need none. A ServerError says that their file cannot be used.
@@ -31,12 +31,17 @@ class AccessRules:
         http_forwards: headers of HTTP requests that models see; None for none.
     """
 
-    def __init__(self, settings: Settings, refusals: Refusals) -> None:
-        http, keys = settings.http, settings.api_keys
+    keys: KnownKeys | None
+
+    def __init__(
+        self, settings: Settings, refusals: Refusals, *, is_handed: bool = False, keys: KnownKeys | None = None
+    ) -> None:
+        http, own_keys = settings.http, settings.api_keys
+        self._has_digests = is_handed
         self._settings = settings
         self._refusals = refusals
-        self._exempt = frozenset[KeyExemption]() if keys is None else keys.exempt
-        self.keys = None if keys is None else ApiKeys(keys.file)
+        self._exempt = frozenset[KeyExemption]() if own_keys is None else own_keys.exempt
+        self.keys = keys if is_handed or own_keys is None else ApiKeys(own_keys.file)
         self.cors = None if http.cors is None else Cors(http.cors)
         self.http_forwards = _forwards(http.forwarded_headers)
 
@@ -64,7 +69,8 @@ class AccessRules:
     @property
     def http_restrictions(self) -> Restrictions:
         """The headers that routes need."""
-        return Restrictions(self._settings.http.restrictions, "", _RESTRICTED_API)
+        given = self._settings.http.restrictions
+        return Restrictions(given, "", _RESTRICTED_API, has_digests=self._has_digests)
 
     def call_policy(self) -> CallPolicy | None:
         """The rules of the port for gRPC; None if there are none."""
@@ -72,7 +78,10 @@ class AccessRules:
         guard = self._guard(
             grpc.restrictions,
             Restrictions(
-                grpc.restrictions, RESTRICTED_PREFIX.decode(), "This protocol is restricted, expecting header"
+                grpc.restrictions,
+                RESTRICTED_PREFIX.decode(),
+                "This protocol is restricted, expecting header",
+                has_digests=self._has_digests,
             ),
             grpc_group,
         )

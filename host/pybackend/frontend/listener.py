@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pybackend.frontend.listening import BACKLOG, LocalSocket
 from pybackend.frontend.slices import Slices
-from pybackend.frontend.tls import PortCertificates
+from pybackend.frontend.tls import Secured
 from pybackend.observability.unexpected import repeat
 
 log = logging.getLogger(__name__)
@@ -101,20 +101,25 @@ class Port(Generic[_C]):
         sock: socket.socket,
         connection: Callable[[], asyncio.Protocol],
         refusal: bytes,
-        tls: PortCertificates | None,
+        tls: Secured | None,
     ) -> None:
         """Accept connections on a bound socket that does not block.
 
         A client of a plain port that is not accepted gets the refusal.
         """
         loop = asyncio.get_running_loop()
-        self._sock, self._ticking = sock, loop.create_task(repeat(1, self.tick))
+        self.look_after()
+        self._sock = sock
         sock.listen(BACKLOG)  # for one that shares its port; others listen already
         if tls is not None:
             self._listener = _SecureListener(sock, connection, tls)
             return
-        serve = loop.create_unix_server if isinstance(sock, LocalSocket) else loop.create_server
+        serve = loop.create_unix_server if sock.family is socket.AF_UNIX else loop.create_server
         self._listener = await serve(lambda: _NewConnection(connection, refusal), sock=sock, backlog=BACKLOG)
+
+    def look_after(self) -> None:
+        """Look once a second how the connections get on."""
+        self._ticking = asyncio.get_running_loop().create_task(repeat(1, self.tick))
 
     @property
     def connection_count(self) -> int:
@@ -194,7 +199,7 @@ def _complain() -> None:
 class _SecureListener:
     """A port with TLS. It accepts by itself: a server of the loop begins the handshake before anybody can refuse it."""
 
-    def __init__(self, sock: socket.socket, connection: Callable[[], asyncio.Protocol], tls: PortCertificates) -> None:
+    def __init__(self, sock: socket.socket, connection: Callable[[], asyncio.Protocol], tls: Secured) -> None:
         self._sock = sock
         self._connection = connection
         self._tls = tls

@@ -58,6 +58,29 @@ def bind(address: str, port: int, service: str, *, reuse_port: bool = False) -> 
     return sock
 
 
+def bind_for(count: int, address: str, port: int, service: str, *, reuse_port: bool = False) -> list[socket.socket]:
+    """As :func:`bind`, for so many processes: a socket for each, among which the system shares out the connections.
+
+    Nobody else may share them unless ``reuse_port``. A Unix-domain socket is one for all.
+    """
+    first = bind(address, port, service, reuse_port=reuse_port)
+    if isinstance(first, LocalSocket):
+        return [first] * count
+    if not reuse_port:  # it has shown that nobody else listens there
+        port = first.getsockname()[1]
+        first.close()
+        first = bind(address, port, service, reuse_port=True)
+    bound = [first]
+    try:
+        while len(bound) < count:
+            bound.append(bind(address, first.getsockname()[1], service, reuse_port=True))
+    except ServerError:
+        for sock in bound:
+            sock.close()
+        raise
+    return bound
+
+
 def _bind_error(error: OSError, address: str, port: int, service: str, *, reuse_port: bool) -> ServerError:
     place = f"[{address}]:{port}" if address.count(":") > 1 and "[" not in address else f"{address}:{port}"
     if error.errno != errno.EADDRINUSE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntFlag
 
 from msgspec import Struct, field
@@ -27,6 +27,10 @@ class RequestFlags(IntFlag):
     SEQUENCE_END = 2
 
 
+PackedInputs = tuple[bytes, Sequence[tuple[str, str, Sequence[int], int, int]]]
+"""The bytes of all inputs of a request, each aligned; and of each input its name, datatype, shape, and the place of its bytes there."""
+
+
 class InferenceRequest(Struct, eq=False):
     """One request to one model. It owns its inputs' memory until :meth:`release`.
 
@@ -44,6 +48,7 @@ class InferenceRequest(Struct, eq=False):
         queued_ns: ``time.monotonic_ns()`` when the engine, or a front end in a process of its own, accepted the request.
         regions: the destinations of outputs that clients want in shared memory regions; empty if only inputs lie in
             regions, None if no tensor does.
+        packed: the small inputs once more, as they came in one piece; they count if none was added since. None if there are others.
     """
 
     model_name: str
@@ -61,6 +66,7 @@ class InferenceRequest(Struct, eq=False):
     queued_ns: int = 0
     regions: RegionOutputs | None = None
     trace: RequestTrace | None = None
+    packed: PackedInputs | None = None
 
     @property
     def has_options(self) -> bool:

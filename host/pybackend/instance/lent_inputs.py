@@ -158,22 +158,12 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
 
     Raises OSError if this process has no descriptor left.
     """
-    inputs: list[tuple[Any, ...]] = []
-    append_tail = channel.append_tail
-    for tensor in request.inputs:
-        lease: Any = tensor.lease
-        if lease is None:
-            data: Any = tensor.data  # the bytes have arrived by now
-            inputs.append((tensor.name, tensor.datatype, tensor.shape, TAIL, append_tail(data), len(data)))
-        elif type(lease) is RegionInput:
-            source, block = lent.regions.source(lease), lease.block
-            if block is not None:
-                lent.lend(block)  # type: ignore[arg-type]  # models have no other blocks
-            offset = 0 if block is None else block.offset
-            inputs.append((tensor.name, tensor.datatype, tensor.shape, source, offset, lease.nbytes))
-        else:
-            lent.lend(lease)
-            inputs.append((tensor.name, tensor.datatype, tensor.shape, lease.segment, lease.offset, lease.nbytes))
+    packed = request.packed
+    if packed is not None and len(packed[1]) == len(request.inputs):
+        base = channel.append_tail(packed[0])
+        inputs = [(name, datatype, shape, TAIL, base + at, nbytes) for name, datatype, shape, at, nbytes in packed[1]]
+    else:
+        inputs = _places(channel, lent, request)
     outputs: Any = request.requested_outputs
     if request.regions:
         outputs = lent.regions.places(outputs, request.regions)
@@ -193,6 +183,27 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
             "" if trace is None else trace.model_carrier,
         )
     return (inputs, outputs or None, options)
+
+
+def _places(channel: StubChannel, lent: LentInputs, request: InferenceRequest) -> list[tuple[Any, ...]]:
+    """The places of the inputs of any request."""
+    inputs: list[tuple[Any, ...]] = []
+    append_tail = channel.append_tail
+    for tensor in request.inputs:
+        lease: Any = tensor.lease
+        if lease is None:
+            data: Any = tensor.data  # the bytes have arrived by now
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, TAIL, append_tail(data), len(data)))
+        elif type(lease) is RegionInput:
+            source, block = lent.regions.source(lease), lease.block
+            if block is not None:
+                lent.lend(block)  # type: ignore[arg-type]  # models have no other blocks
+            offset = 0 if block is None else block.offset
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, source, offset, lease.nbytes))
+        else:
+            lent.lend(lease)
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, lease.segment, lease.offset, lease.nbytes))
+    return inputs
 
 
 def taken_back(lent: LentInputs, request: InferenceRequest) -> bool:

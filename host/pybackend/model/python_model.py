@@ -307,13 +307,15 @@ class PythonModel(Model):
             raise not_ready(self.name, self.version)
         if self._requests.all_failed:
             raise self._requests.no_instance()
-        for tensor in request.inputs:
-            data = tensor.data
-            if tensor.lease is None and len(data) > INLINE_BYTES:  # type: ignore[arg-type]  # bytes have arrived
-                lease = self.arena.lease(len(data))  # type: ignore[arg-type]
-                lease.view[:] = data  # type: ignore[assignment]
-                tensor.lease, tensor.data = lease, lease.view
+        if request.packed is None:
+            for tensor in request.inputs:
+                data = tensor.data
+                if tensor.lease is None and len(data) > INLINE_BYTES:  # type: ignore[arg-type]  # bytes have arrived
+                    lease = self.arena.lease(len(data))  # type: ignore[arg-type]
+                    lease.view[:] = data  # type: ignore[assignment]
+                    tensor.lease, tensor.data = lease, lease.view
         if self.signature.has_reshape:
+            request.packed = None
             for tensor in request.inputs:
                 tensor.shape = self.signature.shape_for_model(self.signature.inputs[tensor.name], tensor.shape)
         pending = PendingRequest(request, on_response, serving)

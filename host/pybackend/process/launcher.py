@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
-from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.errors import ErrorCode, ModelLoadError, ServerError
 from pybackend.process.orphans import Orphans
-from pybackend.process.start import SandboxReport, is_entered, start_process, terms_of
-from pybackend.process.stub_process import HostEnds, Process, StubLaunch, StubProcess, connected_ends
+from pybackend.process.start import SandboxReport, is_entered, start_host_program, start_process, terms_of
+from pybackend.process.stub_process import HostEnds, Process, StubLaunch, StubProcess, connected_ends, output_pipe
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
-from pybackend_wire.confinement import CONFINED, NOT_CONFINED
+from pybackend_wire.confinement import CONFINED, NOT_CONFINED, Confinement
 
 _ANYHOW = StubLaunch()
 
@@ -58,6 +59,35 @@ class StubLauncher:
                 with suppress(ProcessLookupError):  # the code that waits for it will notice its end
                     os.sched_setaffinity(stub.pid, launch.cores)
         return stub
+
+    def start_host_program(
+        self,
+        name: str,
+        module: str,
+        sockets: tuple[socket.socket, socket.socket],
+        inherited: Collection[int],
+        confinement: Confinement,
+    ) -> StubProcess:
+        """Start a module of the host's own in a sandbox.
+
+        ``sockets`` are the two ends of its socket, of which the second is closed here; the module's ``main`` gets the number of that
+        descriptor. Raises ServerError if the process cannot be started.
+        """
+        ours, theirs = sockets
+        mark = self._new_mark()
+        output, their_output = output_pipe()
+        try:
+            with terms_of(confinement, mark) as terms:
+                kept = (theirs.fileno(), *inherited)
+                process, report = start_host_program(name, module, kept[:1], kept, their_output, terms)
+        except OSError as error:
+            os.close(output)
+            self._on_end(mark)
+            raise ServerError(f"cannot start {name}: {error.strerror}") from error
+        finally:
+            os.close(their_output)
+            theirs.close()
+        return self._stub(process, HostEnds(ours, -1, output), mark, report=report)
 
     def tend(self) -> None:
         """Handle models' leftovers; must be called about once a second."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pybackend.environment.environment import Environment
+from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend_wire.confinement import Confinement
 
 _LEFT_OUT = ("LD_PRELOAD", "LD_AUDIT")
@@ -34,6 +34,9 @@ def process_variables(environment: Environment, host: Mapping[str, str] = os.env
 
 
 _MOST_SAID_BYTES = 64 * 1024
+
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""numpy's libraries start threads when they are imported, and a process with several threads cannot be confined."""
 
 
 class SandboxReport:
@@ -112,6 +115,27 @@ def start_process(
     try:
         os.set_blocking(reading, False)
         command, variables = entered_command(bundle, command, variables, inherited, terms, writing)
+        process = _popen(command, variables, {*inherited, terms.written, writing}, output)
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return process, SandboxReport(reading)
+
+
+def start_host_program(
+    name: str, module: str, arguments: Iterable[object], inherited: Collection[int], output: int, terms: Terms
+) -> tuple[subprocess.Popen[bytes], SandboxReport]:
+    """Start a program of the host's own, a module with ``main``, which is confined before it begins. The name is for ``ps``."""
+    assert terms.confinement is not None
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(reading, False)
+        kept = ",".join(map(str, inherited))
+        given = (name, os.getpid(), terms.mark, terms.written, writing, kept, module, *arguments)
+        command = [sys.executable, "-I", "-B", "-m", "pybackend_stub.host_program", *map(str, given)]
+        variables = {**terms.confinement.environment(process_variables(HOST_ENVIRONMENT)), **_ONE_THREAD}
         process = _popen(command, variables, {*inherited, terms.written, writing}, output)
     except OSError:
         os.close(reading)

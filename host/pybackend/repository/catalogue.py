@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -239,9 +239,14 @@ def _version_number(text: str) -> int:
 
 
 class Ensembles:
-    """The dependencies between models."""
+    """The dependencies between models.
+
+    Attributes:
+        watchers: called after a model's versions have changed, before anybody is told.
+    """
 
     def __init__(self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames) -> None:
+        self.watchers: list[Callable[[], None]] = []
         self._entries = entries
         self._names = names
         self._config_name = config_name
@@ -305,6 +310,8 @@ class Ensembles:
                 ]
                 if [model for model in affected if model.revise()] and other not in changed:
                     changed.append(other)
+        for changed_now in self.watchers:
+            changed_now()
 
     # Cycles
 

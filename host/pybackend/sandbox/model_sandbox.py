@@ -347,7 +347,7 @@ class ModelSandbox:
             )
         self.missing = missing
         for layer, reason in missing.items():
-            self._sandbox.tell(self._name, layer, reason)
+            self._sandbox.tell(f"model '{self._name}'", layer, reason)
 
     @property
     def had(self) -> Grant | None:

@@ -115,13 +115,13 @@ class Sandbox:
             return ""
         return str(path)
 
-    def tell(self, model: str, layer: str, reason: str) -> None:
-        """Log once per reason that a layer is not in force, however many models that concerns."""
+    def tell(self, whose: str, layer: str, reason: str) -> None:
+        """Log once per reason that a layer is not in force, however many processes that concerns."""
         if (layer, reason) not in self._told:
             self._told.add((layer, reason))
             log.warning(
-                "sandbox of model '%s', and perhaps of others: layer '%s' (%s) is not in force: %s",
-                model,
+                "sandbox of %s, and perhaps of others: layer '%s' (%s) is not in force: %s",
+                whose,
                 layer,
                 LAYERS[layer],
                 reason,

@@ -306,6 +306,9 @@ LIES: dict[str, Callable[[int], Any]] = {
     "a ticket twice": lambda handle: [small_infer(1, handle), small_infer(1, handle)],
     "too few bytes": lambda handle: small_infer(1, handle, data=b"123"),
     "too many bytes": lambda handle: small_infer(1, handle, data=bytes(17)),
+    "an input without its padding": lambda handle: small_infer(
+        1, handle, data=bytes(12), preamble=preamble(("IN", "FP32", [3], 12, 0))
+    ),
     "a preamble that is none": lambda handle: small_infer(1, handle, preamble=b"\xc1"),
     "a preamble with a datatype that there is not": lambda handle: small_infer(
         1, handle, preamble=preamble(("IN", "FP33", [4], 16, 0))

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,21 +29,23 @@ NO_KEY = "an API key is needed: send it as 'Authorization: Bearer KEY' or as 'x-
 WRONG_KEY = "the API key is not one of this server's: ask its operator for a key"
 
 
-class ApiKeys:
-    """The keys of one server.
+class KnownKeys:
+    """The keys of one server, as far as their digests tell.
 
-    The file has one key a line; empty lines and those that begin with ``#`` are comments. ``on_change`` is called
-    after the keys have changed: decisions that were made with the old ones are void.
+    ``on_change`` is called after they have changed: decisions that were made with the old ones are void.
     """
 
     READS: ClassVar = frozenset({b"x-api-key", b"authorization"})
     """The headers that may carry a key."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, secrets: Secrets) -> None:
         self.on_change: list[Callable[[], None]] = []
-        self.files = FollowedFiles("API keys", [file], self._read, self._take)
-        self._secrets = self.files.first
+        self._secrets = secrets
+
+    @property
+    def digests(self) -> Sequence[bytes]:
+        """Those of the keys."""
+        return self._secrets.digests
 
     def refusal(self, headers: Headers) -> str | None:
         """The message for a call without a key of this server; None for one that may pass."""
@@ -54,10 +56,20 @@ class ApiKeys:
             return None
         return WRONG_KEY if given else NO_KEY
 
-    def _take(self, secrets: Secrets) -> None:
+    def take(self, secrets: Secrets) -> None:
+        """Use these from now on."""
         self._secrets = secrets
         for changed in self.on_change:
             changed()
+
+
+class ApiKeys(KnownKeys):
+    """The keys in a file. It has one key a line; empty lines and those that begin with ``#`` are comments."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.files = FollowedFiles("API keys", [file], self._read, self.take)
+        super().__init__(self.files.first)
 
     def _read(self) -> Secrets:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pybackend.frontend.access.api_keys import ApiKeys
+from pybackend.frontend.access.api_keys import KnownKeys
 from pybackend.frontend.access.restrictions import CREDENTIALS, Headers, Restrictions
 from pybackend.settings import ApiGroup
 
@@ -22,7 +22,7 @@ class Guard:
 
     def __init__(
         self,
-        keys: ApiKeys | None,
+        keys: KnownKeys | None,
         restrictions: Restrictions,
         group_of: Callable[[str], ApiGroup | None],
         open_groups: frozenset[ApiGroup] = frozenset(),

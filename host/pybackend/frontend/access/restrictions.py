@@ -26,13 +26,20 @@ class Restrictions:
     """The restrictions of one port.
 
     No group occurs twice. ``prefix`` precedes the headers' names, and ``text`` begins a refusal's message; the
-    header's name follows.
+    header's name follows. With ``has_digests``, the values are digests of what clients must send.
     """
 
-    def __init__(self, restrictions: Sequence[Restriction], prefix: str = "", text: str = "") -> None:
+    def __init__(
+        self, restrictions: Sequence[Restriction], prefix: str = "", text: str = "", *, has_digests: bool = False
+    ) -> None:
         self._text = text
+        secret = Concealed if has_digests else bytes
         self._by_group: dict[ApiGroup | None, tuple[str, bytes, Secrets]] = {
-            group: (f"{prefix}{each.header}", f"{prefix}{each.header}".lower().encode(), Secrets([each.value.encode()]))
+            group: (
+                f"{prefix}{each.header}",
+                f"{prefix}{each.header}".lower().encode(),
+                Secrets([secret(each.value.encode())]),
+            )
             for each in restrictions
             for group in each.groups
         }
@@ -75,7 +82,7 @@ def concealed(name: bytes, value: bytes) -> bytes:
     The name is in lower case, the value without blanks around it.
     """
     secret = bearer_key(value) if name == b"authorization" else value
-    return Concealed(_digest(secret)) if secret else b""
+    return Concealed(digest_of(secret)) if secret else b""
 
 
 def bearer_key(authorization: bytes) -> bytes:
@@ -86,20 +93,21 @@ def bearer_key(authorization: bytes) -> bytes:
     return b"" if found is None else found[1]
 
 
-def _digest(value: bytes) -> bytes:
+def digest_of(value: bytes) -> bytes:
+    """What takes the place of a secret."""
     return sha256(value).hexdigest().encode()
 
 
 class Secrets:
-    """Secrets that are remembered as digests, so that a dump of memory does not contain them."""
+    """Secrets that are remembered as digests, so that a dump of memory does not contain them; some may be given as such."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
-        self._digests = tuple(_digest(value) for value in values)
+        self.digests = tuple(value if type(value) is Concealed else digest_of(value) for value in values)
 
     def __contains__(self, value: object) -> bool:
         """True if the value is one of them; the time depends on their number only."""
         assert isinstance(value, bytes)
-        digest, found = value if type(value) is Concealed else _digest(value), False
-        for each in self._digests:
+        digest, found = value if type(value) is Concealed else digest_of(value), False
+        for each in self.digests:
             found |= compare_digest(digest, each)
         return found

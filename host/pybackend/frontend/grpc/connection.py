@@ -6,9 +6,10 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from pybackend.engine.admission import Admission
 from pybackend.frontend.flow import Flow
@@ -18,9 +19,16 @@ from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.grpc.method_table import MethodTable
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.upkeep import Upkeep
-from pybackend.frontend.http2 import ErrorCode, RemoteProtocolError, RequestHead, ServerConnection, Stream
+from pybackend.frontend.http2 import (
+    ErrorCode,
+    RemoteProtocolError,
+    RequestHead,
+    ServerConnection,
+    Stream,
+    StreamReceiver,
+)
 from pybackend.frontend.substitute import DirectReceiver
-from pybackend.frontend.tls import PortCertificates
+from pybackend.frontend.tls import Secured
 from pybackend.inference.response import InferenceResponse
 
 log = logging.getLogger(__name__)
@@ -44,7 +52,7 @@ class GrpcConnection(asyncio.Protocol):
         peer: the client, as its calls see it.
     """
 
-    def __init__(self, frontend: GrpcFrontend, methods: MethodTable, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, frontend: GrpcFrontend, methods: Methods, loop: asyncio.AbstractEventLoop) -> None:
         self._frontend = frontend
         self._methods = methods
         self.http2 = ServerConnection(self, frontend.config)
@@ -197,19 +205,21 @@ class GrpcConnection(asyncio.Protocol):
 
     # Requests
 
-    def on_request(self, stream: Stream, head: RequestHead, ended: bool) -> Call:
+    def on_request(self, stream: Stream, head: RequestHead, ended: bool) -> StreamReceiver:
         """A call begins."""
         call_head = head.user_data
         if call_head is None:
             call_head = head.user_data = CallHead(head, self._frontend.policy)
         elif call_head.takes_shortcut:  # type: ignore[attr-defined]
             head.takes_whole = head.content_length is None
-        call = self._methods.begin(self.peer, stream, call_head)  # type: ignore[arg-type]
+        call = self._methods.begin(self.peer, stream, call_head, head)  # type: ignore[arg-type]
         if ended:
             call.on_trailers(())
         return call
 
-    def on_whole_request(self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int) -> Call | None:
+    def on_whole_request(
+        self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
+    ) -> StreamReceiver | None:
         """A whole call with a known head has arrived."""
         return self._methods.begin_known(self.peer, stream, head, data, start, stop)
 
@@ -243,7 +253,24 @@ class GrpcConnection(asyncio.Protocol):
         self._upkeep.shut_down()
 
 
-async def start_grpc(frontend: GrpcFrontend, sock: socket.socket, tls: PortCertificates | None = None) -> None:
+class Methods(Protocol):
+    """Begins the calls of a port."""
+
+    def begin(self, peer: Peer, stream: Stream, call_head: CallHead, head: RequestHead, /) -> StreamReceiver:
+        """A call whose head has arrived; it may be over already."""
+
+    def begin_known(
+        self, peer: Peer, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int, /
+    ) -> StreamReceiver | None:
+        """A whole call with a known head. None if its body, between two offsets, must take the ordinary way."""
+
+
+def connections(frontend: GrpcFrontend, methods: Methods | None = None) -> Callable[[], GrpcConnection]:
+    """What makes the connections of a port; without other methods, the calls are answered here."""
+    loop = asyncio.get_running_loop()
+    return partial(GrpcConnection, frontend, MethodTable(frontend) if methods is None else methods, loop)
+
+
+async def start_grpc(frontend: GrpcFrontend, sock: socket.socket, tls: Secured | None = None) -> None:
     """Accept connections on a bound socket; with ``tls``, secure ones only."""
-    loop, methods = asyncio.get_running_loop(), MethodTable(frontend)
-    await frontend.listen(sock, lambda: GrpcConnection(frontend, methods, loop), b"", tls)
+    await frontend.listen(sock, connections(frontend), b"", tls)

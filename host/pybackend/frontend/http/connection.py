@@ -30,6 +30,14 @@ MAX_WAITING_BYTES = 64 * 1024
 """Bytes of further requests that wait while one is being answered; beyond, reading pauses."""
 
 
+_FULL_BODY = b'{"error":"the server has as many connections as it can take: close some, or try again later"}'
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_FULL_BODY), _FULL_BODY)
+)
+"""The answer to a client for which there is no descriptor."""
+
+
 class State(IntEnum):
     """How far a connection is with a request."""
 

@@ -18,6 +18,9 @@ from pybackend.frontend.http.routes import infer_target, routed_path
 from pybackend.settings import CorsSettings
 
 _EXPOSED = ("Inference-Header-Content-Length",)
+INFER_PATH = "/v2/models/-/infer"
+"""Stands for all targets of inference, however their names are written."""
+
 _VARY = b"vary: Origin\r\n"
 
 
@@ -95,6 +98,6 @@ class HttpGuard:
 def _path(target: bytes) -> str:
     """The path that decides who answers: that of infer as it is written, all others decoded as for ASGI."""
     if infer_target(target) is not None:
-        return "/v2/models/-/infer"
+        return INFER_PATH
     path = path_of(target)
     return routed_path(path) if b"%" in path else path.decode("latin-1")

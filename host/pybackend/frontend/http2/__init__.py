@@ -32,7 +32,7 @@ from pybackend.frontend.http2.connection import ServerConnection
 from pybackend.frontend.http2.core import ConnectionReceiver
 from pybackend.frontend.http2.errors import ErrorCode, LocalProtocolError, RemoteProtocolError, StreamError
 from pybackend.frontend.http2.fields import Use
-from pybackend.frontend.http2.header_block import AnswerForm, HeaderBlock
+from pybackend.frontend.http2.header_block import AnswerForm, HeaderBlock, encode_request
 from pybackend.frontend.http2.request_head import Fields, RequestHead
 from pybackend.frontend.http2.settings import Config, PingRules
 from pybackend.frontend.http2.stream import Stream, StreamReceiver, StreamState
@@ -54,4 +54,5 @@ __all__ = [
     "StreamReceiver",
     "StreamState",
     "Use",
+    "encode_request",
 ]

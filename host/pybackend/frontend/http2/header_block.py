@@ -13,6 +13,7 @@ from typing import Final
 from pybackend.frontend.http2 import frames
 from pybackend.frontend.http2.errors import LocalProtocolError
 from pybackend.frontend.http2.fields import CONNECTION_SPECIFIC, NAME, STATIC_TABLE, VALUE
+from pybackend.frontend.http2.request_head import Fields, RequestHead
 
 _FIRST_BYTES: Final = 5
 """Length, type and flags of a frame: the part of its header that does not depend on the stream."""
@@ -44,13 +45,38 @@ class HeaderBlock:
     def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
         fields = tuple(fields)
         _check(fields)
-        self.encoded = b"".join(_encode(name, value) for name, value in fields)
-        size = len(self.encoded)
+        self._keep(b"".join(_encode(name, value) for name, value in fields))
+
+    @classmethod
+    def of(cls, encoded: bytes) -> HeaderBlock:
+        """The block that another connection of this server has encoded."""
+        block = cls.__new__(cls)
+        block._keep(encoded)
+        return block
+
+    def _keep(self, encoded: bytes) -> None:
+        self.encoded, size = encoded, len(encoded)
         if size >= frames.DEFAULT_FRAME_BYTES:
             raise LocalProtocolError(f"a header block of {size} bytes does not fit a frame")
         word = size << 8 | frames.HEADERS
         self.first = frames.FRAME_HEADER.pack(word, frames.END_HEADERS, 0)[:_FIRST_BYTES]
         self.last = frames.FRAME_HEADER.pack(word, frames.END_HEADERS | frames.END_STREAM, 0)[:_FIRST_BYTES]
+
+
+def encode_request(head: RequestHead, apart: Fields) -> bytes:
+    """The header block of a request that was received, for another connection of this server.
+
+    ``apart``: fields of the request in the place of those that the head may have from another one.
+    """
+    pseudo = (
+        (b":method", head.method),
+        (b":scheme", head.scheme),
+        (b":authority", head.authority),
+        (b":path", head.path),
+    )
+    names = {name for name, _ in apart}
+    kept = [field for field in head.fields if field[0] not in names]
+    return b"".join([_encode(*field) for field in (*[field for field in pseudo if field[1]], *kept, *apart)])
 
 
 def _check(fields: tuple[tuple[bytes, bytes], ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -26,7 +26,10 @@ PART_S = 0.001
 
 
 class MetricsApp:
-    """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models."""
+    """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models.
+
+    ``settle`` returns once everything is counted that clients have got so far; None if all is counted in this process.
+    """
 
     def __init__(
         self,
@@ -35,8 +38,10 @@ class MetricsApp:
         cache: ResponseCache | None,
         settings: MetricsSettings,
         gpu_count: int,
+        settle: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._engine = engine
+        self._settle = settle
         self._cache = cache
         self._custom_metrics = custom_metrics
         self._model_lines = ModelLines(with_latencies=settings.counter_latencies)
@@ -63,6 +68,8 @@ class MetricsApp:
 
     async def _send_page(self, send: Any) -> None:
         """Send the page in parts: it is never in memory as a whole, and requests run between parts."""
+        if self._settle is not None:
+            await self._settle()
         versions = self._engine.figures.versions()
         pids = [pid for version in versions for _, pid in version.processes]
         text = self._text(versions, await asyncio.to_thread(usage_of, pids) if pids else {})

@@ -12,10 +12,10 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from pybackend.engine.admission import Sender
 from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
@@ -44,33 +44,30 @@ _SHORTAGE_NS = 10_000_000
 _ERRORS = {0: InferenceError, 1: UnknownModelError, 2: NotServingError}
 
 
-class RemotePending:
+class RemotePending(Struct, eq=False):
     """A request that the engine has; see :class:`pybackend.inference.pending.PendingRequest`."""
 
-    __slots__ = ("_engine", "_ticket", "id", "model_name", "on_response")
-
-    def __init__(self, engine: RemoteEngine, ticket: int, request: InferenceRequest, on_response: OnResponse) -> None:
-        self._engine = engine
-        self._ticket = ticket
-        self.model_name = request.model_name
-        self.id = request.id
-        self.on_response = on_response
+    engine: RemoteEngine
+    ticket: int
+    model_name: str
+    id: str
+    on_response: OnResponse
 
     def cancel(self) -> None:
         """Tell the engine that nobody waits any more."""
-        self._post(messages.Cancel(self._ticket))
+        self._post(messages.Cancel(self.ticket))
 
     def pause(self) -> None:
         """Stop accepting responses."""
-        self._post(messages.Flow(self._ticket, paused=True))
+        self._post(messages.Flow(self.ticket, paused=True))
 
     def resume(self) -> None:
         """Accept responses again."""
-        self._post(messages.Flow(self._ticket, paused=False))
+        self._post(messages.Flow(self.ticket, paused=False))
 
     def _post(self, message: object) -> None:
-        if self._ticket in self._engine.waiting:
-            self._engine.channel.post(message)
+        if self.ticket in self.engine.waiting:
+            self.engine.channel.post(message)
 
 
 class RemoteVersion:
@@ -280,7 +277,7 @@ class RemoteEngine:
         self.tracer = RemoteTracer()
         self.regions = RemoteRegions()
         self.waiting: dict[int, RemotePending] = {}
-        self._tickets = count(1)
+        self._ticket = 0
         self._versions: dict[tuple[str, str, str], RemoteVersion] = {}
         self._by_handle: dict[int, RemoteVersion] = {}
         self._asked: set[tuple[str, str, str]] = set()
@@ -446,41 +443,26 @@ class RemoteEngine:
         """Send a request that was checked. Raises InferenceError if there is no memory for its tensors."""
         layout: list[tuple[Any, ...]] = []
         inline: list[Any] = []
-        blocks: list[BlockLease] | None = None
-        regions: list[tuple[str, int, int]] | None = None
+        leases: list[BlockLease] | None = None
+        regions: Any = None
         for tensor in request.inputs:
-            lease: Any = tensor.lease
-            data: Any = tensor.data
-            nbytes = len(data)
-            place = 0
-            if lease is None and nbytes > INLINE_BYTES and not version.is_closed:
-                lease = tensor.lease = version.allocate(nbytes, tensor.name)
-                lease.view[:] = data
-            if lease is None:
-                inline.append(data)
-            elif type(lease) is BlockLease:
-                place = 1
-                blocks = [] if blocks is None else blocks
-                blocks.append(lease)
-            else:
-                place = 2
-                source = source_of(tensor)
-                assert source is not None
-                regions = [] if regions is None else regions
-                regions.append((source.region.name, source.offset, source.nbytes))
-            layout.append((tensor.name, tensor.datatype, tensor.shape, nbytes, place))
+            data = tensor.data
+            nbytes = len(data)  # type: ignore[arg-type]  # the bytes are there
+            if tensor.lease is not None or nbytes > INLINE_BYTES:
+                layout, inline, leases, regions = _places(version, request)
+                break
+            layout.append((tensor.name, tensor.datatype, tensor.shape, nbytes, messages.INLINE))
+            inline.append(data)
+            if nbytes & 15:
+                inline.append(messages.PADDING[nbytes & 15])
         preamble = _encode((layout, request.requested_outputs))
-        data = b"".join(inline)
-        if len(preamble) + len(data) > _MOST_INFER_BYTES:
+        whole = b"".join(inline)
+        if len(preamble) + len(whole) > _MOST_INFER_BYTES:
             raise InferenceError(
-                f"{request.prefix}the request has {len(preamble) + len(data)} bytes of names and small tensors, and "
+                f"{request.prefix}the request has {len(preamble) + len(whole)} bytes of names and small tensors, and "
                 f"{_MOST_INFER_BYTES} are the most that a front end takes: send fewer inputs",
                 ErrorCode.UNAVAILABLE,
             )
-        places = None
-        if request.regions is not None:
-            outputs = {name: (part.region.name, part.offset, part.nbytes) for name, part in request.regions.items()}
-            places = (regions or [], outputs)
         options = None
         if request.has_options:
             options = (
@@ -490,22 +472,12 @@ class RemoteEngine:
                 request.timeout_us,
                 request.parameters,
             )
-        ticket = next(self._tickets)
-        pending = self.waiting[ticket] = RemotePending(self, ticket, request, on_response)
-        sent = None if blocks is None else [lease.send() for lease in blocks]
+        self._ticket = ticket = self._ticket + 1
+        pending = self.waiting[ticket] = RemotePending(self, ticket, request.model_name, request.id, on_response)
+        now_ns = time.monotonic_ns()
+        blocks = None if leases is None else [lease.send() for lease in leases]
         self.channel.post(
-            (
-                _INFER,
-                ticket,
-                version.handle,
-                time.monotonic_ns(),
-                request.id,
-                preamble,
-                data,
-                sent,
-                places,
-                options,
-            )
+            (_INFER, ticket, version.handle, now_ns, request.id, preamble, whole, blocks, regions, options)
         )
         return pending
 
@@ -567,3 +539,34 @@ class RemoteEngine:
         self._report()
         self.channel.post(messages.Settled(told.number))
         self.channel.flush()
+
+
+def _places(version: RemoteVersion, request: InferenceRequest) -> tuple[Any, Any, Any, Any]:
+    """The inputs of a request, the bytes of those that travel in the message, and where the others are: leases and regions.
+
+    Raises InferenceError if there is no memory for them.
+    """
+    layout: list[tuple[Any, ...]] = []
+    inline: list[Any] = []
+    leases: list[BlockLease] = []
+    regions: list[tuple[str, int, int]] = []
+    for tensor in request.inputs:
+        data: Any = tensor.data
+        nbytes, place = len(data), messages.IN_BLOCK
+        source = source_of(tensor)
+        if source is not None:
+            place = messages.IN_REGION
+            regions.append((source.region.name, source.offset, source.nbytes))
+        elif tensor.lease is None and (nbytes <= INLINE_BYTES or version.is_closed):
+            place = messages.INLINE
+            inline += data, messages.PADDING[nbytes & 15]
+        else:
+            if tensor.lease is None:
+                tensor.lease = version.allocate(nbytes, tensor.name)
+                tensor.lease.view[:] = data
+            leases.append(cast("BlockLease", tensor.lease))
+        layout.append((tensor.name, tensor.datatype, tensor.shape, nbytes, place))
+    outputs = None
+    if request.regions is not None:
+        outputs = {name: (part.region.name, part.offset, part.nbytes) for name, part in request.regions.items()}
+    return layout, inline, leases, None if outputs is None else (regions, outputs)

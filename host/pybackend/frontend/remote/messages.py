@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from pybackend.engine.answers import RefusalReason
+from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import decoder
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
@@ -58,6 +59,18 @@ INLINE, IN_BLOCK, IN_REGION = 0, 1, 2
 """In the message; in a block of input memory; in a region that a client has registered."""
 
 
+_ALIGNMENT_BYTES = 16
+"""Compiled code may refuse arrays that are not aligned."""
+
+PADDING = [bytes(-size % _ALIGNMENT_BYTES) for size in range(_ALIGNMENT_BYTES)]
+"""What follows an input, by the remainder of its size."""
+
+
+def padded(nbytes: int) -> int:
+    """How many bytes an input takes in a message."""
+    return nbytes + -nbytes % _ALIGNMENT_BYTES
+
+
 class Preamble(Struct, array_like=True, frozen=True, gc=False):
     """What recurs in requests of one client."""
 
@@ -98,7 +111,7 @@ class Infer(Struct, array_like=True, frozen=True, gc=False, tag=2):
         handle: of the version against whose signature it was checked.
         accepted_ns: ``time.monotonic_ns()`` when the front end had all of it.
         preamble: an encoded :class:`Preamble`: the engine remembers those that it has checked.
-        data: the bytes of the inputs that do not lie in blocks, in order.
+        data: the bytes of the inputs that do not lie elsewhere, in order, each :func:`padded`.
         blocks: of the other inputs, in order.
     """
 
@@ -317,7 +330,18 @@ class Settle(Struct, array_like=True, frozen=True, gc=False, tag=43):
 
 
 from_front_end = decoder(
-    Open | Infer | Cancel | Flow | Release | NeedMemory | Return | Forget | Refused | Counted | Settled
+    Open
+    | Infer
+    | Cancel
+    | Flow
+    | Release
+    | NeedMemory
+    | Return
+    | Forget
+    | Refused
+    | Counted
+    | Settled
+    | control.FromFrontEnd
 )
 """Decodes frames of a front end."""
 
@@ -334,5 +358,6 @@ from_engine = decoder(
     | Detached
     | Tracing
     | Settle
+    | control.FromEngine
 )
 """Decodes frames of the engine."""

@@ -67,6 +67,7 @@ class KnownPreamble(Struct, eq=False):
     Attributes:
         inputs: name, datatype and shape of each, and the bytes of the message that are its own; none for :attr:`others`.
         others: the inputs that lie elsewhere: number, size, and whether that is a block.
+        packed: of all inputs, if they are small and there are no others.
         inline_bytes: how many bytes the message has.
         template: name and version of the model, the requested outputs, and the batch size.
         checked: how far it was checked against the signature.
@@ -74,6 +75,7 @@ class KnownPreamble(Struct, eq=False):
 
     inputs: list[tuple[tuple[str, str, list[int]], int, int]]
     others: list[tuple[int, int, bool]]
+    packed: list[tuple[str, str, list[int], int, int]] | None
     inline_bytes: int
     template: tuple[str, str, tuple[str, ...], int]
     checked: Checked = Checked.NOTHING
@@ -120,16 +122,19 @@ class OpenVersion:
             each.datatype in ITEMSIZE for each in read.inputs
         ):
             raise RemoteProtocolError("a request with two inputs of one name, or with a datatype that there is not")
-        inputs, others, end = [], [], 0
+        inputs, others, size = [], [], 0
         for number, each in enumerate(read.inputs):
-            begin = end
+            begin = end = size
             if each.place == messages.INLINE:
                 end += each.nbytes
+                size = messages.padded(end)
             else:
                 others.append((number, each.nbytes, each.place == messages.IN_BLOCK))
             inputs.append(((each.name, each.datatype, each.shape), begin, end))
+        is_packed = not others and all(each.nbytes <= INLINE_BYTES for each in read.inputs)
+        packed = [(*layout, begin, end - begin) for layout, begin, end in inputs] if is_packed else None
         return KnownPreamble(
-            inputs, others, end, (self.signature.model_name, self.version, tuple(read.requested_outputs), 1)
+            inputs, others, packed, size, (self.signature.model_name, self.version, tuple(read.requested_outputs), 1)
         )
 
     def check(self, request: InferenceRequest, preamble: bytes, known: KnownPreamble) -> None:
@@ -282,6 +287,8 @@ class FrontEndService:
         request = InferenceRequest(name, version, asked.id, inputs, requested, batch_size)
         accepted_ns = asked.accepted_ns
         request.queued_ns = accepted_ns if now_ns - _LONGEST_WAY_NS < accepted_ns < now_ns else now_ns
+        if known.packed is not None:
+            request.packed = data, known.packed
         if asked.options is not None:
             _set_options(request, asked.options)
         on_response = partial(self._on_response, ticket)
@@ -289,8 +296,8 @@ class FrontEndService:
             if known.others or asked.regions is not None:
                 self._find_inputs(request, asked, known)
                 on_response = partial(self._post, ticket)
-            model = opened.current
-            if model is None or not opened.is_direct:
+            model = opened.current if opened.is_direct else None
+            if model is None:
                 open_requests[ticket] = opened.submit_anew(request, on_response)
             else:
                 if known.checked is not Checked.ALL:

@@ -1,0 +1,142 @@
+"""Messages about a front end itself, and about its clients' tunnels to the engine's process."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from pybackend.settings import GrpcSettings, HttpSettings, KeyExemption
+
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+Service = Literal["http", "grpc"]
+
+Place = tuple[Annotated[str, Meta(max_length=200)], Annotated[int, Meta(ge=0, le=65535)]]
+"""An address and a port."""
+
+
+# To the engine: tags 64 to 95
+
+
+class Ready(Struct, array_like=True, frozen=True, gc=False, tag=64):
+    """I can accept connections."""
+
+
+class OpenTunnel(Struct, array_like=True, frozen=True, gc=False, tag=65):
+    """I need a tunnel for a client: ``client`` and ``server`` are the ends of its connection, None for a Unix socket."""
+
+    number: Natural
+    service: Service
+    client: Place | None
+    server: Place | None
+    is_secure: bool
+
+
+class Alive(Struct, array_like=True, frozen=True, gc=False, tag=66):
+    """The answer to :class:`Look`."""
+
+    connections: Natural
+
+
+class Line(Struct, array_like=True, frozen=True, gc=False, tag=67):
+    """A line for the log."""
+
+    level: Annotated[int, Meta(ge=0, le=50)]
+    file: Annotated[str, Meta(max_length=100)]
+    number: Natural
+    text: Annotated[str, Meta(max_length=20_000)]
+
+
+class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
+    """I have answered a request: the fields of :class:`pybackend.observability.access_log.Access`."""
+
+    protocol: Service
+    client: Annotated[str, Meta(max_length=200)]
+    method: Annotated[str, Meta(max_length=1000)]
+    path: Annotated[str, Meta(max_length=2000)]
+    status: Annotated[int, Meta(ge=0, le=999)] | Annotated[str, Meta(max_length=40)] | None
+    received_bytes: int
+    sent_bytes: int
+    duration_ns: Natural
+    ended_s: float
+    about: Annotated[dict[str, str], Meta(max_length=10)]
+
+
+# To a front end: tags 96 to 127
+
+
+class Certificates(Struct, array_like=True, frozen=True, gc=False, tag=96):
+    """The contents of a port's PEM files, now or from now on."""
+
+    service: Service
+    chain: bytes
+    key: bytes
+    root: bytes | None
+    mutual: bool
+
+
+class Begin(Struct, array_like=True, frozen=True, gc=False, tag=97):
+    """What you serve.
+
+    Attributes:
+        sockets: the descriptors of your listening sockets.
+        http, grpc: the operator's settings, with digests in the place of secrets, and without files.
+        keys: digests of the API keys; None if calls need none.
+        exempt: calls that need no key.
+        memory_limit_bytes: your part of the memory for slow clients.
+        logs_access: every answered request is reported.
+    """
+
+    sockets: dict[Service, Natural]
+    certificates: list[Certificates]
+    http: HttpSettings
+    grpc: GrpcSettings
+    keys: list[bytes] | None
+    exempt: frozenset[KeyExemption]
+    memory_limit_bytes: Natural
+    fast_paths: bool
+    logs_access: bool
+    verbose_level: Natural
+
+
+class Keys(Struct, array_like=True, frozen=True, gc=False, tag=104):
+    """The digests of the API keys from now on."""
+
+    digests: list[bytes]
+
+
+class Listen(Struct, array_like=True, frozen=True, gc=False, tag=98):
+    """Accept connections now."""
+
+    service: Service
+
+
+class Tunnel(Struct, array_like=True, frozen=True, gc=False, tag=99):
+    """The tunnel that you have asked for; its descriptor comes along."""
+
+    number: Natural
+
+
+class NoTunnel(Struct, array_like=True, frozen=True, gc=False, tag=100):
+    """There is none: the server has no descriptors left."""
+
+    number: Natural
+
+
+class Look(Struct, array_like=True, frozen=True, gc=False, tag=101):
+    """Are you there?"""
+
+
+class LogLevel(Struct, array_like=True, frozen=True, gc=False, tag=102):
+    """A client has changed which lines the log has."""
+
+    verbose_level: Natural
+
+
+class Stop(Struct, array_like=True, frozen=True, gc=False, tag=103):
+    """Accept no more connections, and end after the last answer."""
+
+
+FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed
+FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop | Keys

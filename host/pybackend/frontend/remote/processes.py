@@ -1,0 +1,443 @@
+"""Front ends from the engine's side: their processes are started, looked after, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import astuple
+
+from pybackend.engine.engine import InferenceEngine
+from pybackend.errors import ServerError
+from pybackend.frontend.access.api_keys import KnownKeys
+from pybackend.frontend.access.restrictions import digest_of
+from pybackend.frontend.listening import BACKLOG, release
+from pybackend.frontend.remote import control
+from pybackend.frontend.remote.channel import socket_pair
+from pybackend.frontend.remote.service import FrontEndService
+from pybackend.frontend.remote.tunnels import Serve, Tunnels
+from pybackend.frontend.request_log import RequestLog
+from pybackend.frontend.tls import PortCertificates
+from pybackend.instance.model_instance import RestartBackoff
+from pybackend.observability.access_log import Access
+from pybackend.observability.logging import LOG
+from pybackend.observability.model_output import ModelOutput
+from pybackend.observability.unexpected import repeat
+from pybackend.process.launcher import StubLauncher
+from pybackend.process.stub_process import StubProcess
+from pybackend.sandbox.front_ends import FrontEndSandbox
+from pybackend.sandbox.sandbox import Sandbox
+from pybackend.settings import Restriction, Settings
+from pybackend_wire.errors import RemoteProtocolError
+
+log = logging.getLogger(__name__)
+
+_PROGRAM = "pybackend.frontend.remote.program"
+
+BUSY_S = 10.0
+"""CPU time that a front end may use before it answers."""
+
+_STOPPED_LOOKS, _ASLEEP_LOOKS = 10, 30
+"""Looks, about a second apart, at a process that is stopped, or that sleeps, and does not answer. One that waits for a core does neither."""
+
+_SETTLING_S = 1.0
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A port that front ends serve: a socket for each of them, and what the engine's process answers through their tunnels."""
+
+    sockets: Sequence[socket.socket]
+    certificates: PortCertificates | None
+    serve: Serve
+
+
+class FrontEnds:
+    """All front ends of a server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: InferenceEngine,
+        launcher: StubLauncher,
+        sandbox: Sandbox,
+        services: Mapping[control.Service, Service],
+        keys: KnownKeys | None,
+        request_log: RequestLog,
+    ) -> None:
+        self._services = services
+        self._keys = keys
+        self._all = [
+            FrontEnd(
+                index,
+                settings,
+                engine,
+                launcher,
+                FrontEndSandbox(sandbox, _name(index)),
+                services,
+                keys,
+                request_log,
+            )
+            for index in range(settings.front_ends)
+        ]
+        self._looking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start all of them, and wait until they can accept connections. Raises ServerError if one cannot."""
+        LOG.watch(self._log_changed)
+        for name, service in self._services.items():
+            if service.certificates is not None:
+                service.certificates.on_change.append(lambda name=name: self._certify(name))  # type: ignore[misc]
+        if self._keys is not None:
+            self._keys.on_change.append(self._hand_keys)
+        self._looking = asyncio.create_task(repeat(1, self._look))
+        await asyncio.gather(*(each.start() for each in self._all))
+        log.info("%d front ends are ready", len(self._all))
+
+    async def listen(self, service: control.Service) -> None:
+        """Have all of them accept the connections of a port. Clients may come at once, and wait for one that starts again."""
+        for sock in self._services[service].sockets:
+            sock.listen(BACKLOG)
+        for each in self._all:
+            each.listen(service)
+
+    def _look(self) -> None:
+        for each in self._all:
+            each.look()
+
+    def _log_changed(self) -> None:
+        for each in self._all:
+            each.post(control.LogLevel(LOG.settings.verbose_level))
+
+    def check(self) -> None:
+        """Tell all of them what has changed of models, before their clients can know."""
+        for each in self._all:
+            each.check()
+
+    def _hand_keys(self) -> None:
+        assert self._keys is not None
+        for each in self._all:
+            each.post(control.Keys(list(self._keys.digests)))
+
+    async def settle(self) -> None:
+        """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLING_S):
+                await asyncio.gather(*(each.settle() for each in self._all))
+
+    def _certify(self, name: control.Service) -> None:
+        message = certificates_of(name, self._services[name])
+        if message is not None:
+            for each in self._all:
+                each.post(message)
+
+    @property
+    def connection_count(self) -> int:
+        """Connections of clients, as far as the front ends have told."""
+        return sum(each.connection_count for each in self._all)
+
+    def stop_listening(self) -> None:
+        """Refuse new connections and close idle ones; the others close after their current answers."""
+        for each in self._all:
+            each.stop()
+        for service in self._services.values():
+            for sock in set(service.sockets):
+                release(sock)
+
+    async def stop(self, deadline_s: float) -> bool:
+        """Wait for the ends of all until a deadline of the loop's clock, then kill them; True if none had to be killed."""
+        ended = await asyncio.gather(*(each.wait(deadline_s) for each in self._all))
+        if self._looking is not None:
+            self._looking.cancel()
+            LOG.unwatch(self._log_changed)
+        return all(ended)
+
+
+def _digested(restrictions: Sequence[Restriction]) -> tuple[Restriction, ...]:
+    return tuple(replace(each, value=digest_of(each.value.encode()).decode()) for each in restrictions)
+
+
+def _name(index: int) -> str:
+    return f"pybackend front end {index + 1}"
+
+
+def certificates_of(name: control.Service, service: Service) -> control.Certificates | None:
+    """The certificates of a port for a process that cannot read them; None for a plain port."""
+    found = service.certificates
+    return None if found is None else control.Certificates(name, *found.pem, found.settings.mutual)
+
+
+class FrontEnd:
+    """One front end, through all its restarts.
+
+    Attributes:
+        connection_count: its clients' connections when it was last asked.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        settings: Settings,
+        engine: InferenceEngine,
+        launcher: StubLauncher,
+        sandbox: FrontEndSandbox,
+        services: Mapping[control.Service, Service],
+        keys: KnownKeys | None,
+        request_log: RequestLog,
+    ) -> None:
+        self.connection_count = 0
+        self._keys = keys
+        self._request_log = request_log
+        self._index = index
+        self._name = _name(index)
+        self._settings = settings
+        self._engine = engine
+        self._launcher = launcher
+        self._sandbox = sandbox
+        self._services = services
+        self._listening: list[control.Service] = []
+        self._backoff = RestartBackoff()
+        self._process: StubProcess | None = None
+        self._service: FrontEndService | None = None
+        self._attention = _Attention()
+        self._cause = ""
+        self._is_ready = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._stops = False
+        self._running: asyncio.Task[None] | None = None
+        self._output = ModelOutput(self._name)
+
+    # Its life
+
+    async def start(self) -> None:
+        """Start it, and wait until it is ready. Raises ServerError if it ends instead."""
+        self._launch()
+        ready, gone = (asyncio.create_task(event.wait()) for event in (self._is_ready, self._gone))
+        await asyncio.wait({ready, gone}, return_when=asyncio.FIRST_COMPLETED)
+        for each in (ready, gone):
+            each.cancel()
+        if not self._is_ready.is_set():
+            raise ServerError(f"{self._name} {self._cause}{self._output.last_words}")
+        self._running = asyncio.create_task(self._keep_running())
+
+    async def _keep_running(self) -> None:
+        while True:
+            await self._gone.wait()
+            if self._stops:
+                return
+            self._backoff.on_death()
+            log.error(
+                "%s %s, and its connections have ended with it. %s%s",
+                self._name,
+                self._cause,
+                self._backoff.prospect,
+                self._output.last_words,
+            )
+            await self._backoff.wait()
+            if self._stops:
+                return
+            try:
+                self._launch()
+            except ServerError as error:
+                self._cause = f"was not started: {error}"
+
+    def _launch(self) -> None:
+        self._is_ready.clear()
+        self._gone.clear()
+        self._cause = ""
+        self._attention = _Attention()
+        loop, sockets = asyncio.get_running_loop(), socket_pair()
+        own = {name: service.sockets[self._index].fileno() for name, service in self._services.items()}
+        try:
+            process = self._launcher.start_host_program(
+                self._name, _PROGRAM, sockets, list(own.values()), self._sandbox.confinement
+            )
+        except ServerError:
+            sockets[0].close()
+            self._gone.set()
+            raise
+        self._process = process
+        process.send_output_to(self._output)
+        process.on_exit(loop, self._on_exit)
+        service = self._service = FrontEndService(self._engine, sockets[0], self._on_channel_end)
+        tunnels = Tunnels(loop, service.channel, {name: each.serve for name, each in self._services.items()})
+        service.handlers.update(
+            {
+                control.OpenTunnel: tunnels.open,
+                control.Alive: self._on_alive,
+                control.Ready: self._on_ready,
+                control.Line: self._write,
+                control.Accessed: self._log_access,
+            }
+        )
+        service.channel.post(self._begin_message(own))
+
+    def _begin_message(self, own: dict[control.Service, int]) -> control.Begin:
+        settings, keys = self._settings, self._keys
+        certificates = [certificates_of(name, service) for name, service in self._services.items()]
+        return control.Begin(
+            own,
+            [each for each in certificates if each is not None],
+            replace(settings.http, tls=None, restrictions=_digested(settings.http.restrictions)),
+            replace(settings.grpc, tls=None, restrictions=_digested(settings.grpc.restrictions)),
+            None if keys is None else list(keys.digests),
+            frozenset() if settings.api_keys is None else settings.api_keys.exempt,
+            settings.http.memory_limit_bytes // settings.front_ends,
+            settings.fast_paths,
+            settings.log.access,
+            LOG.settings.verbose_level,
+        )
+
+    def _on_exit(self) -> None:
+        """The process has ended, and nobody can have its memory or descriptors any more."""
+        assert self._process is not None
+        if self._service is not None:
+            self._service.end()
+        self._cause = self._cause or self._process.exit_cause
+        self._process = self._service = None
+        self.connection_count = 0
+        self._gone.set()
+
+    def _end(self, cause: str) -> None:
+        """Kill it, for a reason that completes the sentence "It ..."."""
+        if self._process is not None and not self._cause:
+            self._cause = cause
+            self._process.kill()
+
+    def _on_channel_end(self, error: RemoteProtocolError | None) -> None:
+        if error is not None:
+            self._end(f"was killed, because it broke the rules of its channel: {error}")
+        elif self._process is not None:
+            self._process.kill()
+
+    # Messages
+
+    def post(self, message: Any) -> None:
+        """Send it a message, if it is there; one that starts later knows what the message says."""
+        if self._service is not None:
+            self._service.channel.post(message)
+
+    def listen(self, service: control.Service) -> None:
+        """Have it accept the connections of a port, from now on and after each restart."""
+        self._listening.append(service)
+        if self._is_ready.is_set():
+            self.post(control.Listen(service))
+
+    def _on_alive(self, told: control.Alive) -> None:
+        self._attention = _Attention()
+        self.connection_count = told.connections
+
+    def _log_access(self, told: control.Accessed) -> None:
+        if self._request_log.access is not None:
+            self._request_log.access.add(Access(*astuple(told)))
+
+    def _on_ready(self, _told: control.Ready) -> None:
+        assert self._process is not None
+        report = self._process.sandbox_report
+        wrong = self._sandbox.check(self._process.pid, {} if report is None else report.layers)
+        if wrong:
+            self._end(f"was killed, because {wrong}")
+            return
+        self._backoff.on_ready()
+        self._is_ready.set()
+        for service in self._listening:
+            self.post(control.Listen(service))
+
+    def _write(self, line: control.Line) -> None:
+        """Write a line of its log, unless it says too much."""
+        if self._process is None or not log.isEnabledFor(line.level) or not self._output.affords(line.text.encode()):
+            return
+        record = log.makeRecord(log.name, line.level, line.file, line.number, line.text, (), None)
+        record.process = self._process.pid
+        log.handle(record)
+
+    def check(self) -> None:
+        """Tell it what has changed of models."""
+        if self._service is not None:
+            self._service.check()
+            self._service.channel.flush()
+
+    async def settle(self) -> None:
+        """See :meth:`FrontEnds.settle`."""
+        if self._service is not None and self._is_ready.is_set():
+            await self._service.settle()
+
+    # Does it answer?
+
+    def look(self) -> None:
+        """Ask it whether it is there, about once a second, and kill it if it does not answer though it could."""
+        if self._process is None or self._service is None:
+            return
+        self._service.trim(time.monotonic_ns())
+        if not self._attention.is_asked:
+            self.post(control.Look())
+        verdict = self._attention.verdict(self._process.pid)
+        if verdict:
+            self._end(f"was killed, because {verdict}")
+
+    # The end
+
+    def stop(self) -> None:
+        """Have it accept no more connections, and end after the last answer."""
+        self._stops = True
+        self.post(control.Stop())
+        if self._process is None:
+            self._gone.set()
+
+    async def wait(self, deadline_s: float) -> bool:
+        """Wait for its end until a deadline of the loop's clock, then kill it; True if it did not have to be killed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline_s):
+                await self._gone.wait()
+        ended = self._gone.is_set()
+        if self._process is not None:
+            self._process.kill()
+            await self._gone.wait()
+        if self._running is not None:
+            self._running.cancel()
+        self._sandbox.close()
+        return ended
+
+
+class _Attention:
+    """How long a front end has not answered, by its own time: one that gets no core is not at fault.
+
+    Attributes:
+        is_asked: it was asked, and has not answered.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._ticks_then = self._ticks_before = 0
+        self._stopped = self._asleep = 0
+
+    def verdict(self, pid: int) -> str:
+        """What is wrong with the process, as a clause; ``""`` as long as it may only be slow."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return ""  # it is gone, and its end will be reported
+        state, ticks = fields[0], int(fields[11]) + int(fields[12])
+        if not self.is_asked:
+            self.is_asked = True
+            self._ticks_then = ticks
+        self._stopped = self._stopped + 1 if state in {b"T", b"t"} else 0
+        self._asleep = self._asleep + 1 if state == b"S" and ticks == self._ticks_before else 0
+        self._ticks_before = ticks
+        if ticks - self._ticks_then > BUSY_S * _TICKS_PER_S:
+            return f"it has worked for {BUSY_S:g} s of CPU time without listening to the server"
+        if self._stopped >= _STOPPED_LOOKS:
+            return f"it has been stopped for {_STOPPED_LOOKS} s"
+        if self._asleep >= _ASLEEP_LOOKS:
+            return f"it has slept for {_ASLEEP_LOOKS} s without listening to the server"
+        return ""

@@ -1,0 +1,270 @@
+"""``--front-ends``: connections are accepted by processes of their own, and nothing else is different.
+
+All of `tests/e2e` runs in this form with PYBACKEND_FRONT_ENDS=2 in the environment; here is what that form alone has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import ssl
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import trustme
+
+from tests.support.connection import connected, head, post
+from tests.support.gates import wait_until
+from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.server import DEADLINE_S, serving
+
+pytestmark = pytest.mark.e2e
+
+BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()
+PATH = "/v2/models/identity/infer"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("front_ends")
+    write_model(directory, "identity", IDENTITY, identity_config())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    with serving(
+        repository, flags=("--front-ends=2", "--log-access", "--model-control-mode=explicit", "--load-model=*")
+    ) as server:
+        yield server
+
+
+def front_ends(server) -> dict[int, str]:
+    """The names of the front ends, by process."""
+    return {pid: name for pid in server.child_pids() if "front end" in (name := _command(pid))}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode()
+    except OSError:
+        return ""
+
+
+def owner_of(server, connection) -> int:
+    """The front end that has a client's connection."""
+    local = connection.getsockname()[1]
+    return next(pid for pid in front_ends(server) if local in _remote_ports(pid))
+
+
+def _remote_ports(pid: int) -> set[int]:
+    held = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[2].split(":")[1], 16) for row in rows if f"socket:[{row[9]}]" in held}
+
+
+def streamed(client, tensor, count: int) -> list[np.ndarray]:
+    """The answers to so many requests on one stream."""
+    answers: queue.Queue = queue.Queue()
+    client.start_stream(lambda result, error: answers.put(error or result))
+    for _ in range(count):
+        client.async_stream_infer("identity", [tensor])
+    found = [answers.get(timeout=DEADLINE_S) for _ in range(count)]
+    client.stop_stream()
+    return [each.as_numpy("OUT") for each in found]
+
+
+def test_processes_say_what_they_are(server):
+    assert sorted(front_ends(server).values()) == ["pybackend front end 1", "pybackend front end 2"]
+    server.wait_for("2 front ends are ready")
+
+
+def test_one_answer_whoever_was_asked(server):
+    """Figures of all requests are the same on every connection, and each request is counted once."""
+    before = server.metrics()
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(server.port)) for _ in range(12)]
+        for connection in connections:
+            connection.send(post(PATH, BODY))
+        for connection in connections:
+            assert connection.reply().status == 200
+        statistics = []
+        for connection in connections:
+            connection.send(head("GET", "/v2/models/identity/stats"))
+            statistics.append(connection.reply().json["model_stats"][0]["inference_stats"]["success"]["count"])
+    assert len(set(statistics)) == 1
+    name = 'nv_inference_request_success{model="identity",version="1"}'
+    assert server.metrics()[name] - before.get(name, 0) == 12
+
+
+def test_addresses_of_clients(server):
+    with connected(server.port) as connection:
+        port = connection.socket.getsockname()[1]
+        connection.send(head("GET", "/v2/models"))
+        assert connection.reply().status == 200
+    server.wait_for(rf"http 127\.0\.0\.1:{port} GET /v2/models 200")
+
+
+def test_malformed_requests_are_counted(server):
+    """A front end answers what is no HTTP by itself, and the server counts it."""
+
+    def refusals() -> float:
+        return sum(value for name, value in server.metrics().items() if 'reason="malformed"' in name)
+
+    before = refusals()
+    with connected(server.port) as connection:
+        connection.send(b"\x16\x03\x01 no HTTP\r\n\r\n")
+        assert connection.reply().status == 400
+    wait_until(lambda: refusals() == before + 1, "the refusal is not counted")
+
+
+def test_loads_and_unloads(server):
+    assert server.request("POST", "/v2/repository/models/identity/unload").status == 200
+    for _ in range(6):
+        assert server.infer("identity", BODY).status in {400, 404, 503}
+    assert server.request("POST", "/v2/repository/models/identity/load").status == 200
+    for _ in range(6):
+        assert server.infer("identity", BODY).status == 200
+
+
+def test_grpc_calls_of_all_kinds(server):
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert client.is_server_live()
+        assert client.get_model_config("identity").config.name == "identity"
+        tensor = grpcclient.InferInput("IN", [2], "FP32")
+        tensor.set_data_from_numpy(np.array([3, 4], np.float32))
+        assert client.infer("identity", [tensor]).as_numpy("OUT").tolist() == [3, 4]
+        assert [answer.tolist() for answer in streamed(client, tensor, 3)] == [[3, 4]] * 3
+        with pytest.raises(grpcclient.InferenceServerException, match="unknown model"):
+            client.get_model_config("nobody")
+
+
+def test_large_messages_pass(server):
+    """More than every window and buffer on the way, in both directions."""
+    data = np.arange(1 << 21, dtype=np.float32)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        tensor = grpcclient.InferInput("IN", [data.size], "FP32")
+        tensor.set_data_from_numpy(data)
+        assert (client.infer("identity", [tensor]).as_numpy("OUT") == data).all()
+        assert all((answer == data).all() for answer in streamed(client, tensor, 4))
+
+
+@pytest.mark.faults
+def test_a_killed_front_end_costs_its_connections_only(server):
+    """The other's go on, and another one takes its place."""
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connected(server.port)) for _ in range(16)]
+        for connection in connections:
+            connection.send(head("GET", "/v2/health/live"))
+            assert connection.reply().status == 200
+        owners = {connection: owner_of(server, connection.socket) for connection in connections}
+        victim = owners[connections[0]]
+        os.kill(victim, signal.SIGKILL)
+        server.wait_for(
+            r"pybackend front end \d was killed by signal 9 .*its connections have ended with it\. Restart 1 in a row"
+        )
+        for connection, owner in owners.items():
+            if owner == victim:
+                assert connection.at_end()
+            else:
+                connection.send(head("GET", "/v2/health/live"))
+                assert connection.reply().status == 200
+    wait_until(lambda: len(front_ends(server)) == 2 and victim not in front_ends(server), "no other took its place")
+    for _ in range(8):  # those that chance sends to the new one wait until it accepts them
+        assert server.infer("identity", BODY).status == 200
+
+
+def test_tls_and_new_certificates(repository, tmp_path):
+    authority = trustme.CA()
+    pem = tmp_path / "server.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    flags = ("--front-ends=2", "--http-use-ssl", f"--http-server-cert={pem}", f"--http-server-key={pem}")
+
+    def serial(port: int) -> str:
+        with (
+            socket.create_connection(("127.0.0.1", port), DEADLINE_S) as plain,
+            trusting.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            secure.sendall(head("GET", "/v2/health/live"))
+            assert secure.recv(12) == b"HTTP/1.1 200"
+            return str(secure.getpeercert()["serialNumber"])
+
+    with serving(repository, flags=flags, ready=False) as server:
+        first = serial(server.port)
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("Read the certificates of HTTP")
+        wait_until(lambda: first not in {serial(server.port) for _ in range(8)}, "the certificate is the old one")
+
+
+def test_a_unix_socket_is_shared(repository, tmp_path):
+    path = tmp_path / "http.sock"
+    with serving(
+        repository, flags=("--front-ends=2", f"--http-address=unix:{path}", "--allow-grpc=false"), ready=False
+    ) as server:
+        server.wait_for("Started HTTPService")
+        for _ in range(6):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(DEADLINE_S)
+                client.connect(str(path))
+                client.sendall(head("GET", "/v2/health/live"))
+                assert client.recv(12) == b"HTTP/1.1 200"
+    assert not path.exists()
+
+
+@pytest.mark.faults
+def test_nothing_stays_of_a_killed_server(repository):
+    with serving(repository, flags=("--front-ends=2",)) as server:
+        found = front_ends(server)
+        server.process.kill()
+        server.wait()
+        wait_until(lambda: not any("front end" in _command(pid) for pid in found), "they are still there")
+
+
+@pytest.mark.faults
+@pytest.mark.thorough
+def test_a_stopped_front_end_is_replaced(repository):
+    with serving(repository, flags=("--front-ends=1",)) as server:
+        (victim,) = front_ends(server)
+        os.kill(victim, signal.SIGSTOP)
+        server.wait_for("was killed, because it has been stopped for 10 s")
+        wait_until(lambda: front_ends(server) and victim not in front_ends(server), "no other took its place")
+        assert server.get("/v2/health/ready").status == 200
+
+
+@pytest.mark.faults
+@pytest.mark.thorough
+def test_descriptors_that_are_exhausted_in_one_front_end(repository):
+    """Further clients are refused, and served again once others have gone; the engine's process has its own."""
+    few = ("/bin/sh", "-c", 'ulimit -n 256; exec "$0" "$@"', sys.executable)
+    with serving(repository, flags=("--front-ends=2",), python=few) as server, ExitStack() as stack:
+        held = [stack.enter_context(connected(server.port)) for _ in range(500)]
+        server.wait_for("Clients use all descriptors available to them")
+        assert server.metrics()
+        for each in held:
+            each.close()
+        for _ in range(20):
+            server.wait_until("/v2/health/ready", 200)
+
+
+@pytest.mark.thorough
+def test_ten_thousand_connections(repository):
+    """Over four front ends: each connection gets an answer while all others are open."""
+    with serving(repository, flags=("--front-ends=4", "--allow-grpc=false")) as server, ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(10_000)]
+        for each in held:
+            each.settimeout(DEADLINE_S)
+        for start in range(0, len(held), 500):
+            for each in held[start : start + 500]:
+                each.sendall(post(PATH, BODY))
+            for each in held[start : start + 500]:
+                assert each.recv(12) == b"HTTP/1.1 200"

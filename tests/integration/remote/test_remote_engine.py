@@ -1,0 +1,252 @@
+"""The engine as a front end sees it: admissions, memory and responses through a channel, with the engine on another thread's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pybackend.engine.admission import Sender
+from pybackend.errors import ErrorCode, InferenceError, UnknownModelError
+from pybackend.frontend.remote.channel import socket_pair
+from pybackend.frontend.remote.engine import RemoteAdmission, RemoteEngine
+from pybackend.frontend.remote.service import FrontEndService
+from pybackend.inference.request import InferenceRequest
+from pybackend.inference.response import InferenceResponse
+from pybackend.inference.tensor import InputTensor
+from pybackend.inference.validation import Checked
+from pybackend_wire.messages import INLINE_BYTES
+from tests.integration.models.conftest import running_engine
+from tests.support.engine import input_tensor, output_array
+from tests.support.repositories import IDENTITY, identity_config, write_model
+
+CLIENT = Sender("http")
+LARGE = np.arange(INLINE_BYTES, dtype=np.float32)
+
+COUNTING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            for number in range(count):
+                if request.is_cancelled():
+                    break
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(1, number, np.float32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+class Lab:
+    """An engine, and a front end's view of it on a thread of its own."""
+
+    def __init__(self, engine: Any, run: Callable[[Any], Any], repository: Any) -> None:
+        self.engine = engine
+        self.repository = repository
+        self._run = run
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.service, self.remote = run(self._connect())
+
+    async def _connect(self) -> tuple[FrontEndService, RemoteEngine]:
+        ours, theirs = socket_pair()
+        service = FrontEndService(self.engine, ours, lambda _error: None)
+
+        async def start() -> RemoteEngine:
+            return RemoteEngine(theirs, lambda _error: None)
+
+        return service, await self._there(start())
+
+    async def _there(self, work: Coroutine[Any, Any, Any]) -> Any:
+        async with asyncio.timeout(60):
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def there(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the front end's loop, while the engine's runs too."""
+        return self._run(self._there(work))
+
+    def here(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the engine's loop."""
+        return self._run(work)
+
+    def close(self) -> None:
+        async def stop() -> None:
+            self.remote.channel.close()
+
+        self.there(stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+        async def end() -> None:
+            self.service.end()
+
+        self.here(end())
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "identity", IDENTITY, identity_config())
+    write_model(repository, "streams", COUNTING, identity_config(extra=DECOUPLED))
+    options = {"explicit": True, "startup_models": ("identity", "streams"), "memory_limit_bytes": 1 << 24}
+    with running_engine(repository, **options) as (engine, run):
+        lab = Lab(engine, run, repository)
+        yield lab
+        lab.close()
+
+
+async def infer(admission: RemoteAdmission, *tensors: InputTensor, **members: Any) -> InferenceResponse:
+    answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+    request = InferenceRequest(admission.model_name, inputs=list(tensors), **members)
+    admission.submit(request, answer.set_result)
+    return await answer
+
+
+def test_a_tensor_is_written_into_lent_memory_and_read_from_the_models(lab: Lab) -> None:
+    async def main() -> list[int]:
+        segments = []
+        for _ in range(2):
+            admission = lab.remote.open("identity", "", CLIENT)
+            lease = admission.allocate(LARGE.nbytes, "IN")
+            assert lease is not None
+            lease.view[:] = LARGE.tobytes()
+            segments.append(lease.segment)
+            tensor = InputTensor("IN", "FP32", [len(LARGE)], lease.view, lease)
+            response = await infer(admission, tensor, id="x")
+            assert response.id == "x"
+            assert np.array_equal(output_array(response, "OUT"), LARGE)
+            (output,) = response.outputs
+            assert isinstance(output.data, memoryview)
+            assert output.data.readonly
+            response.release()
+        return segments
+
+    first, second = lab.there(main())
+    assert first == second  # nobody had to ask again
+
+
+def test_small_tensors_options_and_large_private_ones_cross(lab: Lab) -> None:
+    async def main() -> None:
+        for array in (np.ones(3, np.float32), LARGE):
+            admission = lab.remote.open("identity", "", CLIENT)
+            response = await infer(
+                admission, input_tensor("IN", array), parameters={"a": 1.5, "b": True}, timeout_us=10**9, priority=1
+            )
+            assert np.array_equal(output_array(response, "OUT"), array)
+            response.release()
+
+    lab.there(main())
+
+
+def test_errors_are_those_of_the_engine(lab: Lab) -> None:
+    async def main() -> None:
+        with pytest.raises(UnknownModelError, match="Request for unknown model: 'nothing' is not found"):
+            lab.remote.open("nothing", "", CLIENT)
+        admission = lab.remote.open("identity", "1", CLIENT)
+        request = InferenceRequest("identity", inputs=[InputTensor("NO", "FP32", [1], b"1234")])
+        with pytest.raises(InferenceError, match="unexpected inference input 'NO'"):
+            admission.submit(request, print)
+        with pytest.raises(InferenceError, match="no input memory left for model 'identity'") as caught:
+            lab.remote.open("identity", "", CLIENT).allocate(1 << 25, "IN")
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+
+    lab.there(main())
+
+
+def test_a_stream_is_paused_resumed_and_cancelled(lab: Lab) -> None:
+    async def main() -> None:
+        got: list[float] = []
+        over = asyncio.Event()
+
+        def on_response(response: InferenceResponse) -> None:
+            if not response.empty and response.error is None:
+                got.append(float(output_array(response, "OUT")[0]))
+            response.release()
+            if response.final:
+                over.set()
+
+        def submit(count: int) -> Any:
+            admission = lab.remote.open("streams", "", CLIENT)
+            assert admission.is_decoupled
+            request = InferenceRequest("streams", inputs=[input_tensor("IN", np.array([count], np.float32))])
+            return admission.submit(request, on_response)
+
+        pending = submit(500)
+        pending.pause()
+        pending.resume()
+        await over.wait()
+        assert got == list(range(500))
+        over.clear()
+        submit(10**7).cancel()
+        await over.wait()
+        assert not lab.remote.waiting
+
+    lab.there(main())
+
+
+def test_a_replaced_version_is_known_before_anything_is_refused(lab: Lab) -> None:
+    write_model(lab.repository, "changing", IDENTITY, identity_config(dims="[ 4 ]"))
+    lab.here(lab.engine.control.load("changing"))
+
+    async def opened() -> Any:
+        admission = lab.remote.open("changing", "", CLIENT)
+        return admission, admission.route()
+
+    admission, route = lab.there(opened())
+    write_model(lab.repository, "changing", IDENTITY, identity_config(dims="[ 2, 2 ]"))
+    lab.here(lab.engine.control.load("changing"))
+
+    async def check() -> None:
+        lab.service.check()
+
+    lab.here(check())
+
+    async def used() -> None:
+        admission.renew()
+        assert admission.signature.inputs["IN"].dims == (2, 2)
+        request = InferenceRequest("changing", inputs=[input_tensor("IN", np.ones((2, 2), np.float32))])
+        assert route.submit(request, print) is None
+        tensor = input_tensor("IN", np.ones((2, 2), np.float32))
+        assert (await infer(admission, tensor)).error is None
+
+    lab.there(used())
+
+
+def test_requests_checked_against_an_old_signature_are_checked_again(lab: Lab) -> None:
+    write_model(lab.repository, "stale", IDENTITY, identity_config(dims="[ 4 ]"))
+    lab.here(lab.engine.control.load("stale"))
+
+    async def opened() -> Any:
+        return lab.remote.open("stale", "", CLIENT)
+
+    admission = lab.there(opened())
+    write_model(lab.repository, "stale", IDENTITY, identity_config(dims="[ 2, 2 ]"))
+    lab.here(lab.engine.control.load("stale"))
+
+    async def used() -> str:
+        answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+        request = InferenceRequest("stale", inputs=[input_tensor("IN", np.ones(4, np.float32))])
+        admission.submit(request, answer.set_result, Checked.ALL)
+        error = (await answer).error
+        assert error is not None
+        return error.message
+
+    assert "unexpected shape for input 'IN' for model 'stale'" in lab.there(used())
+
+
+def test_counts_are_settled_before_they_are_read(lab: Lab) -> None:
+    before = lab.engine.answers["http"].ok
+
+    async def answered() -> None:
+        lab.remote.answers["http"].ok += 3
+
+    lab.there(answered())
+    lab.here(lab.service.settle())
+    assert lab.engine.answers["http"].ok == before + 3
