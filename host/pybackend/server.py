@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pybackend.cores import UnpinningPool, start_thread
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
@@ -36,7 +35,6 @@ from pybackend.frontend.remote import control
 from pybackend.frontend.remote.processes import FrontEnds, Service
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates
-from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.cache import make_cache
 from pybackend.observability.access_log import AccessLog
@@ -52,6 +50,7 @@ from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
 from pybackend.settings import ALL_ADDRESSES, EXIT_INTERRUPTED, CloudSettings, Settings
+from pybackend.threads import start_thread
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +93,11 @@ class Server:
         self._settings = settings
         self._launcher = launcher
         self._cache = make_cache(settings.cache)
-        shared_core = SharedCore(enabled=settings.shared_core)
-        self._services = ModelServices(shared_core)
+        self._services = ModelServices()
         router = EngineRouter(self._services)
         self._client_memory = ClientMemory(settings.http.memory_limit_bytes)
         disconnect_slow_clients = self._client_memory.drop_readers
-        host = make_host(settings, launcher, self._services, router, shared_core, self._cache, disconnect_slow_clients)
+        host = make_host(settings, launcher, self._services, router, self._cache, disconnect_slow_clients)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, mirrors)
@@ -133,7 +131,6 @@ class Server:
         raise_descriptor_limit()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_unexpected)
-        loop.set_default_executor(UnpinningPool())
         self._handle_signals()
         if self._cache is not None:
             await self._cache.open()

@@ -292,7 +292,6 @@ class Settings:
     strict_readiness: bool = True  # the server is ready only if every model is
     zygotes: bool = True  # processes of models may be forked from one with preloaded modules
     fast_paths: bool = True  # front ends remember recurring requests
-    shared_core: bool = True  # the server and models' processes wait on one core while requests come one at a time
     # limit on the tensor memory of all models together
     tensor_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     http: HttpSettings = HttpSettings()  # the HTTP and metrics endpoints

@@ -232,7 +232,6 @@ class ModelInstance:
         else:
             assert isinstance(message, Probe)
             assert self._readiness is not None
-            self.receiver.leave_core()
             self._readiness.start()
 
     def _attach(self, message: Attach, descriptor: int) -> None:

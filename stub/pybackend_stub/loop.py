@@ -15,7 +15,7 @@ from pybackend_stub.instance import ModelInstance
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.model_output import flush_output
 from pybackend_stub.process import be_called
-from pybackend_stub.receiver import Attendant, Receiver, WaitingCore, Work
+from pybackend_stub.receiver import Attendant, Receiver, Work
 from pybackend_stub.runtime import StubRuntime
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.host_messages import Initialize, Load, ModelToLoad
@@ -41,7 +41,6 @@ class StubLoop:
             channel,
             self._instance.handle,
             lambda executions: channel.say(HandedBack(executions)),
-            WaitingCore(self._memory),
         )
         attendant = Attendant(nudges, self._receiver)
         attendant.on_nudge = self._answers.on_nudge

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
 
 from pybackend_wire.allocation import BlockMap
-from pybackend_wire.messages import CORE_WORD, BlockPlace, SegmentRole
+from pybackend_wire.messages import BlockPlace, SegmentRole
 
 
 class OutputBlock(NamedTuple):
@@ -60,8 +60,8 @@ class StubMemory:
         self.released: Deque[BlockPlace] = deque()
         """Input blocks for :meth:`take_released`."""
         self._watched: Dict[int, weakref.ref[Any]] = {}
-        self.progress: Any = [0, 0]
-        """The words that the host can read, also after a crash: the execution that began last, and the core to wait on."""
+        self.progress: Any = [0]
+        """What the host can read, also after a crash: the execution that began last."""
         self._lent: Dict[int, _LentBlock] = {}
         self._lent_blocks: Dict[BlockPlace, _LentBlock] = {}
         self._dropped: Deque[int] = deque()
@@ -94,11 +94,6 @@ class StubMemory:
     def disown(self) -> None:
         """In a fork, stop reporting releases: the host does not wait for its copies of input arrays."""
         self._on_release = lambda: None
-
-    def wanted_core(self) -> "Optional[int]":
-        """Return the core on which the host wants the main thread to wait; None if it does not mind."""
-        wanted: int = self.progress[CORE_WORD]
-        return wanted - 1 if wanted else None
 
     def input_block(self, segment: int, offset: int, nbytes: int) -> Any:
         """Return a writable view of an input block; the block is released when nothing refers to the view any more."""

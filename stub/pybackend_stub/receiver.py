@@ -15,37 +15,8 @@ from contextlib import suppress
 from typing import Any, Callable, Deque, List, Optional, Set, Tuple
 
 from pybackend_stub.channel import HostChannel, HostGone
-from pybackend_stub.memory import StubMemory
 from pybackend_wire.host_messages import Finalize, FromHost, Initialize, Load
 from pybackend_wire.messages import NUDGE, NUDGE_TO_ANSWER
-
-
-class WaitingCore:
-    """The core on which the thread that makes this object waits."""
-
-    def __init__(self, memory: StubMemory) -> None:
-        self._memory = memory
-        self._thread = threading.get_ident()
-        self._own: Optional[Set[int]] = None
-
-    def settle(self) -> None:
-        """Move to the wanted core, if there is one and this thread may use it; called before the thread waits."""
-        wanted = self._memory.wanted_core()
-        if wanted is None or threading.get_ident() != self._thread:
-            return
-        with suppress(OSError):  # its cores have just been taken away: it waits where the kernel puts it
-            own = os.sched_getaffinity(0)
-            if wanted in own and len(own) > 1:
-                os.sched_setaffinity(0, (wanted,))
-                self._own = own
-
-    def leave(self) -> None:
-        """Give the thread its own cores back; called once it has something to do."""
-        own = self._own
-        if own is not None and threading.get_ident() == self._thread:
-            self._own = None
-            with suppress(OSError):
-                os.sched_setaffinity(0, own)
 
 
 class ServiceThread(threading.Thread):
@@ -103,12 +74,10 @@ class Receiver:
         channel: HostChannel,
         handle: "Callable[[FromHost, bytearray], None]",
         hand_back: "Callable[[List[int]], None]",
-        waiting_core: WaitingCore,
     ) -> None:
         self._channel = channel
         self._handle = handle
         self._hand_back = hand_back
-        self._waiting_core = waiting_core
         # Re-entrant: the collector may destroy a model's objects while it is held, and their code may come here.
         self._guard = threading.RLock()
         self._reading = False
@@ -149,22 +118,18 @@ class Receiver:
 
     def next_work(self) -> Work:
         """Wait for the main thread's next message."""
-        self._waiting_core.settle()
-        try:
-            while True:
-                work = self.take_work()
-                if work is not None:
-                    return work
-                if self._begin_reading(self._main):
-                    try:
-                        while not self.work:
-                            self._read()
-                    finally:
-                        self._end_reading(goes_on=True)
-                else:
-                    self._main.sleep()
-        finally:
-            self._waiting_core.leave()
+        while True:
+            work = self.take_work()
+            if work is not None:
+                return work
+            if self._begin_reading(self._main):
+                try:
+                    while not self.work:
+                        self._read()
+                finally:
+                    self._end_reading(goes_on=True)
+            else:
+                self._main.sleep()
 
     def end(self) -> None:
         """Expect no more messages: from now on the end of file is not an accident."""
@@ -174,19 +139,15 @@ class Receiver:
 
     def wait(self, waiter: Waiter) -> None:
         """Return once ``waiter.done`` is set; this thread may read meanwhile."""
-        self._waiting_core.settle()
-        try:
-            while not waiter.done:
-                if self._begin_reading(waiter):
-                    try:
-                        while not waiter.done:
-                            self._read()
-                    finally:
-                        self._end_reading()
-                elif not waiter.done:
-                    waiter.sleep()
-        finally:
-            self._waiting_core.leave()
+        while not waiter.done:
+            if self._begin_reading(waiter):
+                try:
+                    while not waiter.done:
+                        self._read()
+                finally:
+                    self._end_reading()
+            elif not waiter.done:
+                waiter.sleep()
 
     def finish(self, waiter: Waiter) -> None:
         """End the wait of ``waiter``: its message has come."""
@@ -203,10 +164,6 @@ class Receiver:
                 self._read()
         finally:
             self._end_reading()
-
-    def leave_core(self) -> None:
-        """Give the main thread its own cores back, if it is the caller: a thread that it is about to start inherits them."""
-        self._waiting_core.leave()
 
     # Messages that no thread waits for
 
@@ -369,7 +326,6 @@ class Attendant:
             self._started = True
             self._from_within, self._to_within = os.pipe()
             os.set_blocking(self._to_within, False)
-            self._receiver.leave_core()
             ServiceThread("pybackend-attendant", self._run).start()
 
     def wake(self) -> None:

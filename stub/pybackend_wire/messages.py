@@ -86,11 +86,8 @@ TAIL = 0
 ATTENDED_FROM = 16
 """From this execution on a stub receives nudges while a model runs; before it, the host sends nothing ahead."""
 
-BEGUN_WORD, CORE_WORD = 0, 1
-"""The 64-bit words of a PROGRESS segment.
-
-The stub writes the number of the execution that it began last into the first. The host writes into the second on which
-core the stub's main thread is to wait: the core's number plus 1, or 0 if it may wait anywhere."""
+BEGUN_WORD = 0
+"""The 64-bit word of a PROGRESS segment into which the stub writes the number of the execution that it began last."""
 
 STACKS_OFFSET, STACKS_BYTES = 4096, 64 * 1024
 """Where the stub writes its stacks in a PROGRESS segment, on a signal: in the form of ``faulthandler``, and then STACK_END."""

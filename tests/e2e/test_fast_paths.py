@@ -138,10 +138,21 @@ class GrpcPeer:
         self._received = b""
         self.is_closed = False
 
-    def call(self, fields: dict[str, str], messages: list[bytes], form: str) -> list[Any]:
-        """All frames of the answer to a call, but those about windows."""
+    def call(self, fields: dict[str, str], messages: list[bytes], form: str, own: str | None = None) -> list[Any]:
+        """All frames of the answer to a call, but those about windows. It may have fields of its ``own``, in one of several forms."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         block = self._encoder.encode(list(fields.items()))
+        if own is not None:
+            values = [
+                ("x-request-id", f"{stream:032x}"),
+                ("traceparent", f"00-{stream:032x}-{stream:016x}-01"),
+                ("tracestate", f"v={stream}"),
+                ("grpc-timeout", f"{1000 + stream}S"),
+                ("cookie", f"s={stream}"),
+                ("x-number", str(stream % 2)),
+            ]
+            texts = [(*field, own == "outside the table") for field in values[: 1 + stream % len(values)]]
+            block += self._encoder.encode(texts, huffman=own != "plain text")
         frames = [http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block)]
         if form == "window":
             frames.append(http2.frame(http2.WINDOW_UPDATE, 0, stream, http2.u32(5)))
@@ -225,10 +236,10 @@ class Game:
         replies = [server.request("POST", path, json.dumps(document), {"x-api-key": KEY}) for server in self.servers]
         assert replies[0].status == replies[1].status
 
-    def grpc(self, number: int, fields: dict[str, str], messages: list[bytes], form: str) -> None:
+    def grpc(self, number: int, fields: dict[str, str], messages: list[bytes], form: str, own: str | None) -> None:
         """Call on one of the connections: the answers are the same."""
         peers = self._grpc.setdefault(number, ()) or self._connect(GrpcPeer)
-        first, second = (peer.call(fields, messages, form) for peer in peers)
+        first, second = (peer.call(fields, messages, form, own) for peer in peers)
         assert first == second
         self._grpc[number] = () if peers[0].is_closed else peers
 
@@ -396,6 +407,7 @@ GRPC_ACTIONS = st.tuples(
     REPEATED,
     st.sampled_from([INFER, INFER, INFER, STREAM_INFER, SERVER_LIVE]),
     st.lists(st.sampled_from(["whole", "whole", "window", "window", "apart", "parted"]), min_size=8, max_size=8),
+    st.sampled_from([None, "in the table", "plain text", "outside the table"]),
 )
 
 USUAL: list[tuple[str, Any]] = [
@@ -469,13 +481,13 @@ def play(game: Game, actions: list[tuple[Any, ...]]) -> None:
                 cut = int(where * len(data)) if together == "cut" else 0
                 game.http(connection, [piece for piece in (data[:cut], data[cut:]) if piece], len(requests))
         else:
-            connection, form, size, repeated, path, frames = details
+            connection, form, size, repeated, path, frames, own = details
             messages = [grpc_message(form, size, *each) for each in repeated]
             if path == STREAM_INFER:
-                game.grpc(connection, grpc_fields(path, repeated[0][2]), messages, frames[0])
+                game.grpc(connection, grpc_fields(path, repeated[0][2]), messages, frames[0], own)
                 continue
             for message, (*_, deviation), way in zip(messages, repeated, frames, strict=False):
-                game.grpc(connection, grpc_fields(path, deviation), [message], way)
+                game.grpc(connection, grpc_fields(path, deviation), [message], way, own)
 
 
 def traces_of(directory: Any) -> Counter[str]:

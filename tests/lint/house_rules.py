@@ -11,16 +11,11 @@ SOURCES = sorted(path for folder in ("host", "stub", "sdk") for path in (ROOT / 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
 
-NO_SERVERS = {"cli", "tools"}
-"""Parts of the host that run on no event loop of a server."""
-
-
 def faults() -> Iterator[str]:
     """What breaks a rule, each with its place."""
     yield from _names()
     yield from _unfinished()
     yield from _import_contracts()
-    yield from _inherited_cores()
 
 
 def _names() -> Iterator[str]:
@@ -50,16 +45,3 @@ def _import_contracts() -> Iterator[str]:
     yield from (
         f"pyproject.toml: the layers of the host name {name!r}, which is gone" for name in sorted(named - present)
     )
-
-
-def _inherited_cores() -> Iterator[str]:
-    """Threads and processes must inherit all cores: the thread of the event loop stays on one at times."""
-    host = ROOT / "host" / "pybackend"
-    for path in sorted(host.rglob("*.py")):
-        if path.relative_to(host).parts[0] in NO_SERVERS or path.name == "cores.py":
-            continue
-        text = path.read_text()
-        starts_thread = re.search(r"\b(Thread|ThreadPoolExecutor|ProcessPoolExecutor)\(", text)
-        starts_process = re.search(r"\b(subprocess\.Popen|os\.fork|os\.posix_spawn|create_subprocess_\w+)\(", text)
-        if starts_thread or (starts_process and "unpin()" not in text):
-            yield f"{path.relative_to(ROOT)}: start threads and processes as pybackend.cores says"

@@ -18,7 +18,6 @@ from pybackend.inference.pending import NoHolder, PendingRequest, QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.instance.shared_core import SharedCore
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
@@ -77,14 +76,12 @@ async def engine_on(
         namespacing: each repository is a namespace.
     """
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
-    shared_core = SharedCore()
-    services = ModelServices(shared_core)
+    services = ModelServices()
     router = EngineRouter(services)
     host = ModelHost(
         launcher=launcher,
         services=services,
         router=router,
-        shared_core=shared_core,
         settings=ModelSettings(
             control=ModelControlMode.EXPLICIT if explicit else ModelControlMode.NONE,
             startup_models=startup_models,

@@ -24,6 +24,13 @@ def one_in(count: int, names: Iterable[Any]) -> list[Any]:
     return [name if place % count == 0 else thorough(name)[0] for place, name in enumerate(names)]
 
 
+def rows_of(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
+    """The values of a parameter with which this run tests the file of a fixture, which need not prepare others."""
+    items = (item for item in request.session.items if item.path == request.path)
+    calls = (item.callspec.params for item in items if hasattr(item, "callspec"))
+    return {params[parameter] for params in calls if parameter in params}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--all``."""
     parser.addoption("--all", action="store_true", help="run the tests marked thorough too, as make test-all does")

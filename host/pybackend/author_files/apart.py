@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-from pybackend.cores import start_thread
 from pybackend.errors import ErrorCode, ModelLoadError
+from pybackend.threads import start_thread
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")

@@ -14,6 +14,7 @@ from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import COMMANDS, parse, print_help
 from pybackend.cli.places import refuse_bare_models
 from pybackend.errors import PybackendError, SettingError
+from pybackend.ray.cluster import Cluster
 from pybackend.settings import Settings
 from pybackend_wire.confinement import STRICT
 
@@ -50,10 +51,14 @@ def run(arguments: Sequence[str]) -> int:
     return 1
 
 
-def _serve_or_print(settings: Settings | str) -> int:
+def _serve_or_print(settings: Settings | Cluster | str) -> int:
     if isinstance(settings, str):
         sys.stdout.write(settings)
         return 0
+    if isinstance(settings, Cluster):
+        from pybackend.ray.command import serve_on_ray
+
+        return serve_on_ray(settings)
     return serve(settings)
 
 

@@ -73,11 +73,57 @@ def run_status(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="only this model")
     parser.add_argument("--ready", action="store_true", help="only ready versions")
+    parser.add_argument(
+        "--on", choices=("ray",), help="of an application of Ray Serve: its machines, replicas and models"
+    )
     given = parsed(parser, arguments)
+    if given.on:
+        return _show_application(given)
     rows = _rows(given, given.model, only_ready=given.ready)
     if given.model and not rows:
         raise _absent(given)
     return _print_rows(given, rows)
+
+
+def _show_application(given: argparse.Namespace) -> int:
+    """Print the state of an application, and return the exit status."""
+    from pybackend.ray.command import show_status
+
+    found = show_status()
+    if given.json:
+        print_text(json.dumps(found, ensure_ascii=False))
+        return 0
+    replicas = found["replicas"]
+    served = sum(replica["serves"] for replica in replicas)
+    print_text(
+        f"{'ready' if found['ready'] else 'not ready'}: {served} of {counted(len(replicas), 'replica')} "
+        f"({found['min_replicas']} to {found['max_replicas']} wanted), generation {found['generation']}, "
+        f"{counted(found['entrances'], 'entrance')}, {counted(len(found['machines']), 'machine')}"
+    )
+    rows = [("REPLICA", "MACHINE", "VERSION", "GENERATION", "STATE")]
+    rows += [
+        (each["name"], f"{each['address']} {each['node'][:8]}", each["version"], str(each["generation"]), _state(each))
+        for each in replicas
+    ]
+    print_text("\n".join(table_lines(rows, left=len(rows[0]))))
+    models: dict[tuple[str, str], list[str]] = {}
+    for replica in replicas:
+        for model in replica["models"]:
+            versions = models.setdefault((model["name"], model.get("version", "")), [])
+            versions.append(model.get("state", "") or "not loaded")
+    lines = [("MODEL", "VERSION", "READY ON", "ELSEWHERE")]
+    lines += [
+        (one_line(name), version or "-", str(states.count("READY")), ", ".join(sorted({*states} - {"READY"})) or "-")
+        for (name, version), states in sorted(models.items())
+    ]
+    print_text("\n".join(table_lines(lines, left=len(lines[0]))))
+    return 0
+
+
+def _state(replica: Mapping[str, Any]) -> str:
+    if replica["lags"]:
+        return f"lags: {_first_line(replica['lags'])}"
+    return "ready" if replica["serves"] else "not ready"
 
 
 def _absent(given: argparse.Namespace) -> ServerError:

@@ -38,6 +38,7 @@ from pybackend.cli.flag_values import (
     restrictions,
     verbosity,
 )
+from pybackend.cli.ray_flags import replica_range, share
 from pybackend.cli.trace_config import trace_level, trace_setting
 from pybackend.observability.tracing.settings import SIGNED_32, UNSIGNED_32
 from pybackend.settings import ApiGroup, KeyExemption, SandboxSettings, half_of_memory_bytes, quarter_of_memory_bytes
@@ -103,11 +104,6 @@ _MODELS = (
     switch("--no-zygote", "start each process separately instead of forking from one with preloaded modules",
            "zygotes", then=not_, default=False,
            page="start each process separately instead of [forking](../authors/start-up.md)"),
-    switch("--no-shared-core",
-           "server and models' processes never wait on one core, not even while requests come one at a time",
-           "shared_core", then=not_, default=False,
-           page="do not let the server and models' processes [wait on one core](../architecture/hot-path.md#one-request-at-a-time) while "
-           "requests come one at a time"),
     Flag("--gpu-models", "MODE",
          "on a machine without a GPU, models configured for one (KIND_GPU): refuse to load them, or run them on the cpu",
          "models.gpu_models_on_cpu", then=lambda mode: mode == "cpu", default="refuse", choices=("refuse", "cpu"),
@@ -361,6 +357,23 @@ _DEBUGGING = (
     switch("--debug-wait", "import a debugged model only after a debugger has attached", "debug.waits"),
 )
 
+_MACHINES = (
+    Flag("--on", "ENGINE", "ray: Ray Serve runs replicas of this server on the machines of a cluster, or on this one",
+         choices=("ray",), default_text="this process serves",
+         page="`ray`: Ray Serve runs replicas of this server, see [From one machine to many](many-machines.md)"),
+    Flag("--replicas", "N[..M]", "with --on=ray, the number of replicas, or the least and the greatest",
+         read=replica_range, default="1",
+         page="with `--on=ray`, the number of replicas, or a range: `2..8`"),
+    Flag("--target-ongoing", "N", "with --on=ray, requests of one replica, waiting and running, above which replicas are added",
+         read=share, default="16",
+         page="with a range of replicas, [the requests of one replica](many-machines.md#how-many-replicas), waiting and running, above "
+         "which replicas are added"),
+    Flag("--entrances", "N", "with --on=ray, the number of machines that clients may connect to",
+         read=integer(1, 1000), default=1),
+    Flag("--replica-cpus", "N", "with --on=ray, the CPUs that Ray reserves for each replica", read=share, default="1"),
+    Flag("--replica-gpus", "N", "with --on=ray, the GPUs that Ray reserves for each replica", read=share, default="0"),
+)
+
 _CONFIGURATION = (
     Flag("--config-file", "FILE",
          "TOML with the names of flags as keys; the command line and variables PYBACKEND_<FLAG> win over it",
@@ -406,6 +419,7 @@ GROUPS = (
     FlagGroup("log", _LOG),
     FlagGroup("traces", _TRACES),
     FlagGroup("debugging", _DEBUGGING),
+    FlagGroup("several machines", _MACHINES),
     FlagGroup("configuration", _CONFIGURATION),
     FlagGroup("accepted and without effect, because Triton's server has them", UNUSED),
 )

@@ -16,7 +16,9 @@ from pybackend.cli.command_parser import CommandParser, UsageError
 from pybackend.cli.flag import add_groups
 from pybackend.cli.flag_rules import decided, warnings_of
 from pybackend.cli.flags import FLAGS, GROUPS
+from pybackend.cli.ray_flags import cluster_settings, refuse_without_ray
 from pybackend.cli.setting_sources import SettingSources, settings_text
+from pybackend.ray.cluster import Cluster
 from pybackend.settings import Settings
 from pybackend.spelling import closest
 
@@ -82,8 +84,10 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     return parser, serve
 
 
-def parse(arguments: Sequence[str]) -> Settings | str | None:
+def parse(arguments: Sequence[str]) -> Settings | Cluster | str | None:
     """The settings of a command line, its settings as text if it wants them printed, None if it names no command.
+
+    A :class:`Cluster` is that of a command line for several machines.
 
     Raises UsageError if a flag, a value or a command does not exist, and ServerError if the settings contradict each
     other.
@@ -100,7 +104,12 @@ def parse(arguments: Sequence[str]) -> Settings | str | None:
     if given.command is None:
         return None
     settings = settings_of(given, sources.warnings, needs_repository=not given.print_config)
-    return settings_text(sources.settings) if given.print_config else settings
+    if given.print_config:
+        return settings_text(sources.settings)
+    if given.on:
+        return cluster_settings(given, sources.settings)
+    refuse_without_ray(given, sources.settings)
+    return settings
 
 
 def parse_serve_flags(arguments: Sequence[str]) -> Settings:

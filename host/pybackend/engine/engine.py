@@ -39,6 +39,9 @@ class EngineState(Enum):
     EXITING = "exiting"
 
 
+_EXITING = EngineState.EXITING  # looked up once: an enumeration's members are found by a function
+
+
 class InferenceEngine:
     """Accepts requests for the models of a repository."""
 
@@ -176,7 +179,7 @@ class InferenceEngine:
         Raises InferenceError: the request is refused and remains the caller's. The request and its memory are the
         engine's if this returns. The callback runs on the event loop, never inside this call.
         """
-        if self.state is EngineState.EXITING and not request.is_inner:
+        if self.state is _EXITING and not request.is_inner:
             raise _stopping(request.id)
         if request.regions is not None:
             model.take_regions(request)

@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from pybackend.author_files.reading import read_regular
-from pybackend.cores import unpin
 from pybackend.environment.cache import PACKED, EnvironmentCache, HeldEnvironment
 from pybackend.environment.file_lock import FileLock
 from pybackend.environment.manifest import host_platform
@@ -105,7 +104,6 @@ def pack_in_process(specification: Path, archive: Path, cancelled: threading.Eve
     """Run ``pybackend pack`` and wait for it."""
     command = [sys.executable, "-m", "pybackend", "pack", str(specification), "-o", str(archive)]
     with tempfile.TemporaryFile() as output:
-        unpin()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -19,8 +19,8 @@ from pybackend_wire.errors import RemoteProtocolError
 class ExecutionOwner(Protocol):
     """Has requests executed, and is told of the outcome."""
 
-    def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
-        """``execute`` has returned; ``responses`` match its requests, None for those that are answered by a sender."""
+    def on_executed(self, returned: Sequence[Returned], now_ns: int) -> None:
+        """``execute`` has returned, perhaps more than once; the host has the outputs since ``now_ns``."""
 
     def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         """A sender has sent a response."""
@@ -40,15 +40,10 @@ class ExecutionOwner(Protocol):
         """An execution could not be sent."""
 
 
-class ExecutionTimes(NamedTuple):
-    """When the parts of an execution began and ended, by ``time.monotonic_ns()``; all 0 until it is over."""
+ExecutionTimes = tuple[int, int, int]
+"""When the execution, and ``execute`` in it, began and when that ended, by ``time.monotonic_ns()``."""
 
-    began_ns: int = 0
-    infer_start_ns: int = 0
-    infer_end_ns: int = 0
-
-
-NOT_OVER = ExecutionTimes()
+NOT_OVER: ExecutionTimes = (0, 0, 0)
 
 
 class Execution(Struct, eq=False):
@@ -105,6 +100,10 @@ def unanswered(executions: Iterable[Execution]) -> Iterator[PendingRequest]:
                 yield pending
 
 
+Returned = tuple[Execution, Sequence[InferenceResponse | None]]
+"""An execution that is over, and the responses to its requests; None for those that are answered by a sender."""
+
+
 class InstanceOwner(ExecutionOwner, Protocol):
     """The model that an instance belongs to. It learns of every death of a stub, even if no request is lost."""
 
@@ -117,6 +116,9 @@ class InstanceOwner(ExecutionOwner, Protocol):
 
     def has_idle_instance(self) -> bool:
         """Whether an instance has nothing to do."""
+
+    def send_next(self) -> None:
+        """Executions have returned, and before they are answered others may begin."""
 
     def on_available(self) -> None:
         """An instance can take work again, or has given up for now."""

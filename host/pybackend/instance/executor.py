@@ -17,7 +17,6 @@ from pybackend.instance.resources import OPEN, ExecutionGate, ResourceGate, Reso
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.settings import InstanceSettings
-from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stacks import Stack, place
 from pybackend.instance.stub_life import unhealthy
 from pybackend.modelconfig.schema import RateLimit
@@ -36,15 +35,12 @@ class InstanceExecutor:
         death_cause: how the last stub ended, completing the sentence "The process ..."; empty if none ever did.
     """
 
-    def __init__(
-        self, name: str, version: str, owner: InstanceOwner, services: StubServices, shared_core: SharedCore
-    ) -> None:
+    def __init__(self, name: str, version: str, owner: InstanceOwner, services: StubServices) -> None:
         self.name = name
         self.is_up = False
         self.death_cause = ""
         self.gate: ExecutionGate = OPEN
-        self.executions = executions = ExecutionsInFlight(version, owner, shared_core)
-        self._shared_core = shared_core
+        self.executions = executions = ExecutionsInFlight(version, owner)
         self._prefetch = executions.prefetch
         self._in_flight = executions.in_flight
         self._owner = owner
@@ -119,11 +115,8 @@ class InstanceExecutor:
         if gate is not OPEN:
             gate.begin()
         channel, lent = session.channel, session.inputs
-        encoded = []
         try:
-            for index, pending in enumerate(batch):
-                pending.holder, pending.execution, pending.index = self, number, index
-                encoded.append(encoded_request(channel, lent, pending.request))
+            encoded = [encoded_request(channel, lent, pending.request) for pending in batch]
         except OSError as error:
             for pending in batch:
                 taken_back(lent, pending.request)
@@ -133,14 +126,13 @@ class InstanceExecutor:
             return
         channel.post_execute(number, encoded)
         ahead = bool(self._in_flight) and self._concurrency == 1
-        for pending in batch:
+        for index, pending in enumerate(batch):
+            pending.holder, pending.execution, pending.index = self, number, index
             if pending.paused:
                 executions.flow(pending, paused=True)
         self._in_flight[number] = Execution(
             number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )
-        queued_ns = batch[0].request.queued_ns if len(batch) == 1 else 0
-        self._shared_core.begin(session, self._prefetch.usual_ns, queued_ns)
         if ahead and not self._prefetch.is_timed:
             self._prefetch.start_timer()
 

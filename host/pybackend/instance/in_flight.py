@@ -11,15 +11,14 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.instance.execution import (
     Execution,
     ExecutionOwner,
-    ExecutionTimes,
     InstanceOwner,
+    Returned,
     unanswered,
 )
 from pybackend.instance.lent_inputs import share, taken_back
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import Handler, StubSession
 from pybackend.instance.settings import InstanceSettings, OutputListener
-from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
@@ -46,7 +45,7 @@ class ExecutionsInFlight:
         streaming: those that it has returned from and not answered.
     """
 
-    def __init__(self, version: str, owner: InstanceOwner, shared_core: SharedCore) -> None:
+    def __init__(self, version: str, owner: InstanceOwner) -> None:
         self.session: StubSession | None = None
         self.last_number = 0
         self.in_flight: dict[int, Execution] = {}
@@ -54,7 +53,6 @@ class ExecutionsInFlight:
         self.prefetch = Prefetch(self.in_flight, owner)
         self._version = version
         self._owner = owner
-        self._shared_core = shared_core
         self._reschedules = False
         self._output_listener: OutputListener | None = None
 
@@ -90,42 +88,55 @@ class ExecutionsInFlight:
 
     def handlers(self) -> dict[type, Handler]:
         return {
-            heard.Result: self.on_result,
+            heard.Result: self.on_results,
             heard.Respond: self.on_respond,
             heard.Rescheduled: lambda rescheduled, _: self.on_rescheduled(rescheduled),
             heard.DroppedOutput: lambda dropped, _: self.on_dropped_output(dropped),
             heard.HandedBack: lambda handed_back, _: self.on_handed_back(handed_back.executions),
         }
 
-    def on_result(self, result: heard.Result, tail: bytes) -> None:
+    def on_results(self, results: Sequence[heard.Result], tail: bytes) -> None:
+        """Executions have returned. What comes next leaves before the answers are written: the stub need not wait."""
+        now_ns = time.monotonic_ns()
+        returned_to: dict[ExecutionOwner, list[Returned]] = {}
+        try:
+            for result in results:
+                returned = execution, _ = self._returned(result, tail, now_ns)
+                returned_to.setdefault(execution.owner, []).append(returned)
+                execution.gate.end()
+        finally:  # those before a broken one are over
+            try:
+                self._owner.send_next()
+                if self.session is not None:
+                    self.session.channel.flush()
+            finally:
+                for owner, executions in returned_to.items():
+                    owner.on_executed(executions, now_ns)
+
+    def _returned(self, result: heard.Result, tail: bytes, now_ns: int) -> Returned:
+        """The execution with a result, which is over."""
         execution = self.in_flight.get(result.execution)
         if execution is None:
             raise RemoteProtocolError("a result for which there is no execution")
         if len(result.results) != len(execution.pending):
             raise RemoteProtocolError("a result with the wrong number of answers")
-        now_ns = time.monotonic_ns()
         began_ns, start_ns, end_ns = result.began_ns, result.infer_start_ns, result.infer_end_ns
         if not execution.sent_ns <= began_ns <= start_ns <= end_ns <= now_ns:
             began_ns, start_ns, end_ns = execution.sent_ns, execution.sent_ns, now_ns  # a stub's word is worth no more
         responses = [
             None if item is None else self._response(pending, item, tail, final=True)
-            for pending, item in zip(execution.pending, result.results, strict=True)
+            for pending, item in zip(execution.pending, result.results)  # noqa: B905  counted above
         ]
         again = self._withdrawn(execution, responses) if execution.rescheduled else None
         del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
-        self._shared_core.end(now_ns)
-        execution.times = ExecutionTimes(began_ns, start_ns, end_ns)
+        execution.times = began_ns, start_ns, end_ns
         self.prefetch.on_answer(execution, now_ns, result.done_ns - result.began_ns)
         execution.unanswered -= len(responses) - responses.count(None)
-        owner = execution.owner
-        try:
-            if again:
-                owner.on_rescheduled(again)
-            if execution.unanswered:
-                self.streaming[execution.number] = execution
-            owner.on_executed(execution, responses)
-        finally:
-            execution.gate.end()
+        if execution.unanswered:
+            self.streaming[execution.number] = execution
+        if again:
+            execution.owner.on_rescheduled(again)
+        return execution, responses
 
     def _withdrawn(self, execution: Execution, responses: Sequence[object]) -> list[PendingRequest]:
         """The requests that the model wants to see once more: nothing runs them for now."""
@@ -230,7 +241,6 @@ class ExecutionsInFlight:
             for pending in execution.pending:
                 pending.wait()
             waiting_of.setdefault(execution.owner, []).extend(execution.pending)
-        self._shared_core.end(time.monotonic_ns(), len(returned))
         self.last_number += 1  # one is left out: to the stub, what follows what it handed back was sent before
         prefetch.rest_if_busy()
         for owner, waiting in waiting_of.items():
@@ -251,8 +261,6 @@ class ExecutionsInFlight:
         self.in_flight.clear()
         self.streaming.clear()
         self.prefetch.end()
-        self._shared_core.end(time.monotonic_ns(), len(in_flight))
-        self._shared_core.forget(session)
         lost: dict[ExecutionOwner, tuple[list[PendingRequest], list[PendingRequest]]] = {self._owner: ([], [])}
         for execution in streaming:
             lost.setdefault(execution.owner, ([], []))[0].extend(unanswered([execution]))

@@ -16,7 +16,6 @@ from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
 from pybackend.instance.services import StubServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.settings import InstanceSettings, InstanceState, StubSettings
-from pybackend.instance.shared_core import SharedCore
 from pybackend.instance.stub_life import unhealthy
 from pybackend.instance.warmup import WarmupRun
 from pybackend.observability.model_output import ModelOutput
@@ -118,12 +117,11 @@ class ModelInstance:
         owner: InstanceOwner,
         services: StubServices,
         failures: RepeatedFailures,
-        shared_core: SharedCore,
     ) -> None:
         self.name = name
         self.state = InstanceState.STARTING
         self.output = ModelOutput(name, failures)
-        self.executor = InstanceExecutor(name, version, owner, services, shared_core)
+        self.executor = InstanceExecutor(name, version, owner, services)
         self._executions = self.executor.executions
         self.monitor = ExecutionMonitor(self.executor, self.output)
         self.restart_count = 0

@@ -96,13 +96,13 @@ class OutputMemory:
         """
         tensors: list[OutputTensor] = []
         blocks: list[tuple[int, int]] | None = None
-        last = self._last
+        last, copy_of = self._last, self._copy_of
         for place in result.outputs:
-            name, datatype, shape = place.name, place.datatype, place.shape
-            if last.get(name) != (datatype, shape, place.nbytes):
+            name, datatype, shape, nbytes = place.name, place.datatype, place.shape, place.nbytes
+            if last.get(name) != (datatype, shape, nbytes):
                 self._look_at(place)
             if place.segment == TAIL:
-                tensors.append(OutputTensor(name, datatype, shape, self._copy_of(place, tail)))
+                tensors.append(OutputTensor(name, datatype, shape, copy_of(name, tail, place.offset, nbytes)))
             elif regions and name in regions and is_place_of(regions[name], place):
                 tensors.append(OutputTensor(name, datatype, shape, IN_REGION))
             else:
@@ -133,18 +133,19 @@ class OutputMemory:
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
         """The bytes of one tensor; its block is the host's until :meth:`let_go`."""
         _check_size(place)
-        return self._copy_of(place, tail) if place.segment == TAIL else self._hold(place)
+        if place.segment == TAIL:
+            return self._copy_of(place.name, tail, place.offset, place.nbytes)
+        return self._hold(place)
 
-    def _copy_of(self, place: heard.TensorPlace, tail: bytes) -> bytes:
-        nbytes, offset = place.nbytes, place.offset
-        if nbytes > INLINE_BYTES:  # what a stub's memory holds has a limit, and what its frames bring has none
-            raise RemoteProtocolError(f"tensor '{place.name}' is too large for its frame")
+    def _copy_of(self, name: str, tail: bytes, offset: int, nbytes: int) -> bytes:
         data = tail[offset : offset + nbytes]
-        if len(data) != nbytes:
-            raise RemoteProtocolError(f"tensor '{place.name}' reaches beyond its frame")
         self._tail_left = left = self._tail_left - nbytes
+        if nbytes > INLINE_BYTES:  # what a stub's memory holds has a limit, and what its frames bring has none
+            raise RemoteProtocolError(f"tensor '{name}' is too large for its frame")
+        if len(data) != nbytes:
+            raise RemoteProtocolError(f"tensor '{name}' reaches beyond its frame")
         if left < 0:  # else a few bytes of a frame would stand for any number of copies
-            raise RemoteProtocolError(f"tensor '{place.name}' shares bytes of its frame with others")
+            raise RemoteProtocolError(f"tensor '{name}' shares bytes of its frame with others")
         return data
 
     def _hold(self, place: heard.TensorPlace) -> memoryview:

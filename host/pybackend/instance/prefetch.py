@@ -120,7 +120,7 @@ class Prefetch:
         oldest = next(iter(self._in_flight.values()))
         return oldest.sent_ns if self._concurrency > 1 else max(oldest.sent_ns, self._last_answer_ns)
 
-    def on_answer(self, execution: Execution, now_ns: int, took_ns: int) -> None:
+    def on_answer(self, execution: Execution, now_ns: int, took_ns: float) -> None:
         """``execute`` has returned.
 
         Args:
@@ -132,10 +132,9 @@ class Prefetch:
         if execution.ahead and self._caution:
             self._caution -= 1
         average_ns = self.usual_ns
-        took_ns = max(1, took_ns)
-        self.usual_ns = (
-            average_ns + 0.2 * (min(took_ns, MOST_GROWTH * average_ns) - average_ns) if average_ns else took_ns
-        )
+        if average_ns and took_ns > MOST_GROWTH * average_ns:
+            took_ns = MOST_GROWTH * average_ns
+        self.usual_ns = average_ns + 0.2 * (took_ns - average_ns) if average_ns else float(max(1, took_ns))
 
     def on_handed_back(self) -> None:
         self.handed_back += 1

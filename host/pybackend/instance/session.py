@@ -31,7 +31,6 @@ from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Probe
 from pybackend_wire.messages import (
     BEGUN_WORD,
-    CORE_WORD,
     LEGAL,
     NUDGE_TO_ANSWER,
     PROTOCOL_VERSION,
@@ -59,29 +58,38 @@ class MessageHandlers:
 
     _outputs: OutputMemory
     _handlers: Mapping[type, Handler]
-    _on_result: Handler
+    _on_results: Handler
 
     def __init__(self, life: StubLife, on_other: Handler) -> None:
         self._life = life
         self._on_other = on_other
 
     def connect(self, outputs: OutputMemory, handlers: Mapping[type, Handler]) -> None:
-        """Set the stub's output memory, and a handler for each type of message; comes before the first message."""
+        """Set the stub's output memory, and a handler for each type of message; comes before the first message.
+
+        That of results takes a list: those that follow each other in a frame.
+        """
         self._outputs = outputs
         self._handlers = handlers
-        self._on_result = handlers[heard.Result]
+        self._on_results = handlers[heard.Result]
 
     def on_messages(self, messages: list[heard.Message], frame_tail: bytearray) -> None:
         tail = bytes(frame_tail)  # once: slices of bytes are the small outputs' own data
         self._outputs.begin_frame(len(tail))
+        results: list[heard.Message] = []
         for message in messages:
             kind = type(message)
             if kind is heard.Result and self._life.state in _EXECUTES:
-                self._on_result(message, tail)
+                results.append(message)
                 continue
+            if results:
+                self._on_results(results, tail)
+                results = []
             if heard.KIND[kind] not in LEGAL[self._life.state]:
                 raise RemoteProtocolError(f"{kind.__name__} is out of place while {self._life.state.name.lower()}")
             self._handlers.get(kind, self._on_other)(message, tail)
+        if results:
+            self._on_results(results, tail)
 
 
 _PROGRESS_BYTES, _WORD_BYTES = STACKS_OFFSET + STACKS_BYTES, 8
@@ -293,12 +301,6 @@ class StubSession:
     @property
     def next_frame(self) -> int:
         return self.channel.next_frame
-
-    def wait_on(self, core: int | None) -> None:
-        """Have the stub's main thread wait on this core from now on; anywhere if None."""
-        if self._life.state is not StubState.GONE:
-            wanted = 0 if core is None else core + 1
-            self._progress.write(CORE_WORD * _WORD_BYTES, wanted.to_bytes(_WORD_BYTES, "little"))
 
     def ask_for_answers(self) -> None:
         """Have it send the answers that it has kept while an execution runs."""

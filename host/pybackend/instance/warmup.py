@@ -10,7 +10,7 @@ from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.instance.execution import Execution
+from pybackend.instance.execution import Execution, Returned
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.stub_life import unhealthy
 from pybackend.ipc.arena import ArenaLease
@@ -68,11 +68,12 @@ class WarmupRun:
 
     # Reports of the instance
 
-    def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
+    def on_executed(self, returned: Sequence[Returned], now_ns: int) -> None:
         self._returned = True
-        for pending, response in zip(execution.pending, responses, strict=True):
-            if response is not None:
-                self._count(pending, response)
+        for execution, responses in returned:
+            for pending, response in zip(execution.pending, responses, strict=True):
+                if response is not None:
+                    self._count(pending, response)
         self._end()
 
     def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from pybackend.cores import start_thread
+from pybackend.threads import start_thread
 from pybackend_wire.errors import RemoteProtocolError
 
 _SO_PASSRIGHTS = 83

@@ -17,7 +17,6 @@ from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.settings import DisconnectSlowClients, no_clients
-from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorArena, TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.model import Model
@@ -87,7 +86,6 @@ class ModelHost:
 
     Attributes:
         router: sends ensembles' requests to their parts.
-        shared_core: where the server and models' processes wait while requests come one at a time.
         metrics: selects the distributions of latencies that are measured.
         sandbox: None for no confinement.
         queued_bytes: limits the bytes of all queued requests, None for no limit.
@@ -102,7 +100,6 @@ class ModelHost:
     launcher: StubLauncher
     services: StubServices
     router: ModelRouter
-    shared_core: SharedCore
     settings: ModelSettings = field(default_factory=ModelSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     backends: BackendPlaces = field(default_factory=BackendPlaces)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, ResponsePath, guarded
 from pybackend.inference.response import InferenceResponse
-from pybackend.instance.execution import Execution
+from pybackend.instance.execution import NOT_OVER, Execution, Returned
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState
 from pybackend.ipc.arena import ArenaLease
 from pybackend.model.model import Model, ModelState
 from pybackend.model.outcomes import RequestOutcomes
 from pybackend.model.output_check import OutputForm
-from pybackend.model.statistics import FailureReason, StreamStatistics
+from pybackend.model.statistics import Counted, FailureReason, StreamStatistics
 from pybackend.observability.log_lines import about_model
 from pybackend.scheduler.scheduler import BatchReason, Scheduler
 
@@ -73,44 +73,53 @@ class InstanceRequests(RequestOutcomes):
         """Input memory of the version."""
         return self._model.arena.lease(nbytes)
 
-    def on_executed(self, execution: Execution, responses: Sequence[InferenceResponse | None]) -> None:
-        """An instance has returned from ``execute``."""
+    def send_next(self) -> None:
+        """Executions have returned, and before they are answered others may begin."""
+        if self._scheduler is not None and not self._scheduler.waits_for_answers:
+            self._scheduler.dispatch()
+
+    def on_executed(self, returned: Sequence[Returned], now_ns: int) -> None:
+        """An instance has returned from ``execute``, perhaps more than once."""
         statistics, form = self.statistics, self._form
         summaries = statistics.summaries
-        now_ns = time.monotonic_ns()
-        succeeded = executed = queued_ns = batch_size = 0
-        for pending, response in zip(execution.pending, responses, strict=True):
-            if pending.is_filler:
-                _forget(pending, response)
-                continue
-            request = pending.request
-            batch_size += request.batch_size
-            if request.trace is not None:
-                request.trace.executed(execution.times, now_ns)
-            if response is None:
-                if pending.answered and pending.succeeded:
-                    statistics.add_success(request, execution.times, now_ns)
-                continue
-            if form is not None:
-                form.give_to(response, request.batch_size)
-            if response.error is not None:
-                if self._streams is not None:
-                    self._streams.begin(pending, execution)
-                statistics.add_failure(_reason(pending, response.error), request.queued_ns, now_ns)
-            else:
-                executed += request.batch_size
-                succeeded += 1
-                queued_ns += request.queued_ns
-                if summaries is not None:
-                    times = execution.times
-                    summaries.add(request.queued_ns, times, now_ns, now_ns - times.infer_end_ns)
-            self._answer(pending, response)
-        if succeeded:
-            statistics.add_successes(succeeded, executed, queued_ns, execution.times, now_ns)
-        if succeeded or None in responses:
-            statistics.add_execution(batch_size, execution.times, now_ns)
+        counted: list[Counted] = []
+        for execution, responses in returned:
+            times = execution.times
+            succeeded = executed = queued_ns = batch_size = 0
+            for pending, response in zip(execution.pending, responses):  # noqa: B905  the instance has counted them
+                if pending.is_filler:
+                    _forget(pending, response)
+                    continue
+                request = pending.request
+                batch_size += request.batch_size
+                if request.trace is not None:
+                    request.trace.executed(times, now_ns)
+                if response is None:
+                    if pending.answered and pending.succeeded:
+                        statistics.add_success(request, times, now_ns)
+                    continue
+                if form is not None:
+                    form.give_to(response, request.batch_size)
+                if response.error is not None:
+                    self._count_failure(execution, pending, response.error, now_ns)
+                else:
+                    executed += request.batch_size
+                    succeeded += 1
+                    queued_ns += request.queued_ns
+                    if summaries is not None:
+                        summaries.add(request.queued_ns, times, now_ns, now_ns - times[2])
+                self._answer(pending, response)
+            if succeeded or None in responses:
+                counted.append((succeeded, executed, queued_ns, batch_size, times))
+        statistics.add_executions(counted, now_ns)
         assert self._scheduler is not None
-        self._scheduler.dispatch()
+        if self._scheduler.waits_for_answers:
+            self._scheduler.dispatch()
+
+    def _count_failure(self, execution: Execution, pending: PendingRequest, error: InferenceError, now_ns: int) -> None:
+        if self._streams is not None:
+            self._streams.begin(pending, execution)
+        self.statistics.add_failure(_reason(pending, error), pending.request.queued_ns, now_ns)
 
     def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         """A response sender has sent a response."""
@@ -127,7 +136,7 @@ class InstanceRequests(RequestOutcomes):
             return
         if not pending.succeeded:
             self.statistics.add_failure(_reason(pending, response.error), pending.request.queued_ns)
-        elif execution.times.infer_end_ns:  # otherwise it is counted when its execution ends
+        elif execution.times is not NOT_OVER:  # otherwise it is counted when its execution ends
             self.statistics.add_success(pending.request, execution.times, time.monotonic_ns())
         self._answer(pending, response)
 

@@ -121,10 +121,11 @@ class LatencySummaries:
 
     def add(self, queued_ns: int, times: ExecutionTimes, now_ns: int, output_ns: int) -> None:
         """Count a request that was executed; ``output_ns`` is the time that its outputs took."""
+        began_ns, start_ns, end_ns = times
         self.request.add(now_ns - queued_ns, now_ns)
-        self.queue.add(times.began_ns - queued_ns, now_ns)
-        self.compute_input.add(times.infer_start_ns - times.began_ns, now_ns)
-        self.compute_infer.add(times.infer_end_ns - times.infer_start_ns, now_ns)
+        self.queue.add(began_ns - queued_ns, now_ns)
+        self.compute_input.add(start_ns - began_ns, now_ns)
+        self.compute_infer.add(end_ns - start_ns, now_ns)
         self.compute_output.add(output_ns, now_ns)
 
 

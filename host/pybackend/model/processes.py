@@ -136,9 +136,7 @@ class ModelProcesses:
         assert self._owner is not None
         version = str(self._source.version)
         name = full_name(self._source.namespace, name)
-        instance = ModelInstance(
-            name, version, host.launcher, self._owner, host.services, self._failures, host.shared_core
-        )
+        instance = ModelInstance(name, version, host.launcher, self._owner, host.services, self._failures)
         instance.output.about = {"model": self._source.name, "version": version}
         taken = set(self._places.values())
         self._places[instance] = next(place for place in range(len(taken) + 1) if place not in taken)

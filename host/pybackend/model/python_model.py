@@ -34,6 +34,8 @@ from pybackend_wire.messages import INLINE_BYTES
 
 log = logging.getLogger(__name__)
 
+_READY = ModelState.READY  # looked up once: an enumeration's members are found by a function
+
 _SEQUENCE_CANCELLED = InferenceError("a client cancelled another request of the same sequence", ErrorCode.CANCELLED)
 
 
@@ -299,7 +301,7 @@ class PythonModel(Model):
 
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         serving = self._serving
-        if serving is None or not (self.state is ModelState.READY or self.open_requests.admits(request)):
+        if serving is None or not (self.state is _READY or self.open_requests.admits(request)):
             if self.failure is not None:
                 raise self.failure.again()
             raise not_ready(self.name, self.version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -81,6 +82,11 @@ class ShadowFigures:
     differed: int = 0
 
 
+Counted = tuple[int, int, int, int, ExecutionTimes]
+"""Of an execution: the requests answered with a result, the sums of their batch sizes and of the times at which they were
+queued, the sum of all its batch sizes, and its times."""
+
+
 @dataclass(slots=True)
 class ModelStatistics:
     """Counters of one model version; times are cumulative nanoseconds.
@@ -132,41 +138,51 @@ class ModelStatistics:
     last_success_ns: int = 0
     load_duration_ns: int = 0
 
-    def add_successes(self, count: int, executed: int, queued_ns: int, times: ExecutionTimes, now_ns: int) -> None:
-        """Count requests of one execution that were just answered with a result.
-
-        ``executed`` is the sum of their batch sizes, ``queued_ns`` that of the times at which they were queued.
-        """
-        self.success_count += count
-        self.inference_count += executed
-        self.success_ns += now_ns * count - queued_ns
-        self.queue_ns += times.began_ns * count - queued_ns
-        self.compute_input_ns += (times.infer_start_ns - times.began_ns) * count
-        infer_ns = times.infer_end_ns - times.infer_start_ns
-        self.compute_infer_ns += infer_ns * count
-        self.recent.add(infer_ns)
-        self.compute_output_ns += max(0, now_ns - times.infer_end_ns) * count
-        self.last_success_ns = now_ns
+    def add_executions(self, executions: Sequence[Counted], now_ns: int) -> None:
+        """Count calls of ``execute``, and the requests that they answer now with a result."""
+        answered = executed = queued = began = started = ended = 0
+        for count, size, queued_ns, batch_size, (began_ns, start_ns, end_ns) in executions:
+            if count:
+                answered += count
+                executed += size
+                queued += queued_ns
+                began += began_ns * count
+                started += start_ns * count
+                ended += end_ns * count
+                self.recent.add(end_ns - start_ns)
+            figures = self.batch_sizes.get(batch_size)
+            if figures is None:
+                if len(self.batch_sizes) >= MOST_BATCH_SIZES:
+                    continue
+                figures = self.batch_sizes[batch_size] = BatchFigures()
+            figures.count += 1
+            figures.compute_input_ns += start_ns - began_ns
+            figures.compute_infer_ns += end_ns - start_ns
+            figures.compute_output_ns += now_ns - end_ns
+        self.execution_count += len(executions)
+        if answered:
+            self.success_count += answered
+            self.inference_count += executed
+            self.success_ns += now_ns * answered - queued
+            self.queue_ns += began - queued
+            self.compute_input_ns += started - began
+            self.compute_infer_ns += ended - started
+            self.compute_output_ns += now_ns * answered - ended
+            self.last_success_ns = now_ns
 
     def add_success(self, request: InferenceRequest, times: ExecutionTimes, now_ns: int) -> None:
         """Count a request answered by a response sender; time after ``execute`` does not count as output time."""
-        self.add_successes(1, request.batch_size, request.queued_ns, times, now_ns)
-        self.compute_output_ns -= max(0, now_ns - times.infer_end_ns)
+        self.success_count += 1
+        self.inference_count += request.batch_size
+        self.success_ns += now_ns - request.queued_ns
+        began_ns, start_ns, end_ns = times
+        self.queue_ns += began_ns - request.queued_ns
+        self.compute_input_ns += start_ns - began_ns
+        self.compute_infer_ns += end_ns - start_ns
+        self.recent.add(end_ns - start_ns)
+        self.last_success_ns = now_ns
         if self.summaries is not None:
             self.summaries.add(request.queued_ns, times, now_ns, 0)
-
-    def add_execution(self, batch_size: int, times: ExecutionTimes, now_ns: int) -> None:
-        """Count a call of ``execute``, by the sum of its requests' batch sizes; the host has its outputs now."""
-        self.execution_count += 1
-        figures = self.batch_sizes.get(batch_size)
-        if figures is None:
-            if len(self.batch_sizes) >= MOST_BATCH_SIZES:
-                return
-            figures = self.batch_sizes[batch_size] = BatchFigures()
-        figures.count += 1
-        figures.compute_input_ns += times.infer_start_ns - times.began_ns
-        figures.compute_infer_ns += times.infer_end_ns - times.infer_start_ns
-        figures.compute_output_ns += now_ns - times.infer_end_ns
 
     def add_pass(self, batch_size: int, took_ns: int, now_ns: int) -> None:
         """Count a request that other models answered; their statistics contain its queue and compute times."""
@@ -176,7 +192,7 @@ class ModelStatistics:
         self.last_success_ns = now_ns
         figures = self.batch_sizes.get(batch_size)
         if figures is None:
-            self.add_execution(batch_size, ExecutionTimes(now_ns, now_ns, now_ns), now_ns)
+            self.add_executions([(0, 0, 0, batch_size, (now_ns, now_ns, now_ns))], now_ns)
         else:  # the ordinary case, for which there is no time to add
             self.execution_count += 1
             figures.count += 1
@@ -232,7 +248,7 @@ class StreamStatistics:
     def begin(self, pending: PendingRequest, execution: Execution) -> None:
         """Note the start of a request's execution, unless it is known; call this before a response is passed on."""
         if pending not in self._streams:
-            self._streams[pending] = _Stream(execution.times.infer_start_ns or execution.sent_ns)
+            self._streams[pending] = _Stream(execution.times[1] or execution.sent_ns)
 
     def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
         """Count a response that the model sent, and pass it on."""

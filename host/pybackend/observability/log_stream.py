@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from pybackend.cores import start_thread
 from pybackend.errors import SettingError
+from pybackend.threads import start_thread
 
 MOST_WAITING_BYTES = 4 * 1024 * 1024
 """Limit on bytes queued for a stopped terminal or a slow pipe reader. Beyond it, lines are dropped."""

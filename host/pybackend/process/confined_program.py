@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pybackend.cores import unpin
 from pybackend.errors import ModelLoadError
 from pybackend.process.start import entered_command, terms_of
 from pybackend.sandbox.model_sandbox import ModelSandbox
@@ -50,7 +49,6 @@ def _run(model: ModelSandbox, bundle: str, program: Sequence[str], variables: Ma
             command, variables = entered_command(Path(bundle), command, variables, inherited, terms, writing)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides what Ctrl-C does
             descriptors = (*inherited, terms.written, writing)
-            unpin()
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=variables)
         finally:
             os.close(writing)

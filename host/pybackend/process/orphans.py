@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pybackend.cores import unpin
 from pybackend_wire.zygote import MARK
 
 _PROGRAM = Path(__file__).with_name("warden_program.py")
@@ -31,7 +30,6 @@ class Warden:
     def __init__(self, lowest: int, highest: int) -> None:
         reading, self._writing = os.pipe()
         try:
-            unpin()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", str(_PROGRAM), *map(str, (reading, lowest, highest))],
                 stdin=subprocess.DEVNULL,

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pybackend.cores import unpin
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend_wire.confinement import Confinement
 
@@ -149,7 +148,6 @@ def start_host_program(
 def _popen(
     command: list[str], variables: Mapping[str, str], inherited: Collection[int], output: int
 ) -> subprocess.Popen[bytes]:
-    unpin()
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

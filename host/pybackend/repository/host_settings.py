@@ -13,7 +13,6 @@ from pybackend.instance.devices import count_gpus
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.settings import DisconnectSlowClients, no_clients
-from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.host import ModelHost, ModelRouter
@@ -31,7 +30,6 @@ def make_host(
     launcher: StubLauncher,
     services: StubServices,
     router: ModelRouter,
-    shared_core: SharedCore,
     cache: ResponseCache | None = None,
     disconnect_slow_clients: DisconnectSlowClients = no_clients,
 ) -> ModelHost:
@@ -44,7 +42,6 @@ def make_host(
         launcher=launcher,
         services=services,
         router=router,
-        shared_core=shared_core,
         settings=settings.models,
         metrics=settings.metrics,
         gpu_count=count_gpus(),

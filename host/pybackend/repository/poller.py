@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic
 
 from pybackend.author_files.apart import apart
-from pybackend.cores import start_thread
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.model_directory import config_file
@@ -21,6 +20,7 @@ from pybackend.repository.changes import LoadRequest, ModelChanges
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.fingerprint import Fingerprint, file_stamp, fingerprint
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
+from pybackend.threads import start_thread
 
 log = logging.getLogger(__name__)
 

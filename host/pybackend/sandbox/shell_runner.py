@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from pybackend.cores import unpin
 from pybackend.environment.environment import Environment
 from pybackend.environment.hooks import MOST_OUTPUT_BYTES, ShellRun
 from pybackend.environment.unpacking import Cancelled
@@ -68,7 +67,6 @@ class ShellRunner:
     def _run(self, confinement: Confinement, command: Sequence[str], cancelled: threading.Event) -> ShellRun:
         own = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
         arguments = [self._sandbox.places.bundle, str(os.getpid()), str(self._limit_s), *command]
-        unpin()
         with subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", _START, *arguments],
             stdin=subprocess.PIPE,

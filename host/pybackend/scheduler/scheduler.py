@@ -65,6 +65,9 @@ class Scheduler(ABC):
     All that changes in one turn of the event loop is dispatched together, so that messages to a stub share a frame.
     """
 
+    waits_for_answers = False
+    """Whether a batch can become larger by the answers to the one before it, so that it should leave after these."""
+
     def __init__(self) -> None:
         self._turn = loop_turn_of(asyncio.get_running_loop())
         self._is_scheduled = False

@@ -37,6 +37,8 @@ class SequenceBatcher(Scheduler):
         active: the sequences that clients can continue.
     """
 
+    waits_for_answers = True
+
     def __init__(
         self,
         config: SequenceConfig,

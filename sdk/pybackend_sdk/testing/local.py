@@ -143,7 +143,7 @@ class _Receiver(Receiver):
     def poll(self) -> None:
         """Do nothing: no message waits anywhere. So for the other methods."""
 
-    expect = expected_came = return_work = leave_core = poll
+    expect = expected_came = return_work = poll
 
 
 class _Errors(ErrorLog):

@@ -316,7 +316,6 @@ FLAGS = {
     "--strict-readiness": ("strict_readiness", True, "false", False),
     "--model-load-thread-count": ("models.load_count", 4, "7", 7),
     "--no-zygote": ("zygotes", True, "true", False),
-    "--no-shared-core": ("shared_core", True, "true", False),
     "--no-fast-paths": ("fast_paths", True, "true", False),
     "--model-memory-limit": ("models.memory_limit_bytes", None, "1048576", 1048576),
     "--tensor-memory-limit": ("tensor_memory_limit_bytes", None, "1048576", 1048576),

@@ -131,7 +131,7 @@ MACHINE = {
     "nv_cpu_memory_total_bytes": ("gauge", "CPU total memory (RAM), in bytes"),
     "nv_cpu_memory_used_bytes": ("gauge", "CPU used memory (RAM), in bytes"),
 }
-CHILD_BYTES, CHILD_CPU_S = 96_000_000, 0.5
+CHILD_BYTES, CHILD_CPU_S = 96_000_000, 0.2
 PARENT = f"""
 import subprocess, sys, time
 CHILD = '''
@@ -314,7 +314,7 @@ def test_processes_count_with_their_children(fresh):
     labels = '{instance_name="parent_0",model="parent",version="1"}'
     before = fresh.metrics()
     assert before["pybackend_process_resident_bytes" + labels] > CHILD_BYTES
-    assert before["pybackend_process_cpu_seconds_total" + labels] >= CHILD_CPU_S
+    assert before["pybackend_process_cpu_seconds_total" + labels] >= 0.9 * CHILD_CPU_S
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}
     assert fresh.infer("parent", {"inputs": [tensor]}).status == 200
     name = "pybackend_process_cpu_seconds_total" + labels

@@ -197,13 +197,21 @@ def test_the_access_log_has_the_trace_of_each_request_whose_head_is_known_but_fo
     server = ServerProcess([tmp_path / "models"], "--log-format=json", "--log-access", f"--log-file={path}")
     try:
         wait_until(lambda: any("model is ready" in line for line in lines_of(path)), "the models")
-        port = int(re.search(r"Started HTTPService at [0-9.]+:(\d+)", path.read_text())[1])
+        port, grpc_port = (
+            int(re.search(rf"Started {name} at [0-9.]+:(\d+)", path.read_text())[1])
+            for name in ("HTTPService", "GRPCInferenceService")
+        )
         traces = [f"{number:032x}" for number in range(1, 7)]
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
         for trace in traces:
             fields = {"traceparent": f"00-{trace}-{1:016x}-01"}
             assert server.request("POST", "/v2/models/plain/infer", body, fields, port=port).status == 200
-        wait_until(lambda: len(access_lines(path)) >= len(traces), "the access log")
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+            given = grpc_client.InferInput("IN", [1], "FP32")
+            given.set_data_from_numpy(np.ones(1, np.float32))
+            for trace in traces:
+                client.infer("plain", [given], headers={"traceparent": f"00-{trace}-{1:016x}-01"})
+        wait_until(lambda: len(access_lines(path)) >= 2 * len(traces), "the access log")
     finally:
         assert server.stop() == 0
-    assert [each.get("trace_id") for each in access_lines(path)] == traces
+    assert [each.get("trace_id") for each in access_lines(path)] == traces * 2

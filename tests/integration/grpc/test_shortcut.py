@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 
+import hpack
 import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
@@ -375,6 +376,48 @@ def test_a_head_is_known_only_while_its_table_is(run):
         assert shortcuts.since() == 0
         again = [await answer(client, indexed(client, path)) for path in (INFER, "", "", "")]
         assert again == found[:4]
+
+    run(scenario)
+
+
+def test_heads_may_vary_in_what_nobody_reads_and_in_the_deadline(run):
+    usual = [(":method", "POST"), (":scheme", "http"), (":path", INFER), (":authority", "x"), ("te", "trailers")]
+    usual += [("content-type", "application/grpc"), ("user-agent", "some-client")]
+
+    async def scenario(port, client, shortcuts):
+        encoder = hpack.Encoder()
+
+        async def found(data, *fields, in_table, huffman=True):
+            block = encoder.encode(usual) + encoder.encode(
+                [(*field, not in_table) for field in fields], huffman=huffman
+            )
+            with client.together():
+                stream = client.open_by(block)
+                client.send(stream, data, ended=True)
+            return await answer(client, stream)
+
+        await known(client)
+        for in_table in (True, False):
+            for way in (True, False):
+                shortcuts.since()
+                for count in range(40):
+                    own = [("x-request-id", f"{count:032x}"), ("traceparent", f"00-{count:032x}-{count:016x}-01")]
+                    own += [("grpc-timeout", f"{1000 + count}S"), ("cookie", f"session={count}")]
+                    assert number(await found(message(count), *own, in_table=in_table, huffman=way))[2] == count + 1
+                assert shortcuts.whole >= 30
+        await known(client, message(1, "patient"))
+        for count in range(3):
+            own = [("x-request-id", "1"), ("traceparent", "2"), ("grpc-timeout", f"{20 + count}m"), ("cookie", "3")]
+            late = await found(message(0, "patient"), *own, in_table=True)
+            assert (late[2]["grpc-status"], late[2]["grpc-message"]) == ("4", "Deadline Exceeded")
+            own[2] = ("grpc-timeout", f"{count} years")
+            wrong = await found(message(1, "patient"), *own, in_table=True)
+            assert (wrong[0]["grpc-status"], wrong[0]["grpc-message"].partition(" is no time")[0]) == (
+                "13",
+                f"grpc-timeout '{count} years'",
+            )
+        await client.settled()
+        assert held(port) == (0, 0)
 
     run(scenario)
 

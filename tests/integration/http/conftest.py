@@ -8,7 +8,12 @@ import pytest
 import uvloop
 
 
-@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+@pytest.fixture(
+    params=[
+        pytest.param(uvloop.new_event_loop, id="uvloop"),
+        pytest.param(asyncio.new_event_loop, id="asyncio", marks=pytest.mark.thorough),
+    ]
+)
 def run(request):
     """Runs a coroutine on a loop of its own, for a minute at most."""
 

@@ -19,7 +19,7 @@ from tests.integration.ipc.lies import DEATHS, ITERATIVE, LATE, LIES, LOADS
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor, unload
 from tests.support.repositories import identity_config, write_model
-from tests.support.thorough import one_in
+from tests.support.thorough import one_in, rows_of
 
 BUNDLE = Path(__file__).parent / "scripted_stub"
 BROKE = re.compile(
@@ -38,12 +38,13 @@ def model_name(what):
 
 
 @pytest.fixture(scope="module")
-def engine_and_run(tmp_path_factory):
+def engine_and_run(tmp_path_factory, request):
     repository = tmp_path_factory.mktemp("lies")
     scripts = {what: script(code) for what, (code, _) in {**LIES, **DEATHS}.items()}
     scripts |= {what: script(code) for what, (code, _) in ITERATIVE.items()}
     scripts |= {what: script(code) for what, code in LATE.items()}
     scripts |= {what: code for what, (code, _) in LOADS.items() if "def hello" not in code}
+    scripts = {what: code for what, code in scripts.items() if what in rows_of(request, "what")}
     scripts["ignores the end"] = "import time\ndef finalize():\n    stub.send((FINALIZED, None))\n    time.sleep(1000)"
     scripts["tells its readiness twice"] = (
         "def initialize(message):\n    stub.send((INITIALIZED, True))\n"

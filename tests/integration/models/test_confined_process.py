@@ -12,7 +12,6 @@ from pybackend.errors import ModelLoadError
 from pybackend.frontend.calls.services import ModelServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.settings import StubSettings
-from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
@@ -62,7 +61,7 @@ def loaded(tmp_path, confinement):
         launch = StubLaunch(sandbox=None if confinement is None else sandbox(tmp_path, confinement))
         process = await launcher.start(launch)
         settings = StubSettings(launch, ModelToLoad(str(model), "m", "m_0", str(tmp_path)), 1 << 20)
-        services = ModelServices(SharedCore())
+        services = ModelServices()
         session = StubSession(process, settings, None, unexpected, lambda *_: None, HANDLERS, unexpected, services)
         try:
             async with asyncio.timeout(60):

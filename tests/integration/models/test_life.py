@@ -14,7 +14,6 @@ import pytest
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.inference.request import InferenceRequest
-from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
 from pybackend.model.model import ModelState
 from pybackend.model.python_model import PythonModel
@@ -146,13 +145,11 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
     async def main():
         launcher = StubLauncher(stage_bundle())
         config = load_config(directory, auto_complete=True)
-        shared_core = SharedCore()
-        services = ModelServices(shared_core)
+        services = ModelServices()
         host = ModelHost(
             launcher=launcher,
             services=services,
             router=EngineRouter(services),
-            shared_core=shared_core,
             settings=ModelSettings(memory_limit_bytes=1 << 24),
             gpu_count=2,
         )

@@ -20,7 +20,7 @@ from tests.support.engine import engine_on, input_tensor, output_array
 from tests.support.ensembles import write_ensemble
 from tests.support.gates import GATE, Gate
 from tests.support.model_control import until
-from tests.support.repositories import write_model
+from tests.support.repositories import IDENTITY, identity_config, write_model
 
 MODEL = f"""{GATE}
 class TritonPythonModel:
@@ -141,3 +141,27 @@ def test_an_ensembles_requests_count_once_and_until_they_are_answered(tmp_path: 
         extra=f"max_batch_size: 1 {extra}",
     )
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("extra", ["", "max_batch_size: 1 dynamic_batching {}"], ids=["plain", "batcher"])
+def test_what_comes_next_leaves_before_an_answer_is_written(tmp_path: Path, extra: str) -> None:
+    """So the model's process does not wait while the server writes."""
+    dims = "[ 1 ]" if extra else "[ -1 ]"
+    write_model(tmp_path, "identity", IDENTITY, identity_config(dims=dims, extra=extra))
+    waiting: list[int] = []
+
+    async def scenario() -> None:
+        async with engine_on(tmp_path) as engine, asyncio.timeout(60):
+            model = engine.repository.catalogue.find("identity")
+
+            def on_response(response: InferenceResponse) -> None:
+                waiting.append(model.pending_count)
+                response.release()
+
+            for number in range(3):
+                tensor = input_tensor("IN", np.full((1, 1) if extra else 1, number, np.float32))
+                engine.open("identity").submit(InferenceRequest("identity", inputs=[tensor]), on_response)
+            await until(lambda: len(waiting) == 3)
+
+    asyncio.run(scenario())
+    assert waiting == [1, 0, 0]

@@ -14,7 +14,7 @@ from pybackend_sdk.response import InferenceResponse
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.client_memory import ClientMemory
 from pybackend_stub.memory import StubMemory
-from pybackend_stub.receiver import Receiver, WaitingCore
+from pybackend_stub.receiver import Receiver
 from pybackend_stub.responder import Responder
 from pybackend_stub.results import ResultWriter, UnknownOutputs
 from pybackend_stub.tensor_io import OutputWriter
@@ -36,7 +36,7 @@ def stub():
         responder.on_flow((message.execution, message.request), message.allowed)
 
     memory = StubMemory(lambda: None)
-    receiver = Receiver(channel, handle, lambda _executions: None, WaitingCore(memory))
+    receiver = Receiver(channel, handle, lambda _executions: None)
     writer = OutputWriter(channel, receiver, memory, ClientMemory(), "instance")
     responder = Responder(
         channel, receiver, ResultWriter(writer, "instance", str, UnknownOutputs((), None)), decoupled=True

@@ -21,7 +21,6 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
 from pybackend.instance.services import CallingStub
-from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.loop_turn import loop_turn_of
@@ -127,14 +126,6 @@ class _Outbox:
         self.unsent: deque[OpenCall] = deque()
         """Calls that wait until earlier calls have been sent, which preserves their order."""
         self.sending: asyncio.Task[None] | None = None
-        self.waits = False
-        """The stub executes, and waits for a call meanwhile."""
-
-    def go_on(self, shared_core: SharedCore) -> None:
-        """The stub waits for no call any more."""
-        if self.waits:
-            self.waits = False
-            shared_core.go_on()
 
 
 class ModelCalls:
@@ -148,14 +139,12 @@ class ModelCalls:
         engine: InferenceEngine,
         names: ModelNames,
         open_bytes: OpenBytes,
-        shared_core: SharedCore,
         on_queued: Callable[[OpenCall], None],
     ) -> None:
         self._engine = engine
         self._names = names
         self._answers = engine.answers[_PROTOCOL]
         self._open_bytes = open_bytes
-        self._shared_core = shared_core
         self._on_queued = on_queued
         self._loop = asyncio.get_running_loop()
         self._turn = loop_turn_of(self._loop)
@@ -185,9 +174,6 @@ class ModelCalls:
             return
         call.nbytes = nbytes
         outbox.open[message.call] = call
-        if message.execution and not outbox.waits:
-            outbox.waits = True
-            self._shared_core.wait()
         outbox.unsent.append(call)
         if outbox.sending is None:
             self._send_next(outbox)
@@ -209,7 +195,6 @@ class ModelCalls:
         """The stub is gone: drop everything it waits for."""
         outbox = self._outboxes.pop(caller, None)
         if outbox is not None:
-            outbox.go_on(self._shared_core)
             for call in outbox.open.values():
                 call.cancel()
 
@@ -394,8 +379,6 @@ class ModelCalls:
             if outbox is not None:
                 outbox.open.pop(call.message.call, None)
                 self._open_bytes.release(caller, call.nbytes)
-                if not outbox.open:
-                    outbox.go_on(self._shared_core)
         elif caller.backlog_bytes > MOST_BACKLOG_BYTES and not call.paused and call.pending is not None:
             call.paused = True
             call.pending.pause()

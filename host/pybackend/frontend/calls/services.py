@@ -16,7 +16,6 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.validation import Checked, validate
 from pybackend.instance.services import CallingStub
-from pybackend.instance.shared_core import SharedCore
 from pybackend.ipc import stub_messages as heard
 from pybackend.model.host import Absence
 from pybackend.model.model import Model
@@ -27,10 +26,9 @@ from pybackend.repository.catalogue import ModelCatalogue
 class ModelServices:
     """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called."""
 
-    def __init__(self, shared_core: SharedCore) -> None:
+    def __init__(self) -> None:
         self.metrics = CustomMetrics()  # the custom metrics of all models
         self._open_bytes = OpenBytes()
-        self._shared_core = shared_core
         self._catalogue: ModelCatalogue | None = None
         self._calls: ModelCalls | None = None
         self._control: ModelControl | None = None
@@ -38,7 +36,7 @@ class ModelServices:
     def open(self, engine: InferenceEngine, catalogue: ModelCatalogue) -> None:
         """Forward requests to this engine, which serves the models of this catalogue."""
         self._catalogue = catalogue
-        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._shared_core, self._check_cycle)
+        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycle)
         self._control = ModelControl(engine, catalogue.names, self._open_bytes)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:

@@ -57,6 +57,9 @@ class State(IntEnum):
     """The connection has ended."""
 
 
+# Looked up once: an enumeration's members are found by a function.
+_IDLE, _BODY, _ANSWERING, _DRAINING = State.IDLE, State.BODY, State.ANSWERING, State.DRAINING
+
 _ENDS = {State.CLOSING, State.CLOSED}
 _ARRIVING = {State.HEAD, State.BODY, State.DRAINING}
 
@@ -241,25 +244,25 @@ class HttpConnection(asyncio.Protocol):
             self._enter(State.BODY)
             self._reader.body_left = body_bytes
         else:
-            self.state = State.ANSWERING  # from IDLE: not worth a look at the table
+            self.state = _ANSWERING  # from IDLE: not worth a look at the table
 
     def _read(self, data: bytes) -> None:
         try:
             while data:
                 state = self.state
-                if state is State.IDLE:
+                if state is _IDLE:
                     take = self.port.take
                     rest = data if take is None else take(self, data)
                     data = self._read_head(rest) if rest is data else rest
-                elif state is State.BODY or state is State.DRAINING:
+                elif state is _BODY or state is _DRAINING:
                     data = self._read_body(data)
                 elif state is State.HEAD:
                     data = self._read_head(data)
                 else:
-                    if state is State.ANSWERING:
+                    if state is _ANSWERING:
                         self.input.wait(data)
                     return
-                if data and self.state is State.IDLE and self._turn_share.is_used_up():  # of requests refused at once
+                if data and self.state is _IDLE and self._turn_share.is_used_up():  # of requests refused at once
                     self.input.wait(data)
                     self.input.pause()
                     self.port.slices.add(self._read_waiting)
@@ -342,9 +345,9 @@ class HttpConnection(asyncio.Protocol):
             return
         if self.record is not None:
             self._end_record()
-        if self.state is State.ANSWERING:
+        if self.state is _ANSWERING:
             self._next()
-        elif self.state is State.BODY:
+        elif self.state is _BODY:
             self.exchange = _NOBODY
             if self.writer.keep_alive:
                 self._enter(State.DRAINING)
@@ -360,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
             self._enter(State.CLOSING)
             self.transport.close()
             return
-        self.state = State.IDLE
+        self.state = _IDLE
         self.exchange = _NOBODY
         writer.cors_fields, writer.is_1_0 = b"", False
         if self._reader.head_bytes:

@@ -65,6 +65,8 @@ _READ = frozenset(
 )
 """The fields that a port for infer requests reads, whatever its settings are, but for the trace context."""
 
+_ALL, _CLOSING = Checked.ALL, State.CLOSING  # looked up once: an enumeration's members are found by a function
+
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _has_context = re.compile(rb"\ntraceparent:", re.IGNORECASE).search
 
@@ -162,7 +164,7 @@ class FastPath:
         """Submit a whole request; False if it must take the ordinary way."""
         json_bytes, plans, route = shortcut
         plan = plans.whole(data, end, end + json_bytes) if json_bytes else plans.templates.filled(data[end:])
-        if plan is None or plan.checked is not Checked.ALL:
+        if plan is None or plan.checked is not _ALL:
             return False
         answer = _FastAnswer(connection, self._frontend.answers, plan.output_format, None, known.head.takes_chunks)
         try:
@@ -299,7 +301,7 @@ class _FastAnswer(InferAnswer):
 
     def on_response(self, response: InferenceResponse) -> None:
         connection = self.connection
-        if response.error is None and connection.writer.keep_alive and connection.state < State.CLOSING:
+        if response.error is None and connection.writer.keep_alive and connection.state < _CLOSING:
             if self.output_format is ALL_BINARY:
                 whole = small_answer(response)
             elif self.output_format is ALL_JSON:

@@ -88,7 +88,7 @@ class Decompressor:
         is_added = byte & 0x40
         index, at = read_integer(block, at, 0x3F if is_added else 0x0F)
         if index:
-            name = self._entry(index).name
+            name = self._entry(index).pair[0]
         else:
             name, at = _string(block, at)
         value, at = _string(block, at)
@@ -117,7 +117,8 @@ class Decompressor:
         self.changed, self.marks = True, b""
         self.entries.append(field)  # one that is too large for the table empties it
         self.used_bytes += field.size
-        self._shrink()
+        if self.used_bytes > self.table_bytes:
+            self._shrink()
 
     def _resize(self, table_bytes: int) -> None:
         self.changed, self.marks = True, b""

@@ -73,13 +73,11 @@ class Field:
         mark: a byte that stands for it in the keys of known heads (:mod:`known_heads`).
     """
 
-    __slots__ = ("is_plain", "is_pseudo", "mark", "name", "pair", "pseudo_fault", "size", "value")
+    __slots__ = ("is_plain", "is_pseudo", "mark", "pair", "pseudo_fault", "size")
 
     def __init__(self, name: bytes, value: bytes) -> None:
         self.mark = NO_MARK
         self.pair = (name, value)
-        self.name = name
-        self.value = value
         self.size = len(name) + len(value) + FIELD_OVERHEAD_BYTES
         self.is_pseudo = name[:1] == b":"
         self.pseudo_fault: Fault | None = None
@@ -94,7 +92,7 @@ class Field:
     @property
     def fault(self) -> Fault | None:
         """The rule for ordinary fields that it breaks."""
-        name, value = self.name, self.value
+        name, value = self.pair
         if not NAME.match(name):
             if name[:1] == b":":
                 return "8.3", f"pseudo-header field {name[:80]!r} follows ordinary fields or is among trailers"
@@ -112,8 +110,6 @@ def plain_field(name: bytes, value: bytes) -> Field:
     """A plain field whose name and value were checked. Its size and mark are the caller's to set."""
     field = Field.__new__(Field)
     field.pair = (name, value)
-    field.name = name
-    field.value = value
     field.is_plain = True
     field.is_pseudo = False
     field.pseudo_fault = None

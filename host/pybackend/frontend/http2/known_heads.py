@@ -91,10 +91,10 @@ _Table = tuple[list[Field], int, bytes]
 
 
 class _Known(NamedTuple):
-    """A head, and the size of the fields that are read."""
+    """A head, and the size that its other fields may have."""
 
     head: RequestHead
-    list_bytes: int
+    left_bytes: int
 
 
 class KnownHeads:
@@ -163,11 +163,7 @@ class KnownHeads:
             key = NO_MARK
         known = self._heads.get(key)
         # Text is less than twice as long as its code.
-        if (
-            known is None
-            or known.list_bytes + 2 * end + _OF_A_MARK_BYTES * len(key) > self._max_list_bytes
-            or at != end
-        ):
+        if known is None or 2 * end + _OF_A_MARK_BYTES * len(key) > known.left_bytes or at != end:
             if before is not None:
                 table.entries[:], table.used_bytes, table.marks = before
             return None
@@ -183,18 +179,20 @@ class KnownHeads:
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[bytes, bytes, bytes, int]:
         """Name, value and mark of a field in literal form, and the offset behind it. A LookupError if it is not known, or unusual."""
         index = block[at] & mask
+        at += 1
         if index == mask:
-            index, at = read_integer(block, at, mask)
-        else:
+            if block[at] > 0x7F:
+                raise LookupError(index)
+            index += block[at]
             at += 1
         if not index:
             begin, at = at, at + 1 + (block[at] & 0x7F)
             written = block[begin:at]
             name = self._names.get(written) or self._read_name(written)
         elif index > STATIC_LENGTH:
-            name = self._table.entries[STATIC_LENGTH - index].name
+            name = self._table.entries[STATIC_LENGTH - index].pair[0]
         else:
-            name = STATIC[index].name
+            name = STATIC[index].pair[0]
         size = block[at]
         length = size & 0x7F
         if length == 0x7F:
@@ -264,7 +262,7 @@ class KnownHeads:
         for field in section:
             mark = field.mark
             if mark == NO_MARK:
-                mark = self._uses.get(field.name) or self._use(field.name)
+                mark = self._uses.get(field.pair[0]) or self._use(field.pair[0])
                 if mark == _READ:
                     mark = self._learn_mark(field)
                 if field.size <= _LONGEST_FIELD_BYTES:
@@ -274,7 +272,9 @@ class KnownHeads:
             key += mark
         if NO_MARK not in key and key not in self._heads:
             list_bytes = sum(field.size for field in read)
-            self._heads.remember(key, _Known(read_request(read), list_bytes), len(key) + list_bytes)
+            self._heads.remember(
+                key, _Known(read_request(read), self._max_list_bytes - list_bytes), len(key) + list_bytes
+            )
 
     def _learn_mark(self, field: Field) -> bytes:
         """The mark of a field that is read; it gets one when it comes for the second time."""

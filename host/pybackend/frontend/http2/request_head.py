@@ -100,14 +100,14 @@ def _check_pseudo(pseudo: dict[bytes, bytes]) -> None:
 
 
 def _add_pseudo(pseudo: dict[bytes, bytes], field: Field) -> None:
-    name = field.name
+    name, value = field.pair
     if name not in _PSEUDO:
         raise malformed("8.3.1", f"a request has the pseudo-header field {name[:80]!r}")
     if name in pseudo:
         raise malformed("8.3.1", f"pseudo-header field {name[:80]!r} is repeated")
     if field.pseudo_fault is not None:
         raise malformed(*field.pseudo_fault)
-    pseudo[name] = field.value
+    pseudo[name] = value
 
 
 def _judge(field: Field, pseudo: dict[bytes, bytes], length: int | None) -> int | None:

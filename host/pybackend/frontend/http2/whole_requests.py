@@ -39,22 +39,9 @@ CONNECTION_UPDATE: Final = frames.FRAME_HEADER.pack(_WINDOW_WORD, 0, 0)
 """The header of a WINDOW_UPDATE of the connection."""
 
 
-class _Frames(NamedTuple):
-    """The frames in front of a request's body.
-
-    Attributes:
-        head: None if the header block is not in ``HeaderDecoder.known``.
-        head_bytes: size of HEADERS.
-        more: by how much the client has opened the stream's window.
-        nbytes: size of the frames, with the header of DATA.
-        size: of the body.
-    """
-
-    head: RequestHead | None
-    head_bytes: int
-    more: int
-    nbytes: int
-    size: int
+_Frames = tuple[RequestHead | None, int, int, int, int]
+"""The frames in front of a request's body: the head, None if its block is not in ``HeaderDecoder.known``; the size of HEADERS; by how much the
+client has opened the stream's window; the size of the frames, with the header of DATA; the size of the body."""
 
 
 class _Kind(NamedTuple):
@@ -199,7 +186,7 @@ class WholeRequests:
         size = word >> 8
         if word & 0xFF or flags != _END_STREAM or other_id != stream_id or not 0 < size <= _MOST_DATA_BYTES:
             return None  # DATA is 0
-        found = _Frames(head, head_bytes, more, nbytes, size)
+        found = head, head_bytes, more, nbytes, size
         if head is not None:
             if found == self._before:
                 self._decoder.kind = _kind(found, data[offset : offset + nbytes])
@@ -209,8 +196,9 @@ class WholeRequests:
 
 def _kind(found: _Frames, beginning: bytes) -> _Kind:
     """The kind of requests that begin like this one; the stream's number ends the header of each frame."""
-    ends = [_HEADER_BYTES, found.head_bytes + _HEADER_BYTES]
-    if found.more:
+    _, head_bytes, more, *_ = found
+    ends = [_HEADER_BYTES, head_bytes + _HEADER_BYTES]
+    if more:
         ends.append(ends[-1] + _UPDATE_BYTES)
     begins = [0, *ends[:-1]]
     constant = [escaped(beginning[begin : end - frames.U32.size]) for begin, end in zip(begins, ends, strict=True)]

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from pybackend.cores import start_thread
 from pybackend.observability.tracing.request_trace import RequestTrace
+from pybackend.threads import start_thread
 
 log = logging.getLogger(__name__)
 

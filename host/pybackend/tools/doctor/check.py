@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from pybackend.environment.inspection import survey
 from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
-from pybackend.instance.shared_core import SharedCore
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.model.version_loader import completed_version, config_on_this_machine
@@ -258,9 +257,8 @@ def model_host(settings: Settings) -> Iterator[ModelHost]:
     Raises PybackendError if the code of model processes cannot be staged.
     """
     launcher = StubLauncher(stage_bundle())
-    shared_core = SharedCore()
-    services = ModelServices(shared_core)
-    host = make_host(settings, launcher, services, EngineRouter(services), shared_core)
+    services = ModelServices()
+    host = make_host(settings, launcher, services, EngineRouter(services))
     try:
         yield host
     finally:

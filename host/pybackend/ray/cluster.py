@@ -1,0 +1,202 @@
+"""What is the same for all replicas of an application: their settings, and what they, the coordinator and the entrances tell each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import ServerError
+
+APPLICATION = "pybackend"
+"""The name of the application in Ray Serve."""
+
+KEY_HEADER = "x-api-key"
+"""The header with the key that replicas and the coordinator demand. The entrances write it into each request."""
+
+OWNED_FLAGS = {
+    "http-address": "address",
+    "http-port": "http_port",
+    "grpc-address": "address",
+    "grpc-port": "grpc_port",
+    "metrics-address": "address",
+    "metrics-port": "metrics_port",
+}
+_REFUSED = {
+    "allow-client-shm": "a load balancer may send each request to another machine, which has no part of that memory",
+    "api-key-file": "the entrance does not check keys of clients: put a proxy that checks them before it",
+    "api-key-exempt": "the entrance does not check keys of clients: put a proxy that checks them before it",
+    "http-restricted-api": "the entrance does not check headers of clients: put a proxy that checks them before it",
+    "grpc-restricted-protocol": "the entrance does not check headers of clients: put a proxy that checks them before it",
+    "http-use-ssl": "the entrance speaks no TLS: put a proxy that does before it",
+    "grpc-use-ssl": "the entrance speaks no TLS: put a proxy that does before it",
+    "reuse-http-port": "each replica has another port",
+    "reuse-grpc-port": "each replica has another port",
+    "allow-http": "the entrance needs both protocols",
+    "allow-grpc": "the entrance needs both protocols",
+    "allow-metrics": "the coordinator reads the metrics of all replicas",
+    "allow-sagemaker": "these clouds start one server for each machine",
+    "allow-vertex-ai": "these clouds start one server for each machine",
+    "debug": "a debugger needs one process to attach to: serve on one machine",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The settings of one application.
+
+    Attributes:
+        arguments: of ``pybackend serve`` for each replica: the repositories, and flags.
+        min_replicas: there are always this many.
+        max_replicas: there are never more.
+        target_ongoing_requests: of one replica, waiting and running; above it, replicas are added.
+        address: where the entrances listen.
+        entrances: the number of machines with an entrance.
+        num_cpus: that Ray reserves for a replica.
+        num_gpus: likewise.
+        exit_timeout_s: how long a replica that must go may work on the requests that it has.
+        directory: where servers start, if the machine has it.
+        key: the secret between entrances, coordinator and replicas.
+    """
+
+    arguments: tuple[str, ...]
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_ongoing_requests: float = 16.0
+    address: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    entrances: int = 1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    exit_timeout_s: int = 30
+    directory: str = "/"
+    key: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False)
+
+    @property
+    def seats(self) -> int:
+        """The servers that the configuration of an entrance has room for: replicas, and those that replace them."""
+        return 2 * self.max_replicas + 4
+
+
+def cluster_of(repositories: Sequence[str], arguments: Sequence[str] = (), **settings: Any) -> Cluster:
+    """The settings of an application. Raises ServerError if they contradict each other, or a flag cannot be used here."""
+    for word in arguments:
+        refuse_flag(word.removeprefix("--").partition("=")[0])
+    known = set(Cluster.__dataclass_fields__) - {"arguments", "key"}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise ServerError(
+            f"'{unknown[0]}' is no setting of an application. The settings are {', '.join(sorted(known))}"
+        )
+    if not repositories:
+        raise ServerError("no model repository is named: write model_repository='/path/to/models'")
+    places = [place if "://" in place else os.path.abspath(place) for place in repositories]
+    flags = [f"--model-repository={place}" for place in places]
+    found = Cluster(arguments=(*flags, *arguments), **settings)
+    if not 1 <= found.min_replicas <= found.max_replicas:
+        raise ServerError(
+            f"{found.min_replicas} to {found.max_replicas} replicas are no range: the first number is 1 or more, the second no less"
+        )
+    if found.target_ongoing_requests <= 0:
+        raise ServerError(f"target_ongoing_requests is {found.target_ongoing_requests}: write a number above 0")
+    return found
+
+
+def refuse_flag(name: str) -> None:
+    """Raise ServerError for a flag of ``pybackend serve`` that replicas cannot have."""
+    if name in OWNED_FLAGS:
+        raise ServerError(f"--{name} is the entrance's, not the replicas': write {OWNED_FLAGS[name]}=... instead")
+    if name in _REFUSED:
+        raise ServerError(f"--{name} cannot be used with --on=ray: {_REFUSED[name]}")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A call that each replica must make at itself, such as the load of a model.
+
+    Attributes:
+        generation: their number; each replica makes them in this order.
+        key: a later change with the same key takes the place of this one.
+        path: where it is posted.
+        body: the JSON document.
+    """
+
+    generation: int
+    key: str
+    path: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer of a replica to a change."""
+
+    generation: int
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Report:
+    """The state of a replica, as it tells the coordinator.
+
+    Attributes:
+        name: the replica's, as Ray Serve has it.
+        node: of the machine, as Ray has it.
+        address: of the server, for the ports.
+        generation: of the newest change that it has made, or tried.
+        ready: the server says that all of its models are.
+        sequences: models with a sequence batcher.
+        version: of pybackend.
+        outcomes: of the changes that it has made, or tried, since the report before.
+    """
+
+    name: str
+    node: str
+    address: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    version: str
+    generation: int = 0
+    ready: bool = False
+    sequences: tuple[str, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The replicas, for an entrance.
+
+    Attributes:
+        number: of this state; a later one is greater.
+        places: the replica of each seat that has one.
+        leaving: seats of replicas that get no new requests.
+        sequences: models with a sequence batcher.
+        coordinator: address and ports of the coordinator: HTTP, gRPC.
+    """
+
+    number: int
+    places: Mapping[int, Report]
+    leaving: frozenset[int]
+    sequences: frozenset[str]
+    coordinator: tuple[str, int, int]
+
+
+def follower() -> list[str]:
+    """The beginning of a command whose process ends with this one."""
+    return [sys.executable, "-I", "-S", "-B", str(Path(__file__).with_name("follower_program.py")), str(os.getpid())]
+
+
+def private_directory(purpose: str) -> Path:
+    """A new directory for one process below ``~/.ray``, where no model may read."""
+    import tempfile
+
+    home = Path.home() / ".ray" / "pybackend"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=home))

@@ -1,0 +1,213 @@
+"""``pybackend serve --on=ray`` and ``pybackend status --on=ray``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import ServerError
+from pybackend.ray.cluster import APPLICATION, Cluster
+
+_HOME = Path.home() / ".ray" / "pybackend"
+_ADDRESS = _HOME / "address"
+"""Where a local cluster listens, for ``status``."""
+
+_LONGEST_HOME = 38
+"""Ray makes sockets below its directory, whose names add up to 107 characters at most."""
+
+_LOOPBACK = "127.0.0.1"
+_AUTHENTICATION = "RAY_AUTH_MODE"
+_JOIN = "RAY_ADDRESS"
+_STATUS_S = 60.0
+
+
+def serve_on_ray(cluster: Cluster) -> int:
+    """Run the application until a signal arrives, and return the exit status. Raises ServerError if it cannot start."""
+    _require_ray()
+    ended = threading.Event()
+    with _cluster(cluster) as (is_local, about):
+        cluster = replace(cluster, address=cluster.address or (_LOOPBACK if is_local else "0.0.0.0"))  # noqa: S104  said below
+        _say(about)
+        _say(_about_entrance(cluster))
+        began_s = time.monotonic()
+        with _application(cluster):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: ended.set())
+            _say(
+                f"Ready after {time.monotonic() - began_s:.1f} s: {cluster.min_replicas} of at most {cluster.max_replicas} replicas. "
+                "`pybackend status --on=ray` shows them; Ctrl-C ends them"
+            )
+            ended.wait()
+            _say("Ending: replicas answer the requests that they have")
+    return 0
+
+
+def show_status() -> dict[str, Any]:
+    """The application's state, as its coordinator says, and the machines of the cluster. Raises ServerError without one."""
+    _require_ray()
+    address = os.environ.get(_JOIN, "")
+    if not address:
+        try:
+            address = _ADDRESS.read_text(encoding="ascii")
+        except OSError:
+            raise ServerError(
+                f"no application of this user runs on this machine. Start one with `pybackend serve DIRECTORY --on=ray`, or name its "
+                f"cluster: {_JOIN}=HOST:PORT"
+            ) from None
+    _prepare(address)
+    import ray
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    _connect(address)
+    try:
+        handle = serve.get_deployment_handle("Coordinator", app_name=APPLICATION, _check_exists=False)
+        found: dict[str, Any] = handle.status.remote().result(timeout_s=_STATUS_S)
+        machines = [
+            {"node": node["NodeID"], "address": node["NodeManagerAddress"], "alive": node["Alive"], **_resources(node)}
+            for node in ray.nodes()
+        ]
+    except (RayServeException, ray.exceptions.RayError, TimeoutError) as error:
+        raise ServerError(
+            f"the cluster at {address} has no application '{APPLICATION}' that answers: {error}"
+        ) from None
+    finally:
+        ray.shutdown()
+    return {**found, "machines": machines}
+
+
+def _resources(node: Any) -> dict[str, float]:
+    resources = node.get("Resources", {})
+    return {"cpus": resources.get("CPU", 0.0), "gpus": resources.get("GPU", 0.0)}
+
+
+def _require_ray() -> None:
+    if find_spec("ray") is None or find_spec("aiohttp") is None:
+        raise ServerError('Ray is not installed: `pip install "pybackend[ray]"`')
+
+
+def _say(sentence: str) -> None:
+    sys.stdout.write(f"{sentence}\n")
+    sys.stdout.flush()
+
+
+def _about_entrance(cluster: Cluster) -> str:
+    ports = f"HTTP {cluster.http_port}, gRPC {cluster.grpc_port}, metrics {cluster.metrics_port}"
+    if cluster.address == _LOOPBACK:
+        return f"The entrance listens on {_LOOPBACK}: {ports}"
+    return (
+        f"The entrance listens on {cluster.address}: {ports}. WARNING: everybody who reaches these ports may call everything; "
+        "--http-address=127.0.0.1 limits them to their machine"
+    )
+
+
+def _prepare(address: str) -> None:
+    """Set the variables that Ray reads when it is imported, for a cluster at this address."""
+    mode = os.environ.setdefault(_AUTHENTICATION, "token")
+    if mode.lower() != "token":
+        raise ServerError(
+            f"{_AUTHENTICATION}={mode}: without tokens, everybody who reaches Ray's ports can run programs on all machines of the "
+            f"cluster. Leave the variable out, or set it to token"
+        )
+    if address.startswith("127."):
+        # Nodes have the address of the loopback interface, and Ray listens there only.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray").setLevel(logging.WARNING)
+
+
+@contextmanager
+def _cluster(cluster: Cluster) -> Iterator[tuple[bool, str]]:
+    """A connection with the cluster of the environment, or a local one for as long as this lasts."""
+    joined = os.environ.get(_JOIN, "")
+    _prepare(joined or _LOOPBACK)
+    import ray
+
+    own = ""
+    if joined:
+        _connect(joined)
+        machines = sum(node["Alive"] for node in ray.nodes())
+        about = f"Ray: joined the cluster at {joined}, with {machines} {'machine' if machines == 1 else 'machines'}"
+    else:
+        about = _start_local(cluster)
+        own = str(ray.get_runtime_context().gcs_address)
+        _ADDRESS.write_text(own, encoding="ascii")
+    try:
+        yield not joined, about
+    finally:
+        ray.shutdown()
+        with suppress(OSError):
+            if own and _ADDRESS.read_text(encoding="ascii") == own:  # not that of a later one
+                _ADDRESS.unlink()
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise ServerError(
+            f"cannot join the cluster at {address}: {str(error).splitlines()[0]}. The token of the cluster must be in ~/.ray/auth_token, or "
+            "in the file that RAY_AUTH_TOKEN_PATH names"
+        ) from None
+
+
+def _start_local(cluster: Cluster) -> str:
+    import ray
+
+    _HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fits = len(str(_HOME)) <= _LONGEST_HOME
+    ray.init(
+        address="local",
+        num_cpus=max(1, round(cluster.max_replicas * cluster.num_cpus + 0.5)),
+        num_gpus=round(cluster.max_replicas * cluster.num_gpus + 0.5) if cluster.num_gpus else None,
+        include_dashboard=False,
+        logging_level=logging.WARNING,
+        **({"_temp_dir": str(_HOME)} if fits else {}),
+    )
+    text = f"Ray: started a local cluster on {_LOOPBACK}, without dashboard; it ends with this command"
+    return (
+        text
+        if fits
+        else f"{text}. WARNING: {_HOME} is too long for Ray's sockets, which lie below /tmp, where models may write"
+    )
+
+
+@contextmanager
+def _application(cluster: Cluster) -> Iterator[None]:
+    from ray import serve
+    from ray.serve.schema import LoggingConfig
+
+    from pybackend.ray.application import application
+
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(proxy_location="Disabled", logging_config=quiet)
+    try:
+        try:
+            serve.run(application(cluster), name=APPLICATION, logging_config=quiet)
+        except RuntimeError as error:
+            status = serve.status().applications.get(APPLICATION)
+            reason = (
+                error
+                if status is None
+                else "; ".join(deployment.message for deployment in status.deployments.values() if deployment.message)
+                or status.message
+            )
+            raise ServerError(f"the application cannot start: {reason}") from None
+        yield
+    finally:
+        with suppress(Exception):  # the cluster may have gone
+            serve.delete(APPLICATION)

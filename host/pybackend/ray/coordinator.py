@@ -1,0 +1,322 @@
+"""The coordinator of an application: who the replicas are, and the changes that each of them must make.
+
+It keeps nothing on a disk. A replica knows the changes that it has made: a coordinator that was started again learns them from the
+replicas that join it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import aiohttp
+
+from pybackend.ray.cluster import KEY_HEADER, Change, Cluster, Outcome, Report, Roster
+from pybackend.ray.merging import labelled, merged_statistics
+
+_NEWS_S = 1.0
+"""How long a report, or an entrance's question, waits for news."""
+
+_SILENT_S = 15.0
+"""A replica that has said nothing for this long is forgotten."""
+
+_APPLIED_S = 5.0
+"""How long a replica that leaves waits for the entrances to know it."""
+
+_CALL_S = 30.0
+
+Answer = tuple[int, bytes]
+"""Status and body of an answer over HTTP."""
+
+_LOAD = re.compile(r"/v2/repository/models/(?P<model>.+)/(?:load|unload)")
+_TRAFFIC = re.compile(r"/v2/repository/models/(?P<model>.+)/traffic")
+
+
+@dataclass
+class _Member:
+    """A replica that has joined."""
+
+    report: Report
+    seat: int
+    seen_s: float
+    leaving: bool = False
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    lags: dict[str, str] = field(
+        default_factory=dict
+    )  # why it has not made a change that others have, by the change's key
+
+    def note(self, change: Change, outcome: Outcome) -> None:
+        """Remember whether it has made a change that holds for all."""
+        if outcome.status == 200:
+            self.lags.pop(change.key, None)
+        else:
+            self.lags[change.key] = f"{change.path}: {error_text(outcome.body)}"
+
+
+class Coordinator:
+    """The actor."""
+
+    async def __init__(self, cluster: Cluster) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        self._cluster = cluster
+        self._members: dict[str, _Member] = {}
+        self._changes: dict[str, Change] = {}
+        self._newest: Change | None = None
+        self._generation = 0
+        self._settled = 0  # all replicas that were there have made, or tried, the changes up to this one
+        # It starts above the numbers of a coordinator before this one.
+        self._roster_number = time.time_ns()
+        self._applied: dict[str, int] = {}
+        self._news = asyncio.Condition()
+        self._changing = asyncio.Lock()
+        self._session = aiohttp.ClientSession(
+            headers={KEY_HEADER: cluster.key}, timeout=aiohttp.ClientTimeout(total=_CALL_S)
+        )
+        self.address = ("", 0, 0)  # where its ports listen
+
+    # Replicas
+
+    async def join(self, report: Report, changes: Iterable[Change]) -> list[Change]:
+        """Take a replica in. Returns the changes that it must make; ``changes``: those that it has made."""
+        for change in changes:
+            known = self._changes.get(change.key)
+            if known is None or known.generation < change.generation:
+                self._changes[change.key] = change
+        self._generation = max([self._generation, report.generation, *(each.generation for each in changes)])
+        self._settled = max([self._settled, *(each.generation for each in changes)])
+        taken = {member.seat for member in self._members.values()}
+        seat = min(number for number in range(1, self._cluster.seats + 1) if number not in taken)
+        self._members[report.name] = _Member(report, seat, time.monotonic())
+        await self._tell()
+        return self._kept()
+
+    async def report(self, report: Report) -> list[Change] | None:
+        """Note how a replica is. Returns the changes that it must make, or None if it must join first."""
+        member = self._members.get(report.name)
+        if member is None:
+            return None
+        before, member.report, member.seen_s = member.report, report, time.monotonic()
+        kept_changes = {change.generation: change for change in self._changes.values()}
+        for outcome in report.outcomes:
+            if outcome.generation in kept_changes:
+                member.note(kept_changes[outcome.generation], outcome)
+            else:
+                member.outcomes[outcome.generation] = outcome
+        if before != report:
+            await self._tell()
+        await self._wait(lambda: self._generation > report.generation)
+        member.seen_s = time.monotonic()
+        newest = [] if self._newest is None or self._newest.generation <= report.generation else [self._newest]
+        kept = [change for change in self._kept() if change.generation > report.generation]
+        return [*kept, *(change for change in newest if change not in kept)]
+
+    async def leave(self, name: str) -> None:
+        """Give a replica no more requests. Returns when the entrances know it."""
+        member = self._members.get(name)
+        if member is None:
+            return
+        member.leaving = True
+        number = await self._tell()
+        await self._wait(lambda: all(applied >= number for applied in self._applied.values()), _APPLIED_S)
+        # It works on requests that it has; its seat stays taken until it is silent.
+
+    def _kept(self) -> list[Change]:
+        return sorted(self._changes.values(), key=lambda change: change.generation)
+
+    # Entrances
+
+    async def follow(self, entrance: str, number: int) -> Roster:
+        """The state for an entrance that has applied the one with this number; waits a second for a newer one."""
+        self._applied[entrance] = number
+        async with self._news:
+            self._news.notify_all()
+        await self._wait(lambda: self._roster_number > number)
+        self._forget_silent()
+        return Roster(
+            number=self._roster_number,
+            places={member.seat: member.report for member in self._members.values()},
+            leaving=frozenset(member.seat for member in self._members.values() if member.leaving),
+            sequences=frozenset(name for member in self._members.values() for name in member.report.sequences),
+            coordinator=self.address,
+        )
+
+    async def close_entrance(self, entrance: str) -> None:
+        """Wait for this entrance no more."""
+        self._applied.pop(entrance, None)
+
+    async def _tell(self) -> int:
+        async with self._news:
+            self._roster_number += 1
+            self._news.notify_all()
+        return self._roster_number
+
+    async def _wait(self, true: Callable[[], bool], seconds: float = _NEWS_S) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._news:
+                await self._news.wait_for(true)
+
+    def _forget_silent(self) -> None:
+        oldest_s = time.monotonic() - _SILENT_S
+        for name, member in list(self._members.items()):
+            if member.seen_s < oldest_s:
+                del self._members[name]
+                self._roster_number += 1
+
+    # Clients' calls
+
+    @property
+    def _current(self) -> list[_Member]:
+        self._forget_silent()
+        return [member for member in self._members.values() if not member.leaving]
+
+    @property
+    def is_ready(self) -> bool:
+        """True if enough replicas are ready, and have made all changes."""
+        return sum(self._serves(member) for member in self._current) >= self._cluster.min_replicas
+
+    def _serves(self, member: _Member) -> bool:
+        report = member.report
+        return report.ready and report.generation >= self._settled and not member.lags
+
+    async def change(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Let each replica post this at itself, and answer when all have."""
+        async with self._changing:
+            asked = {member.report.name for member in self._current}
+            if not asked:
+                return _error(503, "no replica is there to do this: try again when one has started")
+            for member in self._members.values():
+                member.outcomes.clear()
+            self._generation += 1
+            number = self._generation
+            change = self._newest = self._merged(Change(number, _key(path), path, body))
+            await self._tell()
+            outcomes: dict[str, Outcome] = {}
+            while waiting := asked - set(outcomes):
+                await self._wait(lambda number=number, waiting=waiting: self._answered(number, waiting))  # type: ignore[misc]
+                current = {member.report.name: member for member in self._current}
+                outcomes |= {
+                    name: current[name].outcomes.pop(number)
+                    for name in waiting
+                    if name in current and number in current[name].outcomes
+                }
+                asked &= set(current)
+            self._newest = None
+            good = [outcome for outcome in outcomes.values() if outcome.status == 200]
+            if not good:
+                first = next(iter(outcomes.values()), None)
+                return _error(503, "every replica went away") if first is None else (first.status, first.body)
+            self._changes[change.key] = change
+            self._settled = number
+            for name, outcome in outcomes.items():
+                if name in self._members:
+                    self._members[name].note(change, outcome)
+            failed = {name: outcome for name, outcome in outcomes.items() if outcome.status != 200}
+            return self._partial(path, outcomes, failed) if failed else (200, good[0].body)
+
+    def _answered(self, number: int, waiting: set[str]) -> bool:
+        return any(name not in self._members or number in self._members[name].outcomes for name in waiting)
+
+    def _merged(self, change: Change) -> Change:
+        """Settings that are not named stay as they are, so that a replica that starts later needs all of them."""
+        before = self._changes.get(change.key)
+        if before is None or _LOAD.fullmatch(change.path):
+            return change
+        return Change(change.generation, change.key, change.path, {**before.body, **change.body})
+
+    def _partial(self, path: str, outcomes: Mapping[str, Outcome], failed: Mapping[str, Outcome]) -> Answer:
+        done = len(outcomes) - len(failed)
+        reasons = "; ".join(
+            f"replica {name} on {self._members[name].report.address if name in self._members else 'a lost machine'}: "
+            f"{error_text(outcome.body)}"
+            for name, outcome in failed.items()
+        )
+        return _error(500, f"{path}: {done} of {len(outcomes)} replicas did this, and others lag. {reasons}")
+
+    async def ask_one(self, path: str) -> Answer:
+        """The answer of any replica."""
+        for member in self._current:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                return await self._get(member.report, path)
+        return _error(503, "no replica answers")
+
+    async def statistics(self, path: str) -> Answer:
+        """The sums over all replicas."""
+        answers = await self._from_all(path)
+        documents = [json.loads(body) for status, body in answers.values() if status == 200]
+        if documents:
+            return 200, json.dumps(merged_statistics(documents)).encode()
+        return next(iter(answers.values()), _error(503, "no replica answers"))
+
+    async def metrics(self) -> bytes:
+        """The metrics of all replicas, each with the label ``replica``."""
+        answers = await self._from_all("/metrics", metrics=True)
+        return labelled({name: body.decode() for name, (status, body) in answers.items() if status == 200}).encode()
+
+    async def _from_all(self, path: str, *, metrics: bool = False) -> dict[str, Answer]:
+        members = self._current
+        found = await asyncio.gather(
+            *(self._get(member.report, path, metrics=metrics) for member in members), return_exceptions=True
+        )
+        return {
+            member.report.name: answer
+            for member, answer in zip(members, found, strict=True)
+            if not isinstance(answer, BaseException)
+        }
+
+    async def _get(self, report: Report, path: str, *, metrics: bool = False) -> Answer:
+        port = report.metrics_port if metrics else report.http_port
+        async with self._session.get(f"http://{report.address}:{port}{path}") as response:
+            return response.status, await response.read()
+
+    async def status(self) -> dict[str, Any]:
+        """All that ``pybackend status --on=ray`` shows."""
+        members = self._current
+        indexes = await asyncio.gather(*(self._index(member.report) for member in members))
+        return {
+            "ready": self.is_ready,
+            "generation": self._generation,
+            "min_replicas": self._cluster.min_replicas,
+            "max_replicas": self._cluster.max_replicas,
+            "entrances": len(self._applied),
+            "replicas": [
+                {
+                    **{name: value for name, value in asdict(member.report).items() if name != "outcomes"},
+                    "lags": "; ".join(member.lags.values()),
+                    "serves": self._serves(member),
+                    "models": index,
+                }
+                for member, index in zip(members, indexes, strict=True)
+            ],
+        }
+
+    async def _index(self, report: Report) -> list[dict[str, str]]:
+        url = f"http://{report.address}:{report.http_port}/v2/repository/index"
+        with suppress(aiohttp.ClientError, TimeoutError, ValueError):
+            async with self._session.post(url, json={}) as response:
+                rows: list[dict[str, str]] = await response.json()
+                return rows
+        return []
+
+
+def _key(path: str) -> str:
+    for kind, pattern in (("load", _LOAD), ("traffic", _TRAFFIC)):
+        found = pattern.fullmatch(path)
+        if found:
+            return f"{kind} {found['model']}"
+    return path
+
+
+def error_text(body: bytes) -> str:
+    """The sentence of an answer that is no success."""
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(body)["error"])
+    return body.decode(errors="replace")[:1000]
+
+
+def _error(status: int, sentence: str) -> Answer:
+    return status, json.dumps({"error": sentence}).encode()

