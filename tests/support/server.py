@@ -28,10 +28,6 @@ DEADLINE_S = 60
 """For what takes a second or two: a machine may be busy with other things."""
 
 
-FRONT_ENDS = os.environ.get("PYBACKEND_TEST_FRONT_ENDS", "")
-"""If set, servers of tests have so many front ends in processes of their own; see tests/README.md."""
-
-
 @dataclass(frozen=True)
 class Reply:
     """An HTTP reply; header names are in lower case."""
@@ -73,8 +69,7 @@ class ServerProcess:
             "--grpc-port=0",
             "--metrics-port=0",
         ]
-        form = [f"--front-ends={FRONT_ENDS}"] if FRONT_ENDS and command == "serve" else []
-        self.process = _start([command, *arguments, *ports, *form, *flags], python, popen)
+        self.process = _start([command, *arguments, *ports, *flags], python, popen)
         assert self.process.stdout is not None
         self._pipe = self.process.stdout.fileno()
         os.set_blocking(self._pipe, False)
