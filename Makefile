@@ -54,9 +54,11 @@ demo: $(MARK)-examples $(NODE_MODULES) ## start a server on the examples and cal
 
 test: lint $(NODE_MODULES) ## the linters, then the tests that every change must pass
 	$(TESTS) $(PYTEST_ARGS)
+	PYBACKEND_FRONT_ENDS=2 $(TESTS) tests/e2e/grpc/test_methods.py tests/e2e/access/test_restrictions.py $(PYTEST_ARGS)
 
 test-all: lint $(NODE_MODULES) ## the linters, then every test: before a release, and before a large change lands
 	$(TESTS) --all $(PYTEST_ARGS)
+	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/e2e $(PYTEST_ARGS)
 
 test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, with all frameworks, which it installs
 	@# Packing takes minutes: its test is not stuck.

@@ -58,12 +58,14 @@ def _has_cuda_device() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``torch`` or ``gpu`` are skipped, with a reason, where there is none."""
+    """Tests marked ``torch``, ``gpu`` or ``one_process`` are skipped, with a reason, where there is none."""
     missing = {}
     if importlib.util.find_spec("torch") is None:
         missing["torch"] = pytest.mark.skip(reason="torch is not installed")
     if not _has_cuda_device():
         missing["gpu"] = pytest.mark.skip(reason="there is no CUDA device")
+    if os.environ.get("PYBACKEND_FRONT_ENDS", "0") != "0":
+        missing["one_process"] = pytest.mark.skip(reason="front ends in processes of their own do it otherwise")
     for item in items:
         for name, skip in missing.items():
             if item.get_closest_marker(name):

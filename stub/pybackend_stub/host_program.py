@@ -14,13 +14,15 @@ from pybackend_stub.process import be_called, bear_mark, die_with_host
 from pybackend_stub.sandbox.confine import ConfinementError, confine
 from pybackend_wire.confinement import Confinement
 
+_PREFIX = "pybackend "
+
 
 def main(arguments: "List[str]") -> int:
     """Import a module, confine this process, and run the module's ``main`` with the other arguments."""
     name, host_pid, mark, written, pipe, kept, module = arguments[:7]
     die_with_host(int(host_pid))
     bear_mark(int(mark))
-    be_called(name)
+    be_called(name, name[len(_PREFIX) :] if name.startswith(_PREFIX) else name)
     program = importlib.import_module(module)
     confinement = Confinement.from_json(os.pread(int(written), 1 << 26, 0))
     try:

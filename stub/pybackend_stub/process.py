@@ -64,12 +64,17 @@ def tidy_memory() -> None:
         trim(0)
 
 
-def be_called(name: str) -> None:
-    """Show a name in ``ps`` and ``top``; a long name is cut at the front, because instances differ at the end."""
+def be_called(name: str, short_name: str = "") -> None:
+    """Show a name in ``ps`` and ``top``, and perhaps a shorter one where there is little room.
+
+    That is cut at the front if it is too long, because instances differ at the end.
+    """
     if not sys.platform.startswith("linux"):
         return
     encoded = name.encode("utf-8", "replace")
-    short = encoded[-_MOST_NAME_BYTES:].lstrip(bytes(range(0x80, 0xC0)))  # without the rest of a split character
+    short = (short_name.encode() or encoded)[-_MOST_NAME_BYTES:].lstrip(
+        bytes(range(0x80, 0xC0))
+    )  # without the rest of a split character
     _PRCTL(_PR_SET_NAME, ctypes.c_char_p(short), 0, 0, 0)
     try:
         descriptor = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)

@@ -277,7 +277,8 @@ def _start(arguments: list[str], python: Sequence[str], popen: dict[str, Any]) -
 
 def _helps(pid: int) -> bool:
     """Whether a process runs no model, now or once it has begun."""
-    return name_of(pid) in _HELPERS or _begins_to_help(pid)
+    name = name_of(pid)
+    return name in _HELPERS or name.startswith("front end ") or _begins_to_help(pid)
 
 
 def _begins_to_help(pid: int) -> bool:
@@ -286,7 +287,8 @@ def _begins_to_help(pid: int) -> bool:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return ZYGOTE_ARGUMENT.encode() in arguments or any(each.endswith(b"warden_program.py") for each in arguments)
+    helps = {ZYGOTE_ARGUMENT.encode(), b"pybackend_stub.host_program"}
+    return not helps.isdisjoint(arguments) or any(each.endswith(b"warden_program.py") for each in arguments)
 
 
 def name_of(pid: int) -> str:

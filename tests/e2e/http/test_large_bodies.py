@@ -310,6 +310,7 @@ def test_input_memory_that_is_used_up(tight, chunked):
     assert blob_of(answered(tight, other)) == blob
 
 
+@pytest.mark.one_process  # a front end takes memory for a tensor at once
 def test_announced_bytes_take_no_memory(tight):
     """Only those that have arrived do: however many clients say that they will send much, others are served."""
     blob = noise(32 * MIB)
@@ -329,6 +330,7 @@ def test_announced_bytes_take_no_memory(tight):
         assert blob_of(idle[0].reply()) == blob
 
 
+@pytest.mark.one_process  # a front end takes memory for a tensor at once
 def test_slow_senders_make_room(tight):
     """A client that has sent much and goes on slowly keeps it only as long as nobody needs it."""
     blob = noise(32 * MIB)

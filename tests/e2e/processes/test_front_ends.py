@@ -206,6 +206,23 @@ def test_tls_and_new_certificates(repository, tmp_path):
         wait_until(lambda: first not in {serial(server.port) for _ in range(8)}, "the certificate is the old one")
 
 
+def test_new_keys_count_everywhere_at_once(repository, tmp_path):
+    keys = tmp_path / "keys"
+    first, second = "first-key-0123456789", "second-key-0123456789"
+    keys.write_text(first)
+    flags = ("--front-ends=2", f"--api-key-file={keys}", "--allow-grpc=false")
+    with serving(repository, flags=flags, ready=False) as server:
+        server.wait_for("1 of 1 model is ready")
+        for key, others in ((first, second), (second, first)):
+            keys.write_text(key)
+            server.process.send_signal(signal.SIGHUP)
+            server.wait_for("Read the API keys" if key == first else "(?s)Read the API keys.*Read the API keys")
+            for _ in range(8):
+                assert server.infer("identity", BODY, {"x-api-key": others}).status == 401
+                assert server.infer("identity", BODY, {"x-api-key": key}).status in {200, 503}
+            assert server.infer("identity", BODY, {"x-api-key": key}).status == 200
+
+
 def test_a_unix_socket_is_shared(repository, tmp_path):
     path = tmp_path / "http.sock"
     with serving(

@@ -63,6 +63,12 @@ class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
     about: Annotated[dict[str, str], Meta(max_length=10)]
 
 
+class KeysTaken(Struct, array_like=True, frozen=True, gc=False, tag=69):
+    """The keys of this generation decide about all requests that follow."""
+
+    generation: Natural
+
+
 # To a front end: tags 96 to 127
 
 
@@ -101,8 +107,9 @@ class Begin(Struct, array_like=True, frozen=True, gc=False, tag=97):
 
 
 class Keys(Struct, array_like=True, frozen=True, gc=False, tag=104):
-    """The digests of the API keys from now on."""
+    """The digests of the API keys from now on; :class:`KeysTaken` answers."""
 
+    generation: Natural
     digests: list[bytes]
 
 
@@ -138,5 +145,5 @@ class Stop(Struct, array_like=True, frozen=True, gc=False, tag=103):
     """Accept no more connections, and end after the last answer."""
 
 
-FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed
+FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed | KeysTaken
 FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop | Keys

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import ServerError
+from pybackend.errors import ErrorCode, InferenceError, ServerError
 from pybackend.frontend.access.api_keys import KnownKeys
 from pybackend.frontend.access.restrictions import digest_of
 from pybackend.frontend.listening import BACKLOG, release
@@ -49,6 +49,8 @@ _STOPPED_LOOKS, _ASLEEP_LOOKS = 10, 30
 """Looks, about a second apart, at a process that is stopped, or that sleeps, and does not answer. One that waits for a core does neither."""
 
 _SETTLING_S = 1.0
+
+_NEW_KEYS = InferenceError("the API keys have just changed: send the request again", ErrorCode.UNAVAILABLE)
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -125,9 +127,8 @@ class FrontEnds:
             each.check()
 
     def _hand_keys(self) -> None:
-        assert self._keys is not None
         for each in self._all:
-            each.post(control.Keys(list(self._keys.digests)))
+            each.hand_keys()
 
     async def settle(self) -> None:
         """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
@@ -198,6 +199,7 @@ class FrontEnd:
         self.connection_count = 0
         self._keys = keys
         self._request_log = request_log
+        self._generation = 0
         self._index = index
         self._name = _name(index)
         self._settings = settings
@@ -278,6 +280,7 @@ class FrontEnd:
                 control.Ready: self._on_ready,
                 control.Line: self._write,
                 control.Accessed: self._log_access,
+                control.KeysTaken: self._keys_taken,
             }
         )
         service.channel.post(self._begin_message(own))
@@ -360,6 +363,17 @@ class FrontEnd:
         record = log.makeRecord(log.name, line.level, line.file, line.number, line.text, (), None)
         record.process = self._process.pid
         log.handle(record)
+
+    def hand_keys(self) -> None:
+        """Hand it new API keys. Until it has them, requests that it has let pass are refused: the old keys may have decided."""
+        if self._service is not None and self._keys is not None:
+            self._generation += 1
+            self._service.refuses = _NEW_KEYS
+            self.post(control.Keys(self._generation, list(self._keys.digests)))
+
+    def _keys_taken(self, told: control.KeysTaken) -> None:
+        if self._service is not None and told.generation == self._generation:
+            self._service.refuses = None
 
     def check(self) -> None:
         """Tell it what has changed of models."""

@@ -157,6 +157,7 @@ class FrontEnd:
             self._keys.take(_secrets(told.digests))
         for port in self._ports:
             port.forget_heads()
+        self._channel.post(control.KeysTaken(told.generation))
 
     def _on_tracing(self, told: messages.Tracing) -> None:
         self._told_of_tracing(told)

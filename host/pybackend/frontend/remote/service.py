@@ -163,9 +163,11 @@ class FrontEndService:
     Attributes:
         channel: to the front end.
         handlers: of its messages, by type; others may be added.
+        refuses: the error for all requests that come now; None for none.
     """
 
     def __init__(self, engine: InferenceEngine, sock: socket.socket, on_end: OnEnd) -> None:
+        self.refuses: InferenceError | None = None
         self._engine = engine
         self._senders = {protocol: Sender(protocol) for protocol in ("http", "grpc")}
         self._handles = count(1)
@@ -293,6 +295,8 @@ class FrontEndService:
             _set_options(request, asked.options)
         on_response = partial(self._on_response, ticket)
         try:
+            if self.refuses is not None:
+                raise self.refuses.again()
             if known.others or asked.regions is not None:
                 self._find_inputs(request, asked, known)
                 on_response = partial(self._post, ticket)
