@@ -223,7 +223,7 @@ class OutputLoans:
         return True
 
     def dropped(self, told: messages.Dropped) -> None:
-        """Slow clients have left. Raises RemoteProtocolError if nobody has asked for it."""
+        """Slow clients have left. Raises RemoteProtocolError if no such question is open."""
         then = self._dropping.pop(told.number, None)
         if then is None:
             raise RemoteProtocolError("an answer without a question")
