@@ -296,7 +296,7 @@ class Settings:
     tensor_memory_limit_bytes: int = field(default_factory=half_of_memory_bytes)
     http: HttpSettings = HttpSettings()  # the HTTP and metrics endpoints
     grpc: GrpcSettings = GrpcSettings()  # the gRPC endpoint
-    # processes of their own that accept connections of HTTP and gRPC; 0: the server's process does
+    # separate processes that accept connections of HTTP and gRPC; 0: the server's process does
     front_ends: int = 0
     metrics: MetricsSettings = MetricsSettings()  # the contents of the metrics page
     api_keys: ApiKeySettings | None = None  # the keys that calls need; None if they need none

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _NOT_CHANGED = -1
 
 _THREADS = 64
-"""Of its user, if that is its own; it starts none itself."""
+"""The most threads of its user, if no other process has that; it starts none itself."""
 
 _OOM_SCORE_ADJ = 500
 
@@ -26,7 +26,7 @@ _OOM_SCORE_ADJ = 500
 class FrontEndSandbox:
     """The sandbox of one front end, and of its successors.
 
-    It reaches no file and no address, starts nothing, and runs as a user of its own where the server can give it one.
+    It reaches no file and no address, starts nothing, and runs as a separate user where the server can give it one.
 
     Attributes:
         missing: layers that are not in force, with reasons, as the latest process has reported.

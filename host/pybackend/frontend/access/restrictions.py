@@ -94,7 +94,7 @@ def bearer_key(authorization: bytes) -> bytes:
 
 
 def digest_of(value: bytes) -> bytes:
-    """What takes the place of a secret."""
+    """The digest that takes the place of a secret."""
     return sha256(value).hexdigest().encode()
 
 

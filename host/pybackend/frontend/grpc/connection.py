@@ -266,7 +266,7 @@ class Methods(Protocol):
 
 
 def connections(frontend: GrpcFrontend, methods: Methods | None = None) -> Callable[[], GrpcConnection]:
-    """What makes the connections of a port; without other methods, the calls are answered here."""
+    """A maker of the port's connections; without other methods, the calls are answered here."""
     loop = asyncio.get_running_loop()
     return partial(GrpcConnection, frontend, MethodTable(frontend) if methods is None else methods, loop)
 

@@ -27,7 +27,7 @@ class InferTable:
         self._fast = None if frontend.memory is None else FastPath(frontend, frontend.memory)
 
     def handle(self, call: Call) -> bool:
-        """Give a call its handler; False if it is none of inference."""
+        """Give a call of inference its handler; False for any other call."""
         path = call.head.path
         if path == INFER:
             self._compress(call)

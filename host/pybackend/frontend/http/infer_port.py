@@ -54,7 +54,7 @@ class InferPort(HttpPort):
         return exchange
 
     def begin_other(self, connection: HttpConnection, head: RequestHead) -> Exchange:
-        """Makes the exchange for a request that is none of inference."""
+        """Makes the exchange for any other request."""
         raise NotImplementedError
 
     def malformed(self, message: str, address: str) -> None:

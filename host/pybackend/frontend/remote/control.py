@@ -83,7 +83,7 @@ class Certificates(Struct, array_like=True, frozen=True, gc=False, tag=96):
 
 
 class Begin(Struct, array_like=True, frozen=True, gc=False, tag=97):
-    """What you serve.
+    """The ports to serve.
 
     Attributes:
         sockets: the descriptors of your listening sockets.

@@ -1,8 +1,8 @@
 """A front end's port for gRPC: which calls it answers, and the way of all others to the engine's process and back.
 
 Each client's calls go through one tunnel, on which the front end is a client of HTTP/2 that knows its server: heads, messages and
-windows pass as they are, a stream of the client being a stream of the tunnel. What a client may send is what the engine's process gives
-back; what it must read holds back the engine's stream, and no other.
+windows pass as they are, a stream of the client being a stream of the tunnel. A client may send as much as the
+engine's process gives back, and unread answers hold back one stream of the engine's process, and no other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.settings import GrpcSettings
 
 _WINDOW_BYTES: Final = 1024 * 1024
-"""What the engine's process may send on a stream before its client has taken it."""
+"""Data that the engine's process may send on a stream before its client has taken it."""
 
 _CREDIT_BYTES: Final = 64 * 1024 * 1024
 """Data of all streams of a tunnel after which its window is opened again."""
@@ -339,7 +339,7 @@ class ForwardedCall(StreamReceiver):
         self._stream.give_back(count)
 
     def on_engine_reset(self, code: int) -> None:
-        """The call was ended; what is left of a whole answer must still reach the client."""
+        """The call was ended; the rest of a whole answer must still reach the client."""
         if self._stream.waiting_bytes:
             self._reset_code = code
         else:

@@ -103,7 +103,7 @@ class HttpTunnel:
 
     def on_tunnel_data(self, data: bytes) -> None:
         if self.exchange is None:
-            self._port.forget(self._connection)  # nobody has asked for that
+            self._port.forget(self._connection)  # it was sent without a request
         else:
             self.exchange.on_answer(data)
 

@@ -472,7 +472,7 @@ class _Attention:
         self._stopped = self._asleep = 0
 
     def verdict(self, pid: int) -> str:
-        """What is wrong with the process, as a clause; ``""`` as long as it may only be slow."""
+        """The fault of the process, as a clause; ``""`` as long as it may only be slow."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:

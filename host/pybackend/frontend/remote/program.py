@@ -213,7 +213,7 @@ class _ToEngine(logging.Handler):
 
 
 class _RemoteAccessLog(AccessLog):
-    """Sends what is to be logged of requests to the engine's process, which writes it."""
+    """Sends the facts about answered requests to the engine's process, which writes them."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Tunnels: through them the engine's process answers what a front end does not answer itself.
 
 A tunnel is a pair of sockets for one client of one front end. The engine's process serves its end as it serves a client's connection,
-with the same code and the client's address, so that access rules, logs, counts and limits of time and memory are the same whoever
-has accepted the connection. The kernel holds back whoever is too fast, and tells either side when the other one has gone.
+with the same code and the client's address, so that access rules, logs, counts and limits of time and memory are the same for
+all connections. The kernel holds back the side that is too fast, and tells either side when the other one has gone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Client:
         }
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What a transport tells."""
+        """A fact about the client's connection, as a transport tells it."""
         return self._facts.get(name, default)
 
     def fileno(self) -> int:
@@ -113,7 +113,7 @@ class _TunnelTransport:
 
 
 class TunnelUser(Protocol):
-    """What a tunnel tells the connection to which it belongs."""
+    """The connection to which a tunnel belongs, as the tunnel sees it."""
 
     def on_tunnel_data(self, data: bytes) -> None:
         """The engine's process answers."""
@@ -132,7 +132,7 @@ class TunnelUser(Protocol):
 
 
 class Tunnel(asyncio.Protocol):
-    """One tunnel. What is written before it is open waits."""
+    """One tunnel. Bytes that are written before it is open wait."""
 
     def __init__(self, user: TunnelUser) -> None:
         self._user: TunnelUser | None = user
