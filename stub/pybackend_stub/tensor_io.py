@@ -112,9 +112,13 @@ class TensorReader:
         for name, datatype, shape, segment, offset, nbytes in places:
             if segment == TAIL:
                 if views and datatype in DTYPES:
-                    array = _array(shape, DTYPES[datatype], tail, offset)
-                    tensors.append(from_wire(name, datatype, shape, array, False, array))
-                    continue
+                    try:
+                        array = _array(shape, DTYPES[datatype], tail, offset)
+                    except ValueError:  # a shape that NumPy does not have: a model that reads the tensor is told
+                        pass
+                    else:
+                        tensors.append(from_wire(name, datatype, shape, array, False, array))
+                        continue
                 buffer: Any = memoryview(tail)[offset : offset + nbytes]
                 if copy_tail:
                     buffer = bytearray(buffer)
