@@ -135,10 +135,7 @@ class Tensor:
         dtype = DTYPES.get(self._datatype)
         if dtype is None:
             return self._decoded_without_dtype()
-        data = self._data
-        if not len(data):
-            return np.empty(self._shape, dtype)  # whose shape may say how large it is not
-        array = np.ndarray(self._shape, dtype, data)
+        array = np.ndarray(self._shape, dtype, self._data)
         return array.copy() if self._copy else array
 
     def _decoded_without_dtype(self) -> "np.ndarray":

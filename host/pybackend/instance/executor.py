@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, RunningExecution, mention
@@ -115,8 +116,13 @@ class InstanceExecutor:
         if gate is not OPEN:
             gate.begin()
         channel, lent = session.channel, session.inputs
+        encoded: list[tuple[Any, ...]] = []
+        paused = False
         try:
-            encoded = [encoded_request(channel, lent, pending.request) for pending in batch]
+            for pending in batch:
+                pending.holder, pending.execution, pending.index = self, number, len(encoded)
+                encoded.append(encoded_request(channel, lent, pending.request))
+                paused = paused or pending.paused
         except OSError as error:
             for pending in batch:
                 taken_back(lent, pending.request)
@@ -126,10 +132,10 @@ class InstanceExecutor:
             return
         channel.post_execute(number, encoded)
         ahead = bool(self._in_flight) and self._concurrency == 1
-        for index, pending in enumerate(batch):
-            pending.holder, pending.execution, pending.index = self, number, index
-            if pending.paused:
-                executions.flow(pending, paused=True)
+        if paused:
+            for pending in batch:
+                if pending.paused:
+                    executions.flow(pending, paused=True)
         self._in_flight[number] = Execution(
             number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, ResponsePath, guarded
 from pybackend.inference.response import InferenceResponse
-from pybackend.instance.execution import NOT_OVER, Execution, Returned
+from pybackend.instance.execution import Execution, Returned
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState
 from pybackend.ipc.arena import ArenaLease
@@ -136,7 +136,7 @@ class InstanceRequests(RequestOutcomes):
             return
         if not pending.succeeded:
             self.statistics.add_failure(_reason(pending, response.error), pending.request.queued_ns)
-        elif execution.times is not NOT_OVER:  # otherwise it is counted when its execution ends
+        elif execution.times[2]:  # otherwise it is counted when its execution ends
             self.statistics.add_success(pending.request, execution.times, time.monotonic_ns())
         self._answer(pending, response)
 
