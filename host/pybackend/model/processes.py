@@ -94,6 +94,9 @@ async def join_group(
         ModelLoadError: the version contradicts the other members, or the group's processes cannot reach its files.
     """
     options = sandbox_options_of(source.config, source.directory)
+    if host.sandbox is not None:
+        level = host.sandbox.level_of(source.full_name, options, source.config.source)
+        host.sandbox.check_group(source.full_name, level, source.config.source)
     python = None if environment is None else environment.environment
     terms = await asyncio.to_thread(partial(terms_of_group, source, python, options, gpu=_needs_gpu(planned)))
     group = host.groups.join(member, source, terms)

@@ -240,7 +240,7 @@ class VersionLoader:
         """What requests look like, for models in the same process; None if all of them must come to the server.
 
         They must if it has a part in them: because it puts several into a batch, follows sequences, holds resources, keeps
-        answers, changes outputs, or passes on a stream.
+        answers, changes outputs, limits the time, or passes on a stream.
         """
         config, options, signature = version.config, version.options, version.signature
         has_part = (
@@ -248,6 +248,7 @@ class VersionLoader:
             or config.decoupled
             or options.concurrency > 1
             or options.validate_outputs
+            or options.execution_limit_s
             or signature.has_reshape
             or spec.passive
             or (self._host.cache is not None and config.response_cache_enabled)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.callers import ONE, caller, write_caller
 from tests.support.gates import wait_until
-from tests.support.inference import infer
+from tests.support.inference import infer, strings
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import serving
 
@@ -148,6 +148,16 @@ def test_a_process_that_dies_answers_every_request_and_comes_back_whole(server, 
     assert pid_of(server, "detect", 1) == pid_of(server, "read", 2) != pid
 
 
+def test_a_floor_keeps_models_apart(repository):
+    flags = ("--model-control-mode=explicit", "--sandbox-floor=standard")
+    with serving(repository, flags=flags) as server:
+        refused = load(server, "detect")
+    assert refused.status == 400
+    assert (
+        "PROCESS_GROUP would let it reach other models, and this server has --sandbox-floor=standard" in refused.error
+    )
+
+
 # --- Calls within the process ---
 
 CHAIN = """
@@ -164,6 +174,15 @@ class TritonPythonModel:
         if response.has_error():
             return [pb_utils.InferenceResponse([], response.error())]
         return [pb_utils.InferenceResponse(response.output_tensors())]
+"""
+SLEEPER = """
+import time
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("the sleeper sleeps")
+        time.sleep(60)
 """
 WHEREABOUTS = """
 import threading
@@ -205,7 +224,8 @@ def calling(tmp_path_factory):
     for name, extra in (("keeper", GROUP), ("copying", GROUP + COPY)):
         write_model(repository, name, KEEPER, f"{CONFIG} {extra}")
     write_model(repository, "whereabouts", WHEREABOUTS, f"{identity_config('TYPE_INT64')} {ONE} {GROUP}")
-    for name, extra in (("x", GROUP), ("y", GROUP), ("outside", "")):
+    write_model(repository, "sleeper", SLEEPER, f"{CONFIG} {GROUP}")
+    for name, extra in (("x", GROUP), ("y", GROUP), ("stuck", GROUP), ("outside", "")):
         write_model(repository, name, CHAIN, f"{CONFIG} {extra}")
     with serving(repository) as server:
         yield server
@@ -288,6 +308,23 @@ def test_calls_that_can_never_be_served(calling, path, cycle):
     assert answer.status == 503, answer.document
     assert f"models wait for each other and no instance is free: {cycle}." in answer.error
     assert infer(calling, model, {"IN": data}, id="x-y-outside")["OUT"].tolist() == [1]
+
+
+def test_a_process_that_dies_within_a_nested_call(calling, lab):
+    answers = []
+    data = np.zeros(1, np.int64)
+    thread = threading.Thread(
+        target=lambda: answers.append(infer(calling, "stuck", {"IN": np.zeros(1, np.int32)}, id="stuck-sleeper"))
+    )
+    pid = lab("return os.getpid()")
+    thread.start()
+    wait_until(lambda: "the sleeper sleeps" in calling.output, "the nested call")
+    os.kill(pid, signal.SIGKILL)
+    thread.join()
+    assert answers[0].status == 500
+    assert "Stub process 'stuck_0_0' is not healthy. The process was killed by signal 9" in answers[0].error
+    wait_until(lambda: infer(calling, "whereabouts", {"IN": data}).status == 200, "another process")
+    wait_until(lambda: infer(calling, "caller", {"CODE": strings("return 1")}).status == 200, "the caller")
 
 
 def test_a_busy_member_lets_others_wait_in_the_server(calling):
