@@ -1,7 +1,7 @@
-"""Callbacks deferred until a stub's messages are handled, instead of until the event loop's next iteration.
+"""Callbacks deferred until a stub's messages are handled, or else until the event loop's next iteration.
 
-A call between models passes the scheduler and a socket. Without this, each would wait for the loop to poll for other
-events first.
+A request passes the scheduler and a socket, and a call between models passes them twice. Without this, each would wait for the
+loop to poll for other events first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from weakref import WeakKeyDictionary
 
 
 class LoopTurn:
-    """Defers callbacks: while messages of a stub are handled, until right after them; otherwise to the loop's next iteration."""
+    """Defers callbacks: while messages of a stub are handled, until right after them; otherwise to the loop's next iteration.
+
+    Callbacks that these defer follow at once: what one iteration's requests lead to leaves in the next.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -22,10 +25,13 @@ class LoopTurn:
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Call this once the current message is handled, or in the loop's next iteration if no message is being handled."""
-        if self._handling:
-            self._callbacks.append(callback)
-        else:
-            self._loop.call_soon(callback)
+        if not self._callbacks and not self._handling:
+            self._loop.call_soon(self._run)
+        self._callbacks.append(callback)
+
+    def _run(self) -> None:
+        if self.begin():
+            self.end()
 
     def begin(self) -> bool:
         """Mark the start of message handling. True if the caller must call :meth:`end` afterwards."""
@@ -41,8 +47,8 @@ class LoopTurn:
                 self._callbacks.popleft()()
         finally:
             self._handling = False
-            while self._callbacks:  # after a failed callback, the others still run
-                self._loop.call_soon(self._callbacks.popleft())
+            if self._callbacks:  # after a failed callback, the others still run
+                self._loop.call_soon(self._run)
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTurn] = WeakKeyDictionary()

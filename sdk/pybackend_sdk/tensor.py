@@ -135,10 +135,7 @@ class Tensor:
         dtype = DTYPES.get(self._datatype)
         if dtype is None:
             return self._decoded_without_dtype()
-        data = self._data
-        if not len(data):
-            return np.empty(self._shape, dtype)  # whose shape may say how large it is not
-        array = np.ndarray(self._shape, dtype, data)
+        array = np.ndarray(self._shape, dtype, self._data)
         return array.copy() if self._copy else array
 
     def _decoded_without_dtype(self) -> "np.ndarray":
@@ -213,6 +210,9 @@ class Tensor:
         """
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
+        if self._copy:
+            copy = Tensor._from_wire(self._name, self._datatype, self._shape, bytearray(self._data))
+            return dlpack.export_memory(copy, copy._address(), copy._shape, copy._datatype)
         return dlpack.export_memory(self, self._address(), self._shape, self._datatype)
 
     def _address(self) -> int:

@@ -131,9 +131,7 @@ class OnceExecutor(ModelExecutor):
         refused = _NONE
         try:
             requests = self._reader.requests(execution, raw_requests, tail)
-            start_ns = clock()
-            if len(requests) < len(raw_requests):
-                refused = self._reader.refused
+            start_ns, refused = clock(), self._reader.refused
             EXECUTING.requests = requests
             returned = self._model.execute(requests) if requests else []
             if type(returned) is not list and inspect.iscoroutine(returned):
@@ -227,7 +225,7 @@ class StreamExecutor(ModelExecutor):
             requests = self._reader.requests(execution, raw_requests, tail)
         except BaseException as error:  # noqa: BLE001  as in OnceExecutor
             return self._fail(execution, began_ns, start_ns, [], len(raw_requests), error, _NONE)
-        refused = self._reader.refused if len(requests) < len(raw_requests) else _NONE
+        refused = self._reader.refused
         # Made now, so that a request that the model simply drops is answered too.
         streams = [request.get_response_sender()._stream for request in requests]
         start_ns = time.monotonic_ns()

@@ -75,14 +75,14 @@ class TensorReader:
         requests: List[InferenceRequest] = []
         if self.refused:
             self.refused = {}
-        for raw_inputs, requested, options in raw_requests:
+        for index, (raw_inputs, requested, options) in enumerate(raw_requests):
             request_id, correlation_id, flags, priority, timeout_us, parameters, trace, context = options or _NO_OPTIONS
             try:
                 inputs = self.tensors(raw_inputs, tail)
             except RegionError as error:
                 message = f"[request id: {request_id or '<id_unknown>'}] {error.message}"
                 failed = RequestResult(Failure(int(error.code), message), [], None)
-                self.refused[len(requests) + len(self.refused)] = failed
+                self.refused = {**self.refused, index: failed}
                 continue
             if requested is None:
                 outputs: Tuple[str, ...] = self._output_names
@@ -91,9 +91,8 @@ class TensorReader:
                 outputs.places = requested
             else:
                 outputs = tuple(requested)
-            key = (execution, len(requests) + len(self.refused))
             request = request_from_wire(
-                request_id, correlation_id, inputs, outputs, flags, timeout_us, parameters, key, priority
+                request_id, correlation_id, inputs, outputs, flags, timeout_us, parameters, (execution, index), priority
             )
             if trace:
                 request._trace = InferenceTrace._from_wire(trace, context or None)
@@ -113,9 +112,13 @@ class TensorReader:
         for name, datatype, shape, segment, offset, nbytes in places:
             if segment == TAIL:
                 if views and datatype in DTYPES:
-                    array = _array(shape, DTYPES[datatype], tail, offset)
-                    tensors.append(from_wire(name, datatype, shape, array, False, array))
-                    continue
+                    try:
+                        array = _array(shape, DTYPES[datatype], tail, offset)
+                    except ValueError:  # a shape that NumPy does not have: a model that reads the tensor is told
+                        pass
+                    else:
+                        tensors.append(from_wire(name, datatype, shape, array, False, array))
+                        continue
                 buffer: Any = memoryview(tail)[offset : offset + nbytes]
                 if copy_tail:
                     buffer = bytearray(buffer)
@@ -200,20 +203,23 @@ class OutputWriter:
         Raises OutputMemoryExhausted if the host refuses more memory.
         """
         places: List[Any] = []
+        chunks, end = tail.chunks, tail.nbytes
         try:
             for tensor in tensors:
-                data, offset = tensor._data, tail.nbytes
+                data = tensor._data
                 is_array = type(data) is _array
                 nbytes = data.nbytes if is_array else memoryview(data).nbytes
-                if nbytes <= INLINE_BYTES and offset <= MOST_INLINE_BYTES:
-                    tail.chunks.append(data.tobytes() if is_array else bytes(data))
-                    segment, tail.nbytes = TAIL, offset + nbytes
+                if nbytes <= INLINE_BYTES and end <= MOST_INLINE_BYTES:
+                    chunks.append(data.tobytes() if is_array else bytes(data))
+                    places.append((tensor._name, tensor._datatype, tensor._shape, TAIL, end, nbytes))
+                    end += nbytes
                 else:
-                    segment, offset = self._share(data, nbytes)
-                places.append((tensor._name, tensor._datatype, tensor._shape, segment, offset, nbytes))
+                    places.append((tensor._name, tensor._datatype, tensor._shape, *self._share(data, nbytes), nbytes))
         except BaseException:
             self.free(places)
             raise
+        finally:
+            tail.nbytes = end
         return places
 
     def write_placed(

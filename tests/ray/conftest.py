@@ -124,9 +124,13 @@ def wait_until(
     """Wait for what has no event of its own."""
     end = time.monotonic() + deadline_s
     while not true():
-        assert time.monotonic() < end, (
-            f"not within {deadline_s} s: {what}\n{'' if application is None else application.output[-5000:]}"
-        )
+        if time.monotonic() > end:
+            about = (
+                ""
+                if application is None
+                else f"{application.output[-5000:]}\n{application.command('status', '--on=ray', '--json')}"
+            )
+            raise AssertionError(f"not within {deadline_s} s: {what}\n{about}")
         threading.Event().wait(0.2)
 
 

@@ -204,7 +204,7 @@ def test_nobody_waits_for_one_that_nobody_wants(hooks, many):
     wait_until(lambda: len(_running(many)) == 2, "the hooks do not run")
     hooks.cancelled.set()
     for thread in waiting:
-        thread.join(30)
+        thread.join(60)
     assert ended == ["cancelled", "cancelled"]
     assert not _running(many)
 

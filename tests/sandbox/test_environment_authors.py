@@ -128,7 +128,7 @@ def test_its_first_code_is_as_strict_as_the_model(takes_over, kind):
 
 
 @pytest.mark.parametrize("kind", ["root", *thorough("user")])
-@pytest.mark.parametrize("lines", ["Home = {real}\nhome = {fake}\n", "home = {fake}\nhome = {real}\n"])
+@pytest.mark.parametrize("lines", ["Home = {real}\nhome = {fake}\n", *thorough("home = {fake}\nhome = {real}\n")])
 def test_it_opens_no_directory_by_naming_it(environment, kind, lines):
     directory, _ = environment
     settings, vault = directory / "pyvenv.cfg", directory.parent / "vault"

@@ -165,4 +165,4 @@ class RepositoryFigures:
 
     @property
     def listings(self) -> Sequence[Listing]:
-        return tuple(self._repository.listings.values())
+        return tuple(self._repository.mirrors.listings.values())

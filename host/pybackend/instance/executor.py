@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, RunningExecution, mention
@@ -32,6 +33,7 @@ class InstanceExecutor:
 
     Attributes:
         is_up: there is a process that can serve, be it busy or not.
+        holders: executions of other models in the process that this instance serves, and that wait for something meanwhile.
         death_cause: how the last stub ended, completing the sentence "The process ..."; empty if none ever did.
     """
 
@@ -47,6 +49,7 @@ class InstanceExecutor:
         self._services = services
         self._concurrency = 1
         self._cancels_calls = False
+        self.holders: list[RunningExecution] = []
 
     def limit_by(self, table: ResourceTable, limit: RateLimit) -> None:
         """Say what an execution needs; once, before there is any."""
@@ -76,7 +79,7 @@ class InstanceExecutor:
     @property
     def has_place(self) -> bool:
         """True if an execution could run beside those that do."""
-        return len(self._in_flight) < self._concurrency
+        return len(self._in_flight) < self._concurrency and not (self.holders or self._prefetch.rests)
 
     @property
     def is_idle(self) -> bool:
@@ -115,8 +118,13 @@ class InstanceExecutor:
         if gate is not OPEN:
             gate.begin()
         channel, lent = session.channel, session.inputs
+        encoded: list[tuple[Any, ...]] = []
+        paused = False
         try:
-            encoded = [encoded_request(channel, lent, pending.request) for pending in batch]
+            for pending in batch:
+                pending.holder, pending.execution, pending.index = self, number, len(encoded)
+                encoded.append(encoded_request(channel, lent, pending.request))
+                paused = paused or pending.paused
         except OSError as error:
             for pending in batch:
                 taken_back(lent, pending.request)
@@ -126,10 +134,10 @@ class InstanceExecutor:
             return
         channel.post_execute(number, encoded)
         ahead = bool(self._in_flight) and self._concurrency == 1
-        for index, pending in enumerate(batch):
-            pending.holder, pending.execution, pending.index = self, number, index
-            if pending.paused:
-                executions.flow(pending, paused=True)
+        if paused:
+            for pending in batch:
+                if pending.paused:
+                    executions.flow(pending, paused=True)
         self._in_flight[number] = Execution(
             number, batch, time.monotonic_ns(), owner, gate, channel.next_frame, ahead, len(batch)
         )
@@ -156,7 +164,7 @@ class InstanceExecutor:
     @property
     def running(self) -> list[RunningExecution]:
         """The executions that the stub works at; others may wait in its socket."""
-        return self._as_running(self._running_numbers)
+        return [*self.holders, *self._as_running(self._running_numbers)]
 
     @property
     def oldest(self) -> Execution | None:
@@ -189,10 +197,12 @@ class InstanceExecutor:
         return [RunningExecution(self, number, caller) for number in numbers]
 
     def is_running(self, pending: PendingRequest) -> bool:
-        return pending.execution in self._running_numbers
+        return pending.execution in self._running_numbers and not self.holders
 
     def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
         """The execution that a request is part of; while that waits in the stub's socket, those that it waits for."""
+        if self.holders:
+            return self.holders
         numbers = self._running_numbers
         return self._as_running([pending.execution] if pending.execution in numbers else numbers)
 

@@ -92,6 +92,7 @@ class ExecutionsInFlight:
             heard.Respond: self.on_respond,
             heard.Rescheduled: lambda rescheduled, _: self.on_rescheduled(rescheduled),
             heard.DroppedOutput: lambda dropped, _: self.on_dropped_output(dropped),
+            heard.Occupied: lambda message, _: self.prefetch.occupy(occupied=message.occupied),
             heard.HandedBack: lambda handed_back, _: self.on_handed_back(handed_back.executions),
         }
 
@@ -123,10 +124,9 @@ class ExecutionsInFlight:
         began_ns, start_ns, end_ns = result.began_ns, result.infer_start_ns, result.infer_end_ns
         if not execution.sent_ns <= began_ns <= start_ns <= end_ns <= now_ns:
             began_ns, start_ns, end_ns = execution.sent_ns, execution.sent_ns, now_ns  # a stub's word is worth no more
-        responses = [
-            None if item is None else self._response(pending, item, tail, final=True)
-            for pending, item in zip(execution.pending, result.results)  # noqa: B905  counted above
-        ]
+        responses: list[InferenceResponse | None] = []
+        for pending, item in zip(execution.pending, result.results):  # noqa: B905  counted above
+            responses.append(None if item is None else self._response(pending, item, tail, final=True))
         again = self._withdrawn(execution, responses) if execution.rescheduled else None
         del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
         execution.times = began_ns, start_ns, end_ns

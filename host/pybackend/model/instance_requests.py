@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, ResponsePath, guarded
 from pybackend.inference.response import InferenceResponse
-from pybackend.instance.execution import NOT_OVER, Execution, Returned
+from pybackend.instance.execution import Execution, ExecutionTimes, Returned
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState
 from pybackend.ipc.arena import ArenaLease
@@ -121,6 +121,16 @@ class InstanceRequests(RequestOutcomes):
             self._streams.begin(pending, execution)
         self.statistics.add_failure(_reason(pending, error), pending.request.queued_ns, now_ns)
 
+    def on_local_call(self, times: ExecutionTimes, done_ns: int, batch_size: int, *, failed: bool) -> None:
+        """Another model has run the version in the process that they share."""
+        began_ns, _, end_ns = times
+        if failed:
+            self.statistics.add_failure(FailureReason.BACKEND, began_ns, done_ns)
+            return
+        if self.statistics.summaries is not None:
+            self.statistics.summaries.add(began_ns, times, done_ns, done_ns - end_ns)
+        self.statistics.add_executions([(1, batch_size, began_ns, batch_size, times)], done_ns)
+
     def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         """A response sender has sent a response."""
         if pending.is_filler:
@@ -136,7 +146,7 @@ class InstanceRequests(RequestOutcomes):
             return
         if not pending.succeeded:
             self.statistics.add_failure(_reason(pending, response.error), pending.request.queued_ns)
-        elif execution.times is not NOT_OVER:  # otherwise it is counted when its execution ends
+        elif execution.times[2]:  # otherwise it is counted when its execution ends
             self.statistics.add_success(pending.request, execution.times, time.monotonic_ns())
         self._answer(pending, response)
 

@@ -141,6 +141,7 @@ class ModelStatistics:
     def add_executions(self, executions: Sequence[Counted], now_ns: int) -> None:
         """Count calls of ``execute``, and the requests that they answer now with a result."""
         answered = executed = queued = began = started = ended = 0
+        size_before, figures = -1, None
         for count, size, queued_ns, batch_size, (began_ns, start_ns, end_ns) in executions:
             if count:
                 answered += count
@@ -150,11 +151,10 @@ class ModelStatistics:
                 started += start_ns * count
                 ended += end_ns * count
                 self.recent.add(end_ns - start_ns)
-            figures = self.batch_sizes.get(batch_size)
+            if batch_size != size_before:
+                size_before, figures = batch_size, self._figures_of(batch_size)
             if figures is None:
-                if len(self.batch_sizes) >= MOST_BATCH_SIZES:
-                    continue
-                figures = self.batch_sizes[batch_size] = BatchFigures()
+                continue
             figures.count += 1
             figures.compute_input_ns += start_ns - began_ns
             figures.compute_infer_ns += end_ns - start_ns
@@ -169,6 +169,13 @@ class ModelStatistics:
             self.compute_infer_ns += ended - started
             self.compute_output_ns += now_ns * answered - ended
             self.last_success_ns = now_ns
+
+    def _figures_of(self, batch_size: int) -> BatchFigures | None:
+        """The figures of executions of a size, None if there are too many sizes."""
+        figures = self.batch_sizes.get(batch_size)
+        if figures is None and len(self.batch_sizes) < MOST_BATCH_SIZES:
+            figures = self.batch_sizes[batch_size] = BatchFigures()
+        return figures
 
     def add_success(self, request: InferenceRequest, times: ExecutionTimes, now_ns: int) -> None:
         """Count a request answered by a response sender; time after ``execute`` does not count as output time."""
@@ -190,12 +197,10 @@ class ModelStatistics:
         self.inference_count += batch_size
         self.success_ns += took_ns
         self.last_success_ns = now_ns
-        figures = self.batch_sizes.get(batch_size)
-        if figures is None:
-            self.add_executions([(0, 0, 0, batch_size, (now_ns, now_ns, now_ns))], now_ns)
-        else:  # the ordinary case, for which there is no time to add
-            self.execution_count += 1
-            figures.count += 1
+        self.execution_count += 1
+        figures = self._figures_of(batch_size)
+        if figures is not None:
+            figures.count += 1  # there is no time to add
         if self.summaries is not None:
             self.summaries.request.add(took_ns, now_ns)
 

@@ -13,10 +13,13 @@ Labels = dict[str, tuple[bytes, ...]]
 """By output: the name of each element, as bytes of the file; empty for an output without labels."""
 
 MOST_LABEL_BYTES = 16 * 1024 * 1024
-"""Labels in one file. The largest vocabularies in use have a few hundred thousand words."""
+"""Of one file."""
 
 MOST_LABELS = 1_000_000
-"""Bytes of all label files of a model; a file shared by several outputs counts once."""
+"""In all label files of a model, where a file that several outputs share counts once.
+
+The largest vocabularies in use have a few hundred thousand words.
+"""
 
 
 def read_labels(config: ModelConfig, model_directory: Path) -> Labels:

@@ -27,9 +27,8 @@ from pybackend.modelconfig.known_backends import (
     usual_filename,
 )
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, config_file, printable, scan_versions, similar_file
-from pybackend.modelconfig.normalisation import with_policies, with_scheduling, without_gpus
+from pybackend.modelconfig.normalisation import replaced, with_policies, with_scheduling, without_gpus
 from pybackend.modelconfig.parser import (
-    FIELD_NAMES,
     Document,
     parse_config_json,
     parse_config_text,
@@ -275,9 +274,7 @@ def merge_completed(document: Mapping[str, Any], completed: Mapping[str, Any]) -
     if configured is not Scheduling.DEFAULT:
         returned.pop(configured, None)
     check_extent(returned, source)
-    complete = parse_config_json(returned, source)
-    merged = {**document, **{name: complete[name] for name in returned}}
-    return {name: merged[name] for name in FIELD_NAMES if name in merged}
+    return replaced(document, returned, source)
 
 
 def _check_scheduling(configured: Scheduling, chosen: list[str], source: str) -> None:

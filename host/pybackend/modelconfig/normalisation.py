@@ -23,7 +23,7 @@ def with_policies(document: Mapping[str, Any]) -> Document:
     if Scheduling.ENSEMBLE not in document and document["platform"] != ENSEMBLE_PLATFORM:
         pinned = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
         changes["optimization"] = {**pinned, **document.get("optimization", {})}
-    return _replaced(document, changes)
+    return replaced(document, changes)
 
 
 def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
@@ -34,7 +34,7 @@ def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
         changes["dynamic_batching"] = {**batching, "preferred_batch_size": [document["max_batch_size"]]}
     if "sequence_batching" in document:
         changes["sequence_batching"] = _sequence_batching(document["sequence_batching"], document["max_batch_size"])
-    return _replaced(document, changes)
+    return replaced(document, changes)
 
 
 def without_gpus(document: Mapping[str, Any]) -> Document | None:
@@ -58,9 +58,9 @@ def _sequence_batching(batching: Document, max_batch_size: int) -> Document:
     return filled
 
 
-def _replaced(document: Mapping[str, Any], changes: Mapping[str, Any]) -> Document:
+def replaced(document: Mapping[str, Any], changes: Mapping[str, Any], source: str = "defaults") -> Document:
     """``document`` with some fields replaced by the complete form of ``changes``, in the schema's order."""
-    complete = parse_config_json(changes, "defaults")
+    complete = parse_config_json(changes, source)
     merged = {**document, **{name: complete[name] for name in changes}}
     return {name: merged[name] for name in FIELD_NAMES if name in merged}
 

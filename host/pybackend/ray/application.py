@@ -37,6 +37,9 @@ class CoordinatorActor(Coordinator):
         self._ports = CoordinatorPorts(self, cluster.key)
         self.address = await self._ports.open()
 
+    async def __del__(self) -> None:  # Ray Serve awaits it before the actor ends
+        await self.close()
+
 
 _STARTS = 3
 """How often a replica that fails to start is tried."""

@@ -72,12 +72,16 @@ class Coordinator:
         # It starts above the numbers of a coordinator before this one.
         self._roster_number = time.time_ns()
         self._applied: dict[str, int] = {}
-        self._news = asyncio.Condition()
+        self._news = asyncio.Event()  # another one after each piece of news
         self._changing = asyncio.Lock()
         self._session = aiohttp.ClientSession(
             headers={KEY_HEADER: cluster.key}, timeout=aiohttp.ClientTimeout(total=_CALL_S)
         )
         self.address = ("", 0, 0)  # where its ports listen
+
+    async def close(self) -> None:
+        """End its connections."""
+        await self._session.close()
 
     # Replicas
 
@@ -92,7 +96,7 @@ class Coordinator:
         taken = {member.seat for member in self._members.values()}
         seat = min(number for number in range(1, self._cluster.seats + 1) if number not in taken)
         self._members[report.name] = _Member(report, seat, time.monotonic())
-        await self._tell()
+        self._tell()
         return self._kept()
 
     async def report(self, report: Report) -> list[Change] | None:
@@ -108,12 +112,10 @@ class Coordinator:
             else:
                 member.outcomes[outcome.generation] = outcome
         if before != report:
-            await self._tell()
-        await self._wait(lambda: self._generation > report.generation)
+            self._tell()
+        await self._wait(lambda: bool(self._missed(report.generation)))
         member.seen_s = time.monotonic()
-        newest = [] if self._newest is None or self._newest.generation <= report.generation else [self._newest]
-        kept = [change for change in self._kept() if change.generation > report.generation]
-        return [*kept, *(change for change in newest if change not in kept)]
+        return self._missed(report.generation)
 
     async def leave(self, name: str) -> None:
         """Give a replica no more requests. Returns when the entrances know it."""
@@ -121,9 +123,14 @@ class Coordinator:
         if member is None:
             return
         member.leaving = True
-        number = await self._tell()
+        number = self._tell()
         await self._wait(lambda: all(applied >= number for applied in self._applied.values()), _APPLIED_S)
         # It works on requests that it has; its seat stays taken until it is silent.
+
+    def _missed(self, generation: int) -> list[Change]:
+        """The changes after a generation, with the one that is being made."""
+        changes = self._kept() if self._newest is None else [*self._kept(), self._newest]
+        return [change for change in changes if change.generation > generation]
 
     def _kept(self) -> list[Change]:
         return sorted(self._changes.values(), key=lambda change: change.generation)
@@ -133,8 +140,7 @@ class Coordinator:
     async def follow(self, entrance: str, number: int) -> Roster:
         """The state for an entrance that has applied the one with this number; waits a second for a newer one."""
         self._applied[entrance] = number
-        async with self._news:
-            self._news.notify_all()
+        self._wake()
         await self._wait(lambda: self._roster_number > number)
         self._forget_silent()
         return Roster(
@@ -149,16 +155,21 @@ class Coordinator:
         """Wait for this entrance no more."""
         self._applied.pop(entrance, None)
 
-    async def _tell(self) -> int:
-        async with self._news:
-            self._roster_number += 1
-            self._news.notify_all()
+    def _tell(self) -> int:
+        """Wake up who waits for news. Returns the number of the state that they will see."""
+        self._roster_number += 1
+        self._wake()
         return self._roster_number
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def _wait(self, true: Callable[[], bool], seconds: float = _NEWS_S) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._news:
-                await self._news.wait_for(true)
+            async with asyncio.timeout(seconds):
+                while not true():
+                    await self._news.wait()
 
     def _forget_silent(self) -> None:
         oldest_s = time.monotonic() - _SILENT_S
@@ -184,7 +195,10 @@ class Coordinator:
         return report.ready and report.generation >= self._settled and not member.lags
 
     async def change(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Let each replica post this at itself, and answer when all have."""
+        """Let each replica post this at itself, and answer when all have. A caller that goes away ends nothing."""
+        return await asyncio.shield(asyncio.create_task(self._change(path, body)))
+
+    async def _change(self, path: str, body: Mapping[str, Any]) -> Answer:
         async with self._changing:
             asked = {member.report.name for member in self._current}
             if not asked:
@@ -194,7 +208,7 @@ class Coordinator:
             self._generation += 1
             number = self._generation
             change = self._newest = self._merged(Change(number, _key(path), path, body))
-            await self._tell()
+            self._tell()
             outcomes: dict[str, Outcome] = {}
             while waiting := asked - set(outcomes):
                 await self._wait(lambda number=number, waiting=waiting: self._answered(number, waiting))  # type: ignore[misc]
@@ -212,6 +226,7 @@ class Coordinator:
                 return _error(503, "every replica went away") if first is None else (first.status, first.body)
             self._changes[change.key] = change
             self._settled = number
+            self._wake()
             for name, outcome in outcomes.items():
                 if name in self._members:
                     self._members[name].note(change, outcome)

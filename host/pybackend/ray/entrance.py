@@ -10,9 +10,7 @@ import sys
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayError
 
-from pybackend.errors import ServerError
 from pybackend.ray.cluster import Cluster, Roster, follower, private_directory
 from pybackend.ray.haproxy import Runtime, configuration, empty_lists, find_program
 
@@ -21,6 +19,7 @@ log = logging.getLogger(__name__)
 _START_S = 20.0
 _POLL_S = 0.05
 _RETRY_S = 1.0
+_ANSWER_S = 20.0
 _EXPECTED = ("[NOTICE]", " is UP", "maintenance", "drain")
 
 
@@ -110,14 +109,20 @@ class Entrance:
         number = 0
         while True:
             try:
-                roster = await self._coordinator.follow.remote(self._name, number)
+                roster = await asyncio.wait_for(_reply(self._coordinator.follow.remote(self._name, number)), _ANSWER_S)
                 if roster.number != number:
                     self._roster = roster
                     await self._runtime.apply(roster)
                     number = roster.number
-            except (RayError, OSError, ServerError) as error:
-                log.warning("Cannot tell HAProxy about the replicas: %s", error)
+            except Exception as error:  # noqa: BLE001  whatever it is, HAProxy must hear of later changes
+                log.warning("Cannot tell HAProxy about the replicas: %r", error)
                 await asyncio.sleep(_RETRY_S)
+
+
+async def _reply(response: Any) -> Roster:
+    """A reply of the coordinator; Ray's own objects are awaitable, but no coroutines."""
+    roster: Roster = await response
+    return roster
 
 
 async def _show_faults(process: asyncio.subprocess.Process) -> None:

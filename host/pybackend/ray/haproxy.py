@@ -86,11 +86,8 @@ global
     lua-load {_SEQUENCES_LUA}
     nbthread {min(4, os.cpu_count() or 1)}
     tune.bufsize {_BODY_BYTES}
-    tune.h2.fe.initial-window-size 1048576
-    tune.h2.be.initial-window-size 1048576
-    tune.h2.fe.max-concurrent-streams 1000
-    tune.h2.be.max-concurrent-streams 1000
-    tune.pipesize 1048576
+    tune.h2.initial-window-size 1048576
+    tune.h2.max-concurrent-streams 1000
 
 defaults
     mode http

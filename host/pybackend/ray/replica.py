@@ -18,7 +18,6 @@ from typing import Any
 
 import aiohttp
 from ray import serve
-from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
 from pybackend import __version__
@@ -31,9 +30,12 @@ _START_POLL_S = 0.05
 _LOOKS_PER_INDEX = 5
 _RETRY_S = 1.0
 _LEAVE_S = 5.0
+_REPORT_S = 20.0
+_LOOK_S = 10.0
 _END_S = 10.0
 """How long a server may take after the time for its requests."""
 
+_STARTING = b"the server is still starting"
 _LOADING = {"LOADING", "UNKNOWN", ""}
 _ONGOING = re.compile(
     r"^(?:nv_inference_pending_request_count|pybackend_executions_running)\{[^}]*\} (\S+)$", re.MULTILINE
@@ -127,6 +129,14 @@ class _Server:
         ) as response:
             return response.status, await response.read()
 
+    async def make(self, change: Change) -> tuple[int, bytes]:
+        """Status and body of the answer to a change. The models are loaded a moment before the start has finished."""
+        while True:
+            status, body = await self.call("POST", change.path, change.body)
+            if status == 200 or _STARTING not in body:
+                return status, body
+            await asyncio.sleep(_START_POLL_S)
+
     async def ongoing_requests(self) -> float:
         """The requests that wait, and the executions that run."""
         async with self._session.get(f"http://{self.address}:{self.metrics_port}/metrics") as response:
@@ -197,6 +207,8 @@ class Replica:
         """Ray Serve replaces the replica if the server has ended; its models' processes are the server's to restart."""
         if not self._server.is_running:
             raise ServerStartError("the server has ended")
+        if self._following.done():
+            raise ServerStartError("the replica no longer tells the coordinator how it is")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The figures that the scaling policy decides by."""
@@ -208,7 +220,7 @@ class Replica:
         if not hasattr(self, "_following"):
             return
         self._following.cancel()
-        with suppress(RayError, TimeoutError):  # without the coordinator, the entrances notice it by their checks
+        with suppress(Exception):  # without the coordinator, the entrances notice it by their checks
             await asyncio.wait_for(_reply(self._coordinator.leave.remote(self._report.name)), _LEAVE_S)
         await self._server.stop()
 
@@ -219,14 +231,14 @@ class Replica:
         while True:
             try:
                 await self._look()
-                changes = await _reply(self._coordinator.report.remote(self._report))
+                changes = await asyncio.wait_for(_reply(self._coordinator.report.remote(self._report)), _REPORT_S)
                 self._report = replace(self._report, outcomes=())
                 if changes is None:
                     await self._join()
                 else:
                     await self._make(changes)
-            except (RayError, aiohttp.ClientError) as error:
-                log.warning("Cannot tell the coordinator how this replica is: %s", error)
+            except Exception as error:  # noqa: BLE001  whatever it is, the coordinator must know of this replica again
+                log.warning("Cannot tell the coordinator how this replica is: %r", error)
                 await asyncio.sleep(_RETRY_S)
 
     async def _make(self, changes: Iterable[Change]) -> None:
@@ -234,7 +246,7 @@ class Replica:
         for change in changes:
             if change.generation <= self._report.generation:
                 continue
-            status, body = await self._server.call("POST", change.path, change.body)
+            status, body = await self._server.make(change)
             if status == 200:
                 self._changes[change.key] = change
             outcomes = (*self._report.outcomes, Outcome(change.generation, status, body))
@@ -244,7 +256,8 @@ class Replica:
 
     async def _look(self) -> None:
         """Ask the server whether it is ready and, now and then, for its models."""
-        status, _ = await self._server.call("GET", "/v2/health/ready")
+        async with asyncio.timeout(_LOOK_S):
+            status, _ = await self._server.call("GET", "/v2/health/ready")
         sequences = self._report.sequences
         if self._looks % _LOOKS_PER_INDEX == 0:
             sequences = await self._sequence_models()

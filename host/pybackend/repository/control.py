@@ -170,7 +170,7 @@ class ModelControl:
         if doubt and doubt != self._doubt:
             log.warning("the repository index may be out of date: %s", doubt)
         self._doubt = doubt
-        listings = self._changes.files.listings
+        listings = self._changes.files.mirrors.listings
         doubts = {
             place: f"as listed at {moment(listing.listed_s)}: {listing.doubt}"
             for place, listing in listings.items()

@@ -17,7 +17,7 @@ from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.mirror.listed_repository import LATE_S
 from pybackend.repository.mirror.mirror import InUse
 from pybackend.repository.mirror.mirrors import Mirrors
-from pybackend.repository.mirror.remote_files import Listing, moment
+from pybackend.repository.mirror.remote_files import moment
 from pybackend.repository.names import ModelNames
 
 
@@ -29,7 +29,7 @@ class ModelFiles:
     ) -> None:
         self._names = names
         self._start = start
-        self._mirrors = mirrors
+        self.mirrors = mirrors  # those in cloud storage
         self._config_name = config_name
         self._in_use = in_use
         self._known, self._known_s = start, time.time()
@@ -39,13 +39,13 @@ class ModelFiles:
     async def scan(self) -> RepositoryScan:
         """The models as they are now in local repositories, and as they were last listed in others."""
         try:
-            return await apart("the repositories", self._start.again, self._mirrors.listings)
+            return await apart("the repositories", self._start.again, self.mirrors.listings)
         except ServerError as error:
             raise ModelLoadError(str(error)) from error
 
     async def look(self) -> RepositoryScan:
         """The models as they are now, everywhere."""
-        await self._mirrors.look()
+        await self.mirrors.look()
         return await self.scan()
 
     async def look_briefly(self) -> tuple[RepositoryScan, str]:
@@ -53,7 +53,7 @@ class ModelFiles:
 
         The text says why those of local repositories may be others by now, ``""`` if they are not.
         """
-        await self._mirrors.look_briefly()
+        await self.mirrors.look_briefly()
         if self._scanning is None:
             self._scanning = asyncio.create_task(self.scan())
             self._scanning_since_s = time.monotonic()
@@ -73,22 +73,9 @@ class ModelFiles:
         if not task.cancelled() and task.exception() is None:
             self._known, self._known_s = task.result(), time.time()
 
-    async def ask_again(self) -> None:
-        """Ask cloud storage that does not answer again, until cancelled."""
-        await self._mirrors.ask_again()
-
-    @property
-    def listings(self) -> Mapping[Path, Listing]:
-        """The repositories in cloud storage as they were last listed, by the local directories that show them."""
-        return self._mirrors.listings
-
-    async def list_all(self) -> None:
-        """List all files in cloud storage, for :attr:`listings`."""
-        await self._mirrors.digests()
-
     async def follow(self, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
-        """Keep :attr:`listings` up to date until cancelled; see :meth:`pybackend.repository.mirror.mirrors.Mirrors.follow`."""
-        await self._mirrors.follow(self._in_use, period_s, settle_s, on_change)
+        """See :meth:`pybackend.repository.mirror.mirrors.Mirrors.follow`."""
+        await self.mirrors.follow(self._in_use, period_s, settle_s, on_change)
 
     async def fetch(self, name: str, config_json: str | None = None, directory: Path | None = None) -> None:
         """Bring a model's directory up to date, if the model is in cloud storage.
@@ -98,30 +85,30 @@ class ModelFiles:
         """
         place, plain = self._names.split(name)
         choose = partial(self._chosen, config_json)
-        if directory is None and self._mirrors.directories:
+        if directory is None and self.mirrors.directories:
             known = (await self.scan()).models.get(name)
-            is_local = known is not None and known.parent not in self._mirrors.listings
-            await self._mirrors.fetch(plain, choose, self._in_use, place, is_elsewhere=is_local)
+            is_local = known is not None and known.parent not in self.mirrors.listings
+            await self.mirrors.fetch(plain, choose, self._in_use, place, is_elsewhere=is_local)
         else:
-            await self._mirrors.fetch(plain, choose, self._in_use, place, directory)
+            await self.mirrors.fetch(plain, choose, self._in_use, place, directory)
 
     async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
         """Bring the configurations of models in cloud storage, and of all models that these consist of."""
         waiting, seen = list(names), set[str]()
         while waiting:
             name = waiting.pop()
-            if name in seen or directories.get(name, Path()).parent not in self._mirrors.listings:
+            if name in seen or directories.get(name, Path()).parent not in self.mirrors.listings:
                 continue
             seen.add(name)
             place, plain = self._names.split(name)
-            await self._mirrors.fetch_configuration(plain, place)
+            await self.mirrors.fetch_configuration(plain, place)
             what = f"the configuration of model '{name}'"
             parts = await apart(what, part_names_on_disk, directories[name], self._config_name)
             waiting += self._names.parts(parts, place, directories)
 
     async def tidy(self, directory: Path) -> None:
         """Remove the versions of a model that were downloaded and are not used any more."""
-        await self._mirrors.tidy(directory, self._in_use)
+        await self.mirrors.tidy(directory, self._in_use)
 
     def _chosen(self, config_json: str | None, directory: Path, versions: Collection[int]) -> Collection[int]:
         """The versions that a load would serve. If the configuration has a mistake, the load reports that. Blocking."""

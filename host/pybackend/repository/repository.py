@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError
@@ -20,7 +19,6 @@ from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory
 from pybackend.repository.mirror.mirrors import Mirrors
-from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.poller import Poller
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
@@ -35,7 +33,8 @@ class ModelRepository:
         self.catalogue = ModelCatalogue(host.settings.config_name, scan.namespaces)  # all of them by name
         self._scan = scan
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
-        self._changes = ModelChanges(self.catalogue, scan, host, self._directories, mirrors or Mirrors())
+        self.mirrors = mirrors or Mirrors()
+        self._changes = ModelChanges(self.catalogue, scan, host, self._directories, self.mirrors)
         self.life_cycle = self._changes.life_cycle  # of their versions
         self.control = ModelControl(self.catalogue, self._changes, host)  # changes them on request
         self._poller: Poller | None = None
@@ -63,11 +62,10 @@ class ModelRepository:
 
         In the other modes, only cloud storage that does not answer is asked until it does.
         """
-        files = self._changes.files
         if self._poller is not None:
             self._following = asyncio.create_task(self._poller.run())
-        elif files.listings:
-            self._following = asyncio.create_task(files.ask_again())
+        elif self.mirrors.listings:
+            self._following = asyncio.create_task(self.mirrors.ask_again())
 
     async def unload_all(self, deadline_s: float) -> bool:
         """Unload everything by a deadline of the loop's clock; True if nothing had to be cut short."""
@@ -78,11 +76,6 @@ class ModelRepository:
         in_time = await self.life_cycle.unload_all(deadline_s)
         self._directories.close()
         return in_time
-
-    @property
-    def listings(self) -> Mapping[Path, Listing]:
-        """The repositories in cloud storage as they were last listed, by the local directories that show them."""
-        return self._changes.files.listings
 
 
 class RepositoryStart:

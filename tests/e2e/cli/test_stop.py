@@ -58,7 +58,7 @@ class Request:
 
     def wait(self):
         """The reply, or how the connection ended."""
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the request has no answer"
         return self.outcome
 

@@ -32,7 +32,7 @@ class WaitingRequest:
 
     def wait(self) -> Answer:
         """The answer; fails if there is none."""
-        self._thread.join(30)
+        self._thread.join(60)
         assert isinstance(self._answer, Answer), self._answer
         return self._answer
 
@@ -48,4 +48,4 @@ def send() -> Iterator[Callable[..., WaitingRequest]]:
 
     yield send
     for request in sent:
-        request._thread.join(30)
+        request._thread.join(60)

@@ -129,10 +129,10 @@ def ports(repository):
     thread = threading.Thread(target=lambda: uvloop.run(serve(repository, found, stop)))
     thread.start()
     try:
-        yield found.result(30)
+        yield found.result(60)
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(60)
 
 
 def ask(port, data):

@@ -138,7 +138,7 @@ class Prometheus:
 
     def __exit__(self, *_):
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(60)
 
     def ask(self, path, **parameters):
         """The data of an answer, None while it starts."""

@@ -114,7 +114,7 @@ def test_slow_clients_make_room(server):
             honest.send(generate(COUNT))
             return honest.reply().status == 200
 
-        wait_until(served, "clients that do not read keep out those who do", deadline_s=30)
+        wait_until(served, "clients that do not read keep out those who do")
         assert server.wait_for("Closing the connection of a slow client")
 
 
@@ -200,7 +200,7 @@ def test_slow_clients_make_room_in_the_memory_of_a_model(small_outputs, unread, 
                 refused.append(reply.error)
             return reply.status == 200
 
-        wait_until(served, "clients that do not read keep out those who do", deadline_s=30)
+        wait_until(served, "clients that do not read keep out those who do")
     for error in refused:  # until the clients count as slow
         assert "does not fit into the output memory that instance 'generator_0' may use" in error
     assert small_outputs.wait_for("Closing the connection of a slow client")

@@ -425,7 +425,7 @@ def test_a_server_that_nobody_can_hear(tmp_path):
                 assert json.load(reply)["outputs"][0]["data"] == [1]
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def is_ready(port):

@@ -17,6 +17,7 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
+from tests.support.thorough import thorough
 
 pytestmark = pytest.mark.e2e
 
@@ -246,7 +247,7 @@ def test_instances_begin_and_end_one_to_one_and_load_waits_for_idle_ones(server,
 @pytest.mark.spec("srv-R10")
 @pytest.mark.parametrize(
     ("name", "limiter", "batching"),
-    [("plain", "", ""), ("batched", "", "dynamic_batching { }"), ("limited", LIMITED, "")],
+    [("plain", "", ""), *thorough(("batched", "", "dynamic_batching { }"), ("limited", LIMITED, ""))],
 )
 def test_instances_are_added_and_removed_in_place(server, name, limiter, batching):
     directory = write_model(server.repository, name, telling(1), grouped(1, limiter) + batching)

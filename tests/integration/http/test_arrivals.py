@@ -66,12 +66,12 @@ def place(tmp_path_factory):
         assert place.memory.used_bytes == 0
     finally:
         place.stop.set()
-        thread.join(30)
+        thread.join(60)
 
 
 @pytest.fixture(params=["own", "plain"])
 def port(request, place):
-    return place.ports.result(30)[request.param]
+    return place.ports.result(60)[request.param]
 
 
 def only(flows):
@@ -122,7 +122,7 @@ def test_slow_senders_of_tensors_make_room(place):
     size = 6 * MIB
     item = {"name": "IN", "datatype": "FP32", "shape": [size // 4], "parameters": {"binary_data_size": size}}
     whole = post(INFER, *binary_body({"inputs": [item]}, bytes(size)))
-    port = place.ports.result(30)["plain"]
+    port = place.ports.result(60)["plain"]
     with connected(port) as slow, connected(port) as quick:
         slow.send(whole[:-10])
         wait_until(lambda: place.memory.sending, "the tensors do not arrive")

@@ -61,10 +61,10 @@ def port(tmp_path_factory):
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()
     try:
-        yield found.result(30)
+        yield found.result(60)
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(60)
 
 
 LARGE = b" " * 200_000

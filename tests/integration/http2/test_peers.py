@@ -233,11 +233,11 @@ def test_grpcio(config):
     def call(address):
         with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:
             echo = channel.unary_unary("/grpc/Echo")
-            assert echo(bytes(BIG), timeout=30) == BIG
+            assert echo(bytes(BIG), timeout=60) == BIG
             for number in range(50):
                 metadata = [("x-number", str(number)), ("x-bin", bytes([number]))]
-                assert echo(b"%d" % number, timeout=30 + number, metadata=metadata) == b"%d" % number
-            pending = [echo.future(b"x" * 1000, timeout=30) for _ in range(500)]
+                assert echo(b"%d" % number, timeout=60 + number, metadata=metadata) == b"%d" % number
+            pending = [echo.future(b"x" * 1000, timeout=60) for _ in range(500)]
             assert {future.result() for future in pending} == {b"x" * 1000}
 
     async def client(address):

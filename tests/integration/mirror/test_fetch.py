@@ -312,11 +312,12 @@ def test_a_deleted_model_goes_when_no_version_is_alive(server, prefix, copy, tmp
     assert [set(listing.names) for listing in copy.mirrors.listings.values()] == [set()]
     assert copy.files() == WHOLE
     copy.alive = []
+    server.put(f"{prefix}/new/config.pbtxt", "")  # a change, of which the search tells
 
     async def search() -> None:
-        searching = asyncio.create_task(copy.mirrors.follow(lambda _directory: copy.alive, 0, 0, lambda: None))
-        while copy.files() or cached(tmp_path):  # noqa: ASYNC110 - files raise no event
-            await asyncio.sleep(0)
+        changed = asyncio.Event()
+        searching = asyncio.create_task(copy.mirrors.follow(lambda _directory: copy.alive, 0, 0, changed.set))
+        await changed.wait()
         searching.cancel()
 
     asyncio.run(search())

@@ -69,7 +69,7 @@ def test_a_stub_that_does_not_listen_to_nudges_keeps_nobody_waiting():
 
         nudging = threading.Thread(target=nudge_often, daemon=True)
         nudging.start()
-        nudging.join(30)
+        nudging.join(60)
         assert not nudging.is_alive()
     finally:
         stub.discard()

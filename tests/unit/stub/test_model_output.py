@@ -101,8 +101,8 @@ assert model_output.write_record(0, "model.py", 7, "text")
     os.close(writing)
     reader = threading.Thread(target=read)
     reader.start()
-    assert process.wait(30) == 0
-    reader.join(30)
+    assert process.wait(60) == 0
+    reader.join(60)
     os.close(reading)
     assert bytes(seen).endswith(b'"text",0,"",""]\n')
 

@@ -50,7 +50,7 @@ def test_few_work_at_once():
         with lock:
             working += 1
             most = max(most, working)
-        full.wait(30)
+        full.wait(60)
         with lock:
             working -= 1
 

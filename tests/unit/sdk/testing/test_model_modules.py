@@ -107,7 +107,7 @@ def test_models_in_threads_do_not_mix(model):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert failures == []
 
 

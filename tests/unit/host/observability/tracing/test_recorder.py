@@ -24,7 +24,7 @@ class Sink:
 
     def write(self, traces):
         self.reached.set()
-        self.gate.wait(30)
+        self.gate.wait(60)
         if self.fails:
             raise TraceLossError("it is full")
         self.written += traces
@@ -55,7 +55,7 @@ def test_more_than_may_wait_are_lost_and_counted(sink, caplog):
     recorder = Recorder(sink, most_waiting=5, period_s=0, batch_size=1)
     with caplog.at_level(logging.WARNING, "pybackend"):
         recorder.add("first")
-        assert sink.reached.wait(30)
+        assert sink.reached.wait(60)
         for number in range(20):
             recorder.add(number)
         sink.gate.set()
@@ -75,7 +75,7 @@ def test_one_warning_while_they_cannot_be_written(sink, caplog):
         for number in range(10):
             sink.reached.clear()
             recorder.add(number)
-            assert sink.reached.wait(30)
+            assert sink.reached.wait(60)
         sink.fails = False
         recorder.add("last")
         recorder.close()
@@ -89,7 +89,7 @@ def test_a_sink_that_waits_is_interrupted_at_the_end(sink, monkeypatch):
     sink.gate.clear()
     recorder = Recorder(sink, most_waiting=100, period_s=0, batch_size=1)
     recorder.add("first")
-    assert sink.reached.wait(30)
+    assert sink.reached.wait(60)
     sink.interrupt = lambda: None  # of no use: the end comes all the same
     recorder.close()
     assert not sink.closed

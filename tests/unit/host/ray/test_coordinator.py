@@ -1,0 +1,211 @@
+"""The tests play the replicas and the entrances."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from pybackend.ray.cluster import Change, Cluster, Outcome, Report
+from pybackend.ray.coordinator import Coordinator
+
+DEADLINE_S = 60.0
+
+
+class Player:
+    """A replica without a server, which answers changes with a status."""
+
+    def __init__(self, coordinator: Coordinator, name: str, status: int = 200, text: str = "") -> None:
+        self.report = Report(name, "node", "127.0.0.1", 1, 2, 3, "1.0", ready=True)
+        self.status = status
+        self.made: list[Change] = []
+        self._coordinator = coordinator
+        self._body = json.dumps({"error": text}).encode() if text else b"{}"
+        self._task: asyncio.Task[None] | None = None
+
+    async def join(self, coordinator: Coordinator | None = None) -> None:
+        self._coordinator = coordinator or self._coordinator
+        self._make(await self._coordinator.join(self.report, list(self.made)))
+        if self.report.outcomes:
+            await self.tell()
+
+    def _make(self, changes: list[Change]) -> None:
+        for change in changes:
+            if self.status == 200:
+                self.made.append(change)
+            outcome = Outcome(change.generation, self.status, self._body)
+            self.report = replace(self.report, generation=change.generation, outcomes=(*self.report.outcomes, outcome))
+
+    async def tell(self) -> None:
+        changes = await self._coordinator.report(self.report)
+        self.report = replace(self.report, outcomes=())
+        if changes is None:
+            await self.join()
+        else:
+            self._make(changes)
+
+    async def run(self) -> None:
+        while True:
+            await self.tell()
+
+
+@asynccontextmanager
+async def playing(*players: Player) -> AsyncIterator[None]:
+    for player in players:
+        await player.join()
+    tasks = [asyncio.create_task(player.run()) for player in players]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_coordinators: list[Coordinator] = []
+
+
+def run(coroutine: Any) -> None:
+    async def main() -> None:
+        try:
+            await asyncio.wait_for(coroutine, DEADLINE_S)
+        finally:
+            while _coordinators:
+                await _coordinators.pop().close()
+
+    asyncio.run(main())
+
+
+async def coordinator_of(least: int = 2) -> Coordinator:
+    coordinator = Coordinator.__new__(Coordinator)
+    await coordinator.__init__(Cluster(arguments=(), min_replicas=least, max_replicas=4))  # type: ignore[misc]
+    _coordinators.append(coordinator)
+    return coordinator
+
+
+LOAD = "/v2/repository/models/a/load"
+UNLOAD = "/v2/repository/models/a/unload"
+
+
+def test_a_change_is_answered_when_all_have_made_it() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of()
+        one, two = Player(coordinator, "one"), Player(coordinator, "two")
+        async with playing(one, two):
+            assert await coordinator.change(LOAD, {}) == (200, b"{}")
+            assert [change.path for change in one.made] == [change.path for change in two.made] == [LOAD]
+            assert coordinator.is_ready
+
+    run(main())
+
+
+def test_a_replica_that_cannot_lags_and_the_answer_names_it() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of()
+        one, two = Player(coordinator, "one"), Player(coordinator, "two", 500, "no room")
+        async with playing(one, two):
+            status, body = await coordinator.change(LOAD, {})
+            assert status == 500
+            assert json.loads(body)["error"] == (
+                f"{LOAD}: 1 of 2 replicas did this, and others lag. replica two on 127.0.0.1: no room"
+            )
+            assert not coordinator.is_ready
+            two.status = 200
+            assert (await coordinator.change(LOAD, {}))[0] == 200
+            assert coordinator.is_ready
+
+    run(main())
+
+
+def test_a_change_that_none_can_make_does_not_count() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of()
+        one, two, late = (
+            Player(coordinator, "one", 404, "no such"),
+            Player(coordinator, "two", 404, "no such"),
+            Player(coordinator, "late"),
+        )
+        async with playing(one, two):
+            assert await coordinator.change(LOAD, {}) == (404, b'{"error": "no such"}')
+            assert coordinator.is_ready
+            await late.join()
+            assert late.made == []
+
+    run(main())
+
+
+def test_a_late_replica_makes_only_the_changes_that_matter() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of(least=1)
+        one, late = Player(coordinator, "one"), Player(coordinator, "late")
+        async with playing(one):
+            for path, body in (
+                (LOAD, {}),
+                ("/v2/logging", {"log_info": True}),
+                (UNLOAD, {}),
+                ("/v2/logging", {"log_error": False}),
+            ):
+                assert (await coordinator.change(path, body))[0] == 200
+            await late.join()
+        assert [(change.path, dict(change.body)) for change in late.made] == [
+            (UNLOAD, {}),
+            ("/v2/logging", {"log_info": True, "log_error": False}),
+        ]
+
+    run(main())
+
+
+def test_another_coordinator_learns_the_changes_from_replicas() -> None:
+    async def main() -> None:
+        first, second = await coordinator_of(), await coordinator_of()
+        one, two, late = Player(first, "one"), Player(first, "two"), Player(second, "late")
+        async with playing(one, two):
+            await first.change(LOAD, {})
+            await first.change("/v2/logging", {"log_info": True})
+        assert await second.report(one.report) is None
+        await one.join(second)
+        assert not second.is_ready
+        await two.join(second)
+        assert second.is_ready
+        await late.join()
+        assert [change.path for change in late.made] == [LOAD, "/v2/logging"]
+
+    run(main())
+
+
+def test_a_replica_leaves_when_the_entrances_know() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of(least=1)
+        one = Player(coordinator, "one")
+        async with playing(one):
+            roster = await coordinator.follow("entrance", 0)
+            assert roster.leaving == frozenset()
+            leaving = asyncio.create_task(coordinator.leave("one"))
+            roster = await coordinator.follow("entrance", roster.number)
+            assert roster.leaving == {1}
+            assert not leaving.done()
+            following = asyncio.create_task(coordinator.follow("entrance", roster.number))
+            await leaving
+            await following
+            assert not coordinator.is_ready
+
+    run(main())
+
+
+def test_a_caller_that_goes_away_stops_nothing() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of(least=1)
+        one = Player(coordinator, "one")
+        await one.join()
+        calling = asyncio.create_task(coordinator.change(LOAD, {}))
+        await asyncio.sleep(0)
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        async with playing(one):
+            assert (await coordinator.change("/v2/logging", {}))[0] == 200
+        assert [change.path for change in one.made] == [LOAD, "/v2/logging"]
+
+    run(main())
