@@ -35,6 +35,7 @@ from pybackend.frontend.remote import control
 from pybackend.frontend.remote.processes import FrontEnds, Service
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates
+from pybackend.inference.tensor import Buffer
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.model.cache import make_cache
 from pybackend.observability.access_log import AccessLog
@@ -96,8 +97,7 @@ class Server:
         self._services = ModelServices()
         router = EngineRouter(self._services)
         self._client_memory = ClientMemory(settings.http.memory_limit_bytes)
-        disconnect_slow_clients = self._client_memory.drop_readers
-        host = make_host(settings, launcher, self._services, router, self._cache, disconnect_slow_clients)
+        host = make_host(settings, launcher, self._services, router, self._cache, self._drop_readers)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, mirrors)
@@ -421,6 +421,12 @@ class Server:
             log.error("Exit timeout expired. Exiting immediately.")
             return EXIT_FAILED
         return EXIT_OK
+
+    def _drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
+        """Memory of a model's process is short: disconnect slow clients, here or of front ends."""
+        if self._client_memory.drop_readers(is_part, nbytes, then):
+            return True
+        return self._front_ends is not None and self._front_ends.drop_readers(is_part, nbytes, then)
 
     def _connection_count(self) -> int:
         if self._front_ends is not None:

@@ -210,6 +210,9 @@ class Tensor:
         """
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
+        if self._copy:
+            copy = Tensor._from_wire(self._name, self._datatype, self._shape, bytearray(self._data))
+            return dlpack.export_memory(copy, copy._address(), copy._shape, copy._datatype)
         return dlpack.export_memory(self, self._address(), self._shape, self._datatype)
 
     def _address(self) -> int:

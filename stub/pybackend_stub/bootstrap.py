@@ -87,7 +87,13 @@ def be_stub(
             f"the model's Python ({sys.executable}) cannot run the stub: {error}. Every environment needs numpy >= 1.19"
         )
         return 1
-    return StubLoop(channel, nudges, confined).run()
+
+    def open_group() -> "Callable[[int, int], None]":
+        from pybackend_stub.group import Group
+
+        return Group(confined).start
+
+    return StubLoop(channel, nudges, confined, open_group).run()
 
 
 def ignore_terminal_signals() -> None:

@@ -4,6 +4,7 @@ A fork cannot use the parent's connection to the host: two processes would write
 socket to its parent, where a thread runs its requests and sends the responses back.
 """
 
+import contextvars
 import os
 import pickle
 import socket
@@ -55,7 +56,8 @@ class ForkRelay:
         if ours is not None:
             theirs.close()
             self._parent_ends.append(ours)
-            ServiceThread("pybackend-fork", self._serve, ours).start()
+            # In the context of the thread that forks, which knows which model's code it runs.
+            ServiceThread("pybackend-fork", contextvars.copy_context().run, self._serve, ours).start()
 
     def _after_in_child(self) -> None:
         ours, theirs = self._forking.ends

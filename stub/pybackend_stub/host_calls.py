@@ -98,6 +98,11 @@ class HostCalls:
         self._open[number] = on_message
         return number
 
+    @property
+    def are_open(self) -> bool:
+        """Whether anything is unanswered."""
+        return bool(self._open)
+
     def close(self, number: int) -> None:
         self._open.pop(number, None)
 

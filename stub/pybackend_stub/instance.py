@@ -39,6 +39,7 @@ from pybackend_wire.host_messages import (
     Initialize,
     ModelToLoad,
     NoOutput,
+    Offer,
     Probe,
     Reply,
 )
@@ -102,6 +103,7 @@ class ModelInstance:
         self.model: Any = None
         self.executor: Optional[ModelExecutor] = None
         self.writer: Optional[OutputWriter] = None
+        self.results: Optional[ResultWriter] = None
         self.terminal: Optional[int] = None
         self._channel = channel
         self._memory = memory
@@ -117,6 +119,8 @@ class ModelInstance:
         self._readiness: Optional[ReadinessCheck] = None
         self._executing = 0
         self._attended = False
+        self.make_calls: Callable[..., ModelCalls] = ModelCalls
+        self.on_offer: Callable[[bool], None] = lambda _offered: None
 
     def connect(self, receiver: Receiver, attend: "Callable[[], None]") -> None:
         """Set who passes messages to :meth:`handle`, and what to call if some may come while the model's code runs."""
@@ -160,7 +164,7 @@ class ModelInstance:
         check_execute(self.model, self._model_file)
         reader = TensorReader(memory, self._regions, plan.output_names, plan.copy_inputs, self._model_name)
         tell = self._tell_dropped if plan.drops_unknown_outputs else None
-        results = ResultWriter(writer, name, errors.format, UnknownOutputs(plan.output_names, tell))
+        self.results = results = ResultWriter(writer, name, errors.format, UnknownOutputs(plan.output_names, tell))
         self._responder = runtime.responder = Responder(channel, receiver, results, plan.decoupled)
         executes = StreamExecutor if plan.decoupled else OnceExecutor
         self.executor = executes(self.model, reader, results, self.answers, errors, plan)
@@ -169,7 +173,7 @@ class ModelInstance:
         if is_ready is not None:
             self._readiness = ReadinessCheck(is_ready, self.executor, self._answer_readiness, errors.format, name)
             self.attend()  # the host may probe while the main thread is busy
-        runtime.models = ModelCalls(calls, receiver, reader, writer, self._current_execution, self._before_call)
+        runtime.models = self.make_calls(calls, receiver, reader, writer, self._current_execution, self._before_call)
         return is_ready is not None
 
     def execute(self, execution: int, requests: "Sequence[Any]", tail: bytearray) -> None:
@@ -229,6 +233,8 @@ class ModelInstance:
             self._responder.on_flow((message.execution, message.request), message.allowed)
         elif isinstance(message, Collect):
             gc.collect()
+        elif isinstance(message, Offer):
+            self.on_offer(message.offered)
         else:
             assert isinstance(message, Probe)
             assert self._readiness is not None
@@ -241,7 +247,7 @@ class ModelInstance:
         if message.role == SegmentRole.TERMINAL:
             self.terminal = descriptor
             return
-        if message.role == SegmentRole.PROGRESS:
+        if message.role == SegmentRole.PROGRESS and threading.current_thread() is threading.main_thread():
             tell_stacks(os.dup(descriptor))
         self._memory.attach(message.segment, descriptor, message.size_bytes, message.role)
         if message.role == SegmentRole.OUTPUT and self.writer is not None:

@@ -2,10 +2,11 @@
 
 import os
 from contextlib import suppress
-from typing import Dict, Optional
+from typing import Callable, Dict, Optional
 
 import numpy as np
 
+from pybackend_sdk.model_loader import import_model
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
 from pybackend_stub.error_log import BUNDLE, ErrorLog, explain_refusals, write_load_error
@@ -18,9 +19,12 @@ from pybackend_stub.process import be_called
 from pybackend_stub.receiver import Attendant, Receiver, Work
 from pybackend_stub.runtime import StubRuntime
 from pybackend_wire.errors import ErrorCode
-from pybackend_wire.host_messages import Initialize, Load, ModelToLoad
+from pybackend_wire.host_messages import Initialize, Join, Load, ModelToLoad
 from pybackend_wire.messages import Failure
 from pybackend_wire.stub_messages import Completed, Failed, Finalized, FreeInput, HandedBack, Initialized
+
+TakeIn = Callable[[int, int], None]
+"""Takes a model into this process that speaks to the host through a socket, and has a pipe for nudges."""
 
 
 class StubLoop:
@@ -28,9 +32,16 @@ class StubLoop:
 
     Args:
         confined: the sandbox's report about this process; None without a sandbox.
+        open_group: called if this is to be the process of a group; returns what takes its members in.
     """
 
-    def __init__(self, channel: HostChannel, nudges: int, confined: "Optional[Dict[str, str]]") -> None:
+    def __init__(
+        self,
+        channel: HostChannel,
+        nudges: int,
+        confined: "Optional[Dict[str, str]]",
+        open_group: "Optional[Callable[[], TakeIn]]" = None,
+    ) -> None:
         self._channel = channel
         self._confined = confined
         self._errors = ErrorLog()
@@ -42,14 +53,18 @@ class StubLoop:
             self._instance.handle,
             lambda executions: channel.say(HandedBack(executions)),
         )
-        attendant = Attendant(nudges, self._receiver)
+        self._open_group = open_group
+        self._take_in: Optional[TakeIn] = None
+        self._import: Callable[..., type] = import_model
+        self._execute = self._instance.execute
+        self._attendant = attendant = Attendant(nudges, self._receiver)
         attendant.on_nudge = self._answers.on_nudge
         self._receiver.on_need(attendant.wake)
         self._instance.connect(self._receiver, attendant.start)
 
     def run(self) -> int:
         """Serve until the host sends FINALIZE or goes away; returns the exit status."""
-        execute, take_work = self._instance.execute, self._receiver.take_work
+        execute, take_work = self._execute, self._receiver.take_work
         try:
             self._channel.greet(np.__version__, self._confined or {})
             while True:
@@ -62,16 +77,30 @@ class StubLoop:
                 elif isinstance(message, Initialize):
                     if not self._initialize(message):
                         return 0
+                elif isinstance(message, Join):
+                    self._join(message)
                 else:
-                    error = self._instance.finalize()
+                    error = self._finalize()
                     self._receiver.end()
                     self._channel.say(Finalized(None if error is None else self._failure(error)))
                     flush_output()
                     return 0
                 del message, tail
         except HostGone:
-            # Exit at once: the model's threads or exit handlers could keep the process alive.
-            os._exit(0)
+            return self._lose_host()
+
+    def _lose_host(self) -> int:
+        # Exit at once: the model's threads or exit handlers could keep the process alive.
+        os._exit(0)
+
+    def _join(self, join: Join) -> None:
+        """Run another model in this process, which is that of a group."""
+        if self._take_in is None:
+            assert self._open_group is not None  # members have none, and the host knows them
+            be_called(join.process_name)
+            self._take_in = self._open_group()
+        descriptors = self._channel.descriptors
+        self._take_in(descriptors.popleft(), descriptors.popleft())
 
     def _next_work(self) -> Work:
         """Wait for the next message for this thread, after sending everything that others wait for."""
@@ -84,9 +113,7 @@ class StubLoop:
         model = ModelToLoad(*load.model)
         if self._confined is not None:
             explain_refusals(model.instance_name)
-        be_called(model.instance_name)
-        runtime = StubRuntime(model.version_directory, model.instance_name, model.backend_settings)
-        bind_runtime(runtime)
+        runtime = self._bind(model)
         debugged = model.debugger is not None
         when_imported("pdb", "pybackend_stub.breakpoints", self._instance.terminal, debugged)
         phase = f"cannot import {model.model_file}"
@@ -95,7 +122,7 @@ class StubLoop:
                 from pybackend_stub.debugger import start_debugger
 
                 start_debugger(*model.debugger, BUNDLE)
-            self._instance.load(model, runtime)
+            self._instance.load(model, runtime, self._import)
             completed = None
             if load.auto_complete_config is not None:
                 phase = "Failed to initialize Python stub for auto-complete"
@@ -105,8 +132,18 @@ class StubLoop:
         self._channel.say(Completed(completed))
         return True
 
+    def _bind(self, model: ModelToLoad) -> StubRuntime:
+        """Serve the model's code in this process."""
+        be_called(model.instance_name)
+        runtime = StubRuntime(model.version_directory, model.instance_name, model.backend_settings)
+        bind_runtime(runtime)
+        return runtime
+
+    def _expect_forks(self) -> None:
+        ForkRelay(self.on_fork).install()
+
     def _initialize(self, plan: Initialize) -> bool:
-        ForkRelay(self._on_fork).install()
+        self._expect_forks()
         try:
             has_is_ready = self._instance.initialize(plan)
         except BaseException as error:  # noqa: BLE001  as in _load
@@ -114,7 +151,10 @@ class StubLoop:
         self._channel.say(Initialized(has_is_ready))
         return True
 
-    def _on_fork(self) -> None:
+    def _finalize(self) -> "Optional[BaseException]":
+        return self._instance.finalize()
+
+    def on_fork(self) -> None:
         """In a process that the model forked, give up the host's socket and the parent's input memory."""
         self._memory.disown()
         self._channel.disown()

@@ -3,7 +3,7 @@
 import weakref
 from collections import deque
 from contextlib import suppress
-from typing import Any, Awaitable, Callable, Deque, List, Optional, Union
+from typing import Any, Awaitable, Callable, Deque, List, Optional, Sequence, Union
 
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.request import InferenceRequest
@@ -114,19 +114,35 @@ class ModelCalls:
         self._receiver = receiver
         self._reader = reader
         self._writer = writer
-        self._execution = execution
+        self.execution = execution
         self._before_call = before_call
 
     def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
         """Run a request; only the calling thread waits."""
+        return self.infer_for(request, decoupled, self.execution())
+
+    def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
+        """Run a request; returns a future of the running event loop."""
+        return self.infer_async_for(request, decoupled, self.execution())
+
+    @property
+    def are_open(self) -> bool:
+        """Whether the host has calls or questions of this model; what is called now comes after them."""
+        return self._calls.are_open
+
+    def infer_for(
+        self, request: InferenceRequest, decoupled: bool, execution: int, held: "Sequence[str]" = ()
+    ) -> "Union[InferenceResponse, ResponseIterator]":
+        """Run a request for an execution; ``held`` are the other instances that wait for it meanwhile."""
         replies = _Replies(self._receiver, self._reader)
-        number = self._send(request, decoupled, replies)
+        number = self._send(request, decoupled, replies, execution, held)
         if decoupled:
             return self._iterator(number, replies)
         return replies.receive() or InferenceResponse(error=TritonError(_FAILED))
 
-    def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
-        """Run a request; returns a future of the running event loop."""
+    def infer_async_for(
+        self, request: InferenceRequest, decoupled: bool, execution: int, held: "Sequence[str]" = ()
+    ) -> "Awaitable[Any]":
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -146,13 +162,15 @@ class ModelCalls:
         replies.on_first = on_first
         self._receiver.expect()
         try:
-            number = self._send(request, decoupled, replies)
+            number = self._send(request, decoupled, replies, execution, held)
         except BaseException:
             self._receiver.expected_came()
             raise
         return future
 
-    def _send(self, request: InferenceRequest, decoupled: bool, replies: _Replies) -> int:
+    def _send(
+        self, request: InferenceRequest, decoupled: bool, replies: _Replies, execution: int, held: "Sequence[str]"
+    ) -> int:
         """Send a CALL and return its number; if a request cannot be sent, its error becomes the reply."""
         target = request._target
         if target is None:
@@ -168,10 +186,11 @@ class ModelCalls:
             target.model_name,
             target.model_version,
             decoupled,
-            self._execution(),
+            execution,
             places,
             list(request._requested_output_names),
             _options(request),
+            list(held),
         )
         try:
             self._before_call()

@@ -30,17 +30,14 @@ _records: "Optional[int]" = None
 """A private descriptor of the pipe: a model may close or redirect the standard ones."""
 
 
-class Executing:
-    """The requests that the main thread executes, for the lines that the model logs meanwhile.
+class Executing(threading.local):
+    """The requests that the calling thread executes, for the lines that the model logs meanwhile.
 
     Attributes:
         requests: cleared after the execution, because they would keep their memory.
     """
 
-    __slots__ = ("requests",)
-
-    def __init__(self) -> None:
-        self.requests: Sequence[InferenceRequest] = ()
+    requests: "Sequence[InferenceRequest]" = ()
 
 
 EXECUTING = Executing()
@@ -85,7 +82,7 @@ def write_record(level: int, file: str, line: int, message: str, failure: int = 
         return False
     name = printable(os.path.basename(file))
     about = ABOUT.get()
-    if about is None and EXECUTING.requests and threading.get_ident() == threading.main_thread().ident:
+    if about is None and EXECUTING.requests:
         about = ids_of(EXECUTING.requests)
     ids, traces = about or NOTHING
     about = printable(ids), traces

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Callable, Deque, List, Optional, Set, Tuple
 
 from pybackend_stub.channel import HostChannel, HostGone
-from pybackend_wire.host_messages import Finalize, FromHost, Initialize, Load
+from pybackend_wire.host_messages import Finalize, FromHost, Initialize, Join, Load
 from pybackend_wire.messages import NUDGE, NUDGE_TO_ANSWER
 
 
@@ -37,7 +37,7 @@ class ServiceThread(threading.Thread):
 Work = Tuple[Any, bytearray]
 """A message for the main thread, and the tail of its frame. An EXECUTE, of which there are many, is the list that came."""
 
-_WORK = (Load, Initialize, Finalize)
+_WORK = (Load, Initialize, Join, Finalize)
 _ANSWERS_ONLY = set(NUDGE_TO_ANSWER)
 _NUDGES_BYTES = 4096
 """Bytes of nudges to read at a time: many nudges mean the same as one."""
@@ -187,10 +187,17 @@ class Receiver:
         """Hand back executions that arrived together with the running one, which waits or takes long."""
         if not self.work:
             return
-        handed_back: Deque[int] = deque()
         with self._guard:
             if self.is_idle or not self.hands_back:  # the main thread is about to take it
                 return
+            handed_back = self.withdraw()
+        if handed_back:
+            self._hand_back(handed_back)
+
+    def withdraw(self, *begun: int) -> "List[int]":
+        """Drop the executions that wait, after one that the main thread has taken; returns all, to be handed back."""
+        handed_back: Deque[int] = deque()
+        with self._guard:
             kept: Deque[Work] = deque()
             with suppress(IndexError):  # the main thread may take the last one
                 while self.work:
@@ -200,10 +207,10 @@ class Receiver:
                     else:
                         kept.appendleft(work)
             self.work.extend(kept)
+            handed_back.extendleft(begun)
             if handed_back:
                 self._last_returned = handed_back[-1]
-        if handed_back:
-            self._hand_back(list(handed_back))
+        return list(handed_back)
 
     def attend(self, nudged: bool) -> None:
         """Read as long as the main thread is busy; work that should not wait for it goes back to the host.
@@ -318,6 +325,7 @@ class Attendant:
         self._nudges = nudges
         self._receiver = receiver
         self._started = False
+        self._changing = threading.Lock()
         self._from_within = self._to_within = -1
 
     def start(self) -> None:
@@ -331,8 +339,14 @@ class Attendant:
     def wake(self) -> None:
         """Nudge the thread from within this process."""
         self.start()
-        with suppress(BlockingIOError):  # many nudges are still unread
-            os.write(self._to_within, NUDGE)
+        with self._changing, suppress(BlockingIOError):  # many nudges are still unread
+            if self._to_within >= 0:
+                os.write(self._to_within, NUDGE)
+
+    def end(self) -> None:
+        """Let go of the pipe: the host nudges no more. A thread that runs does so itself, at the end of the pipe."""
+        if not self._started:
+            os.close(self._nudges)
 
     def _run(self) -> None:
         poll = select.poll()
@@ -352,3 +366,8 @@ class Attendant:
                     self._receiver.attend(nudged=self._nudges in ready)
         except HostGone:
             return  # a reading thread notices by itself
+        finally:
+            with self._changing:
+                for descriptor in (self._nudges, self._from_within, self._to_within):
+                    os.close(descriptor)
+                self._to_within = -1

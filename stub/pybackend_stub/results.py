@@ -2,17 +2,18 @@
 
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from pybackend_sdk.execution import prune
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
-from pybackend_stub.channel import MOST_TEXT, HostChannel, shortened
+from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
 from pybackend_stub.client_memory import RegionError
 from pybackend_stub.tensor_io import OutputMemoryExhausted, OutputTail, OutputWriter, PlacedOutputs
 from pybackend_wire.errors import ErrorCode
 from pybackend_wire.messages import BlockPlace, Failure, RequestResult
-from pybackend_wire.stub_messages import FreeInput, Rescheduled, encoded, encoded_result
+from pybackend_wire.stub_messages import FreeInput, LocalCall, Rescheduled, encoded, encoded_result
 
 MOST_UNKNOWN = 64
 """Most names of unknown outputs to tell the host of."""
@@ -79,9 +80,7 @@ class ResultWriter:
                 message = f"response parameters of {length} characters are too long, at most {most_text} can be sent"
                 return self.failure(ErrorCode.INTERNAL, self.prefixed(message), most_text)
         try:
-            outputs = prune(response, requested_output_names)
-            if outputs is not response._output_tensors:
-                outputs = self._unknown.after_pruning(response, outputs)
+            outputs = self.chosen(response, requested_output_names)
             if type(requested_output_names) is PlacedOutputs:
                 places = self._writer.write_placed(outputs, tail, requested_output_names.places)
             else:
@@ -93,6 +92,13 @@ class ResultWriter:
         except BaseException as failed:  # noqa: BLE001  a tensor with unreadable bytes fails only this request
             return self.failure(ErrorCode.INTERNAL, self.prefixed(self.format_error(failed)), most_text)
         return None, places, parameters
+
+    def chosen(self, response: InferenceResponse, requested_output_names: "Sequence[str]") -> "List[Tensor]":
+        """The outputs of a response that go to whoever has asked."""
+        outputs = prune(response, requested_output_names)
+        if outputs is not response._output_tensors:
+            outputs = self._unknown.after_pruning(response, outputs)
+        return outputs
 
     @staticmethod
     def failure(code: int, message: str, most_text: int = MOST_TEXT) -> RequestResult:
@@ -114,6 +120,9 @@ def text_length(error: "Optional[Failure]", parameters: "Optional[Dict[str, Any]
     return sum(len(key) + len(value) for key, value in (parameters or {}).items() if isinstance(value, str))
 
 
+MOST_LOCAL_CALLS = 256
+"""Most messages that are collected while a model calls others in its process: frames are bounded."""
+
 KEEP_NS = 1_000_000
 """How long an answer may wait for others: for a shorter time a wake-up of the host costs more than the wait."""
 
@@ -131,6 +140,7 @@ class AnswerQueue:
         """Held while an answer is put together: its offsets count from the tail that :meth:`flush` sends."""
         self.tail = OutputTail()
         self._channel = channel
+        self._thread = threading.get_ident()
         self._messages: List[Any] = []
         self._oldest_ns = 0
         self._in_a_hurry = False
@@ -157,6 +167,17 @@ class AnswerQueue:
         """Queue released input blocks, after the result that used them."""
         with self.lock:
             self._messages.append(encoded(FreeInput(blocks)))
+
+    def add_local_call(self, call: LocalCall) -> None:
+        """Queue what the host must know before the answer for which another model in this process was run."""
+        with self.lock:
+            if not self._messages:
+                self._oldest_ns = time.monotonic_ns()
+            self._messages.append(encoded(call))
+            if len(self._messages) < MOST_LOCAL_CALLS and threading.get_ident() == self._thread:
+                return
+        with suppress(HostGone):  # the thread that reads notices, too
+            self.flush()
 
     def hurry(self) -> None:
         """Keep no more answers until the end of the current frame."""

@@ -54,6 +54,22 @@ class Load(NamedTuple):
     model: ModelToLoad
 
 
+class InputSignature(NamedTuple):
+    """An input of a model; its dimensions are those without the batch, -1 for any size."""
+
+    name: str
+    datatype: str
+    dims: Sequence[int]
+    optional: bool
+
+
+class Signature(NamedTuple):
+    """What the requests to a model look like, for other models in its process that call it."""
+
+    max_batch_size: Natural
+    inputs: Sequence[InputSignature]
+
+
 class Initialize(NamedTuple):
     """Call ``initialize(args)`` and prepare to execute.
 
@@ -62,6 +78,8 @@ class Initialize(NamedTuple):
         concurrency: most executions of an ``async def execute`` that may overlap if each request is answered once.
         drops_unknown_outputs: whether outputs whose names are not configured are dropped; otherwise the host gets them too.
         maps_regions: whether the stub maps clients' regions, which are not expected to shrink, and models view them.
+        calls_neighbours: whether it may call other models in its process without the host.
+        signature: for calls of other models in its process; None if they must go to the host. On the wire a plain sequence.
     """
 
     args: Dict[str, str]
@@ -72,6 +90,8 @@ class Initialize(NamedTuple):
     reschedules: bool
     drops_unknown_outputs: bool
     maps_regions: bool
+    calls_neighbours: bool = False
+    signature: Optional[Signature] = None
 
 
 class Attach(NamedTuple):
@@ -203,6 +223,22 @@ class Collect(NamedTuple):
     """
 
 
+class Join(NamedTuple):
+    """Run another model in this process; its socket and its pipe for nudges travel with the frame.
+
+    Attributes:
+        process_name: of the process, which several models share.
+    """
+
+    process_name: str
+
+
+class Offer(NamedTuple):
+    """Whether calls that name no version are for this model, so that others in its process may run it."""
+
+    offered: bool
+
+
 class Finalize(NamedTuple):
     """Call ``finalize`` and exit."""
 
@@ -221,6 +257,8 @@ FromHost = Union[
     Answer,
     Probe,
     Collect,
+    Join,
+    Offer,
     Finalize,
 ]
 

@@ -29,6 +29,12 @@ INITIALIZE to FINALIZED a model may send questions. The stub numbers them. The h
 model) with REPLY until one is final, and every other question with one ANSWER. CANCEL, FLOW, PROBE and COLLECT may come
 whenever the model is ready; the answer to PROBE is READINESS.
 
+In the process of a group, the socket that the process was started with carries JOIN in place of LOAD: each brings the
+socket of another model, with which everything above happens in a thread of its own.
+
+There OFFER says whether other models in the process may run this one, LOCAL_CALL that one has done so, and OCCUPIED that
+one is at it, so that what the host has sent goes back.
+
 Type names appear in annotations as text. The host, which does not trust a stub, derives from them the types for
 checking a stub's messages, and adds the bounds of :data:`Natural` and the like.
 """
@@ -71,7 +77,7 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
@@ -125,6 +131,8 @@ class HostMessage(IntEnum):
     ANSWER = 12
     PROBE = 13
     COLLECT = 14
+    JOIN = 15
+    OFFER = 16
 
 
 class StubMessage(IntEnum):
@@ -154,6 +162,8 @@ class StubMessage(IntEnum):
     IS_MODEL_READY = 55
     RESCHEDULED = 56
     DROPPED_OUTPUT = 57
+    LOCAL_CALL = 58
+    OCCUPIED = 59
 
 
 def by_kind(kinds: Any, messages: Any) -> Dict[int, Any]:
@@ -282,6 +292,8 @@ _SERVING |= {
     StubMessage.DROPPED_OUTPUT,
     StubMessage.HANDED_BACK,
     StubMessage.CALL,
+    StubMessage.LOCAL_CALL,
+    StubMessage.OCCUPIED,
     StubMessage.CANCEL_CALL,
     StubMessage.READINESS,
 }

@@ -150,6 +150,7 @@ class Call(NamedTuple):
         execution: the execution that cannot end before the call does, 0 if that is not known.
         inputs: in output memory, or in the tail.
         requested_outputs: empty for all.
+        held: the instances of other models in the process that wait for it, too, because they serve a call of this execution.
     """
 
     call: Natural
@@ -160,6 +161,31 @@ class Call(NamedTuple):
     inputs: List[TensorPlace]
     requested_outputs: List[str]
     options: Optional[RequestOptions]
+    held: List[str]
+
+
+class LocalCall(NamedTuple):
+    """Another model in the process was run, without the host; times are ``time.monotonic_ns()``.
+
+    Attributes:
+        instance: that ran.
+        new_outputs: outputs with a layout that it has not returned before, without their bytes.
+    """
+
+    instance: str
+    began_ns: Natural
+    infer_start_ns: Natural
+    infer_end_ns: Natural
+    done_ns: Natural
+    batch_size: Natural
+    failed: bool
+    new_outputs: List[TensorPlace]
+
+
+class Occupied(NamedTuple):
+    """Whether another model in the process runs this one, and for so long that executions must not wait for it."""
+
+    occupied: bool
 
 
 class CancelCall(NamedTuple):
@@ -262,6 +288,8 @@ FromStub = Union[
     NeedOutput,
     Detached,
     Call,
+    LocalCall,
+    Occupied,
     CancelCall,
     Readiness,
     Finalized,

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 from pathlib import Path
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 PREAMBLE = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n"
+
+
+GROUPED = "PYBACKEND_TESTS_GROUPED"
+"""The environment variable that puts the models of each repository into one process."""
+
+_IN_GROUP = 'parameters { key: "PROCESS_GROUP" value { string_value: "tests" } }'
+
+
+def _grouped(config: str) -> str:
+    alone = (
+        not os.environ.get(GROUPED) or "PROCESS_GROUP" in config or "ensemble" in config or "EXECUTION_ENV" in config
+    )
+    return config if alone else f"{config}\n{_IN_GROUP}\n"
 
 
 def tensors(**shapes: tuple[str, list[int]]) -> str:
@@ -39,7 +53,7 @@ def write_model(
     directory = repository / name
     (directory / str(version)).mkdir(parents=True, exist_ok=True)
     if config is not None:
-        (directory / "config.pbtxt").write_text(textwrap.dedent(config))
+        (directory / "config.pbtxt").write_text(_grouped(textwrap.dedent(config)))
     if code is not None:
         path = directory / str(version) / filename
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,8 +75,8 @@ def copy_model(repository: Path, name: str, extra: str = "") -> Path:
     """Copy a model of ``tests/models`` and return its directory; ``extra`` is added to its configuration."""
     directory = repository / name
     shutil.copytree(MODELS / name, directory, dirs_exist_ok=True)
-    with (directory / "config.pbtxt").open("a") as config:
-        config.write(f"{textwrap.dedent(extra)}\n")
+    path = directory / "config.pbtxt"
+    path.write_text(_grouped(f"{path.read_text()}{textwrap.dedent(extra)}\n"))
     return directory
 
 

@@ -157,12 +157,7 @@ class Flow:
 
     def drop_other_sender(self, admission: Admission) -> bool:
         """Disconnect the slowest client whose request holds memory that a request of this one needs; False if no slow one does."""
-        for flow in _slow(self._memory.sending - {self}):
-            assert flow.client is not None
-            if any(each.holds_memory and each.shares_memory_with(admission) for each in flow.client.arriving):
-                self._memory.drop(flow)
-                return True
-        return False
+        return self._memory.drop_sender(lambda each: each.shares_memory_with(admission), self)
 
     def drop(self) -> None:
         """Disconnect a slow client, because others need the memory."""
@@ -265,6 +260,18 @@ class ClientMemory:
         for flow in leaving:
             self.drop(flow)
         return bool(leaving)
+
+    def drop_sender(self, shares: Callable[[Admission], bool], wants: Flow | None = None) -> bool:
+        """Disconnect the slowest client, but the one that wants memory, whose request holds memory that ``shares`` accepts.
+
+        False if no slow one does.
+        """
+        for flow in _slow(flow for flow in self.sending if flow is not wants):
+            assert flow.client is not None
+            if any(each.holds_memory and shares(each) for each in flow.client.arriving):
+                self.drop(flow)
+                return True
+        return False
 
     def drop(self, flow: Flow) -> None:
         """Disconnect a slow client."""

@@ -114,6 +114,9 @@ class InstanceOwner(ExecutionOwner, Protocol):
             InferenceError: UNAVAILABLE when its limit is reached.
         """
 
+    def on_local_call(self, times: ExecutionTimes, done_ns: int, batch_size: int, *, failed: bool) -> None:
+        """Another model has run this one in the process that they share."""
+
     def has_idle_instance(self) -> bool:
         """Whether an instance has nothing to do."""
 

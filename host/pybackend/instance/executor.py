@@ -33,6 +33,7 @@ class InstanceExecutor:
 
     Attributes:
         is_up: there is a process that can serve, be it busy or not.
+        holders: executions of other models in the process that this instance serves, and that wait for something meanwhile.
         death_cause: how the last stub ended, completing the sentence "The process ..."; empty if none ever did.
     """
 
@@ -48,6 +49,7 @@ class InstanceExecutor:
         self._services = services
         self._concurrency = 1
         self._cancels_calls = False
+        self.holders: list[RunningExecution] = []
 
     def limit_by(self, table: ResourceTable, limit: RateLimit) -> None:
         """Say what an execution needs; once, before there is any."""
@@ -77,7 +79,7 @@ class InstanceExecutor:
     @property
     def has_place(self) -> bool:
         """True if an execution could run beside those that do."""
-        return len(self._in_flight) < self._concurrency
+        return len(self._in_flight) < self._concurrency and not (self.holders or self._prefetch.rests)
 
     @property
     def is_idle(self) -> bool:
@@ -162,7 +164,7 @@ class InstanceExecutor:
     @property
     def running(self) -> list[RunningExecution]:
         """The executions that the stub works at; others may wait in its socket."""
-        return self._as_running(self._running_numbers)
+        return [*self.holders, *self._as_running(self._running_numbers)]
 
     @property
     def oldest(self) -> Execution | None:
@@ -195,10 +197,12 @@ class InstanceExecutor:
         return [RunningExecution(self, number, caller) for number in numbers]
 
     def is_running(self, pending: PendingRequest) -> bool:
-        return pending.execution in self._running_numbers
+        return pending.execution in self._running_numbers and not self.holders
 
     def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
         """The execution that a request is part of; while that waits in the stub's socket, those that it waits for."""
+        if self.holders:
+            return self.holders
         numbers = self._running_numbers
         return self._as_running([pending.execution] if pending.execution in numbers else numbers)
 

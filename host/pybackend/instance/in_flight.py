@@ -92,6 +92,7 @@ class ExecutionsInFlight:
             heard.Respond: self.on_respond,
             heard.Rescheduled: lambda rescheduled, _: self.on_rescheduled(rescheduled),
             heard.DroppedOutput: lambda dropped, _: self.on_dropped_output(dropped),
+            heard.Occupied: lambda message, _: self.prefetch.occupy(occupied=message.occupied),
             heard.HandedBack: lambda handed_back, _: self.on_handed_back(handed_back.executions),
         }
 

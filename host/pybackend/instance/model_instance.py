@@ -14,10 +14,11 @@ from pybackend.inference.pending import RunningExecution, mention
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
 from pybackend.instance.services import StubServices
-from pybackend.instance.session import StubSession
+from pybackend.instance.session import EXIT_GRACE_S, StubSession
 from pybackend.instance.settings import InstanceSettings, InstanceState, StubSettings
 from pybackend.instance.stub_life import unhealthy
 from pybackend.instance.warmup import WarmupRun
+from pybackend.ipc import stub_messages as heard
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.launcher import StubLauncher
@@ -126,6 +127,7 @@ class ModelInstance:
         self.monitor = ExecutionMonitor(self.executor, self.output)
         self.restart_count = 0
         self._start_failure = ""
+        self._is_offered = False
         self._launcher = launcher
         self._owner = owner
         self._services = services
@@ -185,7 +187,29 @@ class ModelInstance:
         if self.session is None:  # it died in the turn in which it got ready
             raise ModelLoadError(unhealthy(self.name, self.executor.death_cause))
         self._enter(InstanceState.READY)
+        self.session.offer(offered=self._is_offered)
         self._backoff.on_ready()
+
+    def offer(self, *, offered: bool) -> None:
+        """Say whether calls that name no version are for this model: then others in its process may run it."""
+        self._is_offered = offered
+        if self.session is not None and self.state is InstanceState.READY:
+            self.session.offer(offered=offered)
+
+    def on_local_call(self, call: heard.LocalCall) -> None:
+        """Another model has run this one in the process that they share."""
+        times, done_ns, now_ns = (
+            (call.began_ns, call.infer_start_ns, call.infer_end_ns),
+            call.done_ns,
+            time.monotonic_ns(),
+        )
+        if not times[0] <= times[1] <= times[2] <= done_ns <= now_ns:
+            times, done_ns = (now_ns, now_ns, now_ns), now_ns  # a stub's word is worth no more
+        self._services.on_local_call(failed=call.failed)
+        if self._settings is not None and self._settings.outputs is not None:
+            for output in call.new_outputs:
+                self._settings.outputs.on_new_output(output.name, output.datatype, output.shape)
+        self._owner.on_local_call(times, done_ns, call.batch_size, failed=call.failed)
 
     async def stop(self, finalize_timeout_s: float | None) -> bool:
         """Finalize the model and end its stub; False if it had to be killed after the time-out, or at once for 0."""
@@ -195,6 +219,8 @@ class ModelInstance:
             self._supervision.cancel()
         session = self.session
         if session is not None:
+            if session.is_shared and finalize_timeout_s is not None:
+                finalize_timeout_s = max(finalize_timeout_s, EXIT_GRACE_S)  # to kill it would end other models, too
             try:
                 async with asyncio.timeout(finalize_timeout_s):
                     await session.finalize()
@@ -282,7 +308,7 @@ class ModelInstance:
     def end_abandoned(self, limit_s: float, now_ns: int, *, is_needed: bool) -> None:
         """End the stub if nobody has waited for anything that it executes for some time; another one follows if that is needed."""
         session = self.session
-        if session is None or not self.monitor.is_abandoned(limit_s, now_ns):
+        if session is None or session.is_shared or not self.monitor.is_abandoned(limit_s, now_ns):
             return
         log.info(
             "instance '%s' was replaced, and executes for nobody: it is ended", self.name, extra=self.output.labels()

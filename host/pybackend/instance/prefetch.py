@@ -52,7 +52,7 @@ class Prefetch:
         in_flight: the executions that the stub was sent and has not returned from, by number, oldest first.
 
     Attributes:
-        rests: nothing is to run beside what runs now.
+        rests: nothing is to run beside what runs now, or beside what another model in the process runs.
         is_timed: a timer makes sure that no execution waits for long behind another one.
         handed_back: how often the stub has handed work back since it returned from an execution.
         usual_ns: how long an execution usually takes, 0 if none was measured.
@@ -84,6 +84,7 @@ class Prefetch:
     def begin(self, concurrency: int, stub: StubSession) -> None:
         self._concurrency, self._stub = concurrency, stub
         self._answered = self.handed_back = 0
+        self.rests = False
 
     def end(self) -> None:
         """The stub is gone. Its buffers would otherwise live as long as the instance, which is part of reference cycles."""
@@ -146,6 +147,14 @@ class Prefetch:
         if self._in_flight and self._concurrency > 1:
             self.rests = True
             self._loop.call_later(REST_S * (1 << min(self.handed_back, 10)), self._rested)
+
+    def occupy(self, *, occupied: bool) -> None:
+        """Another model in the process runs the instance, or does not any more."""
+        self.rests = occupied
+        if occupied:
+            self.handed_back = 0  # it is not the model that keeps handing back
+        else:
+            self._owner.on_available()
 
     def _rested(self) -> None:
         self.rests = False

@@ -62,10 +62,12 @@ class CallingStub:
         find_trace: Callable[[int], RequestTrace | None],
     ) -> None:
         self.find_trace = find_trace
+        # finds another instance in the same process by its name; returns None if there is none
+        self.neighbour: Callable[[str], Any] = lambda _name: None
         self.instance_name = settings.model.instance_name
         self.namespace = settings.namespace
         self.model_name = full_name(settings.namespace, settings.model.model_name)
-        self.instance = instance
+        self.instance: Any = instance
         self._settings = settings
         self.lease = lease_input
         self._channel = channel
@@ -163,6 +165,9 @@ class StubServices(Protocol):
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         """The model runs another model."""
+
+    def on_local_call(self, *, failed: bool) -> None:
+        """A model has run another one in the process that they share."""
 
     def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call; nothing happens if it is finished."""

@@ -26,9 +26,9 @@ from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.observability.tracing.request_trace import RequestTrace
-from pybackend.process.stub_process import StubProcess
+from pybackend.process.group import ModelProcess
 from pybackend_wire.errors import RemoteProtocolError
-from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Probe
+from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Offer, Probe
 from pybackend_wire.messages import (
     BEGUN_WORD,
     LEGAL,
@@ -151,7 +151,7 @@ class StubSession:
 
     def __init__(
         self,
-        process: StubProcess,
+        process: ModelProcess,
         settings: StubSettings,
         instance: object,
         lease_input: Callable[[int], ArenaLease],
@@ -168,9 +168,10 @@ class StubSession:
         self._settings = settings
         self._on_end = on_end
         loop = asyncio.get_running_loop()
+        process.answer_to(settings.model.instance_name, instance)
         process.on_exit(loop, lambda: self.channel.drain(self._on_drained))
         self._progress = Segment(_PROGRESS_BYTES)
-        self.stacks = StubStacks(self._progress, process.ask_for_stacks)
+        self.stacks = StubStacks(process.stacks or self._progress, process.ask_for_stacks)
         self._terminal_line: TerminalLine | None = None
         self._life = life = StubLife(settings.model.instance_name)
         message_handlers = MessageHandlers(life, self._on_life)
@@ -180,6 +181,7 @@ class StubSession:
             channel, settings.output_memory_limit_bytes, settings.disconnect_slow_clients, settings.budget
         )
         self.caller = caller = CallingStub(settings, instance, lease_input, channel, life, inputs, outputs, find_trace)
+        caller.neighbour = process.neighbour
         self.readiness = readiness = ReadinessProbe()
         message_handlers.connect(
             outputs,
@@ -189,6 +191,7 @@ class StubSession:
                 heard.NeedOutput: lambda needed, _: outputs.grow(needed.nbytes),
                 heard.Detached: lambda detached, _: outputs.detached(detached.segment),
                 heard.Call: partial(services.on_call, caller),
+                heard.LocalCall: lambda call, _: self._on_local_call(call),
                 heard.CancelCall: lambda cancelled, _: services.on_cancel_call(caller, cancelled.call),
                 **dict.fromkeys(get_args(heard.Question), partial(services.on_question, caller)),
                 heard.Readiness: lambda answer, _: readiness.on_readiness(answer),
@@ -201,6 +204,11 @@ class StubSession:
 
     # Life
 
+    @property
+    def is_shared(self) -> bool:
+        """True if other models live in the same process."""
+        return self._process.is_shared
+
     async def load(self, config_json: str | None) -> dict[str, Any] | None:
         """Import the model; returns what ``auto_complete_config`` made of ``config_json``, if both are there."""
         hello: heard.Hello = await self._life.outcome_of(StubState.STARTING)
@@ -212,7 +220,7 @@ class StubSession:
             )
         self.confined = hello.confined
         try:
-            self._settings.launch.check_confined(self._process, hello.confined)
+            self._settings.launch.check_confined(self.pid, self._process.sandbox_report, hello.confined)
         except ModelLoadError:
             self.kill()
             raise
@@ -284,6 +292,11 @@ class StubSession:
         """Say how many responses of a request are accepted. A stub reads this before each response that it sends."""
         self.channel.post(Flow(execution, index, allowed))
 
+    def offer(self, *, offered: bool) -> None:
+        """Say whether other models in the process may run this one, for calls that name no version."""
+        if self.is_shared:
+            self.channel.post(Offer(offered))
+
     def ask_readiness(self) -> None:
         """Ask the model's ``is_ready``; :attr:`readiness` hears the answer."""
         self.channel.post(Probe())
@@ -323,18 +336,30 @@ class StubSession:
         match message:
             case heard.Failed():
                 self._process.read_output()
+                self._process.expect_end()
                 self._life.fail(ModelLoadError(message.failure.message, ErrorCode(message.failure.code)))
                 return
             case heard.Completed():
                 outcome: object = heard.completed_config(message, self.channel.codec)
+            case heard.Finalized():
+                self._process.expect_end()
+                outcome = message
             case _:
                 outcome = message
         self._process.read_output()
         self._life.reach(_REACHED.get(type(message)), outcome)
 
+    def _on_local_call(self, call: heard.LocalCall) -> None:
+        if not self.is_shared:
+            raise RemoteProtocolError("a call of another model in a process that has none")
+        callee = self._process.neighbour(call.instance)
+        if callee is not None:  # otherwise it has left meanwhile
+            callee.on_local_call(call)
+
     # The end
 
     def _on_channel_end(self, error: RemoteProtocolError | None) -> None:
+        self._process.on_hung_up()
         if error is not None:
             log.error("stub process '%s' broke the protocol and is being killed: %s", self._instance_name, error)
             self._life.end_cause = f"broke the protocol between host and model process ({error}) and was killed"

@@ -22,7 +22,7 @@ from pybackend.ipc.unwanted_descriptors import close, receiver_of
 from pybackend.loop_turn import loop_turn_of
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.framing import HEADER, MOST_DESCRIPTORS, Frame, FrameDecoder
-from pybackend_wire.host_messages import Attach, FromHost, encoded
+from pybackend_wire.host_messages import Attach, FromHost, Join, encoded
 from pybackend_wire.messages import HostMessage
 
 log = logging.getLogger(__name__)
@@ -67,9 +67,16 @@ class _SocketWriter:
     def backlog_bytes(self) -> int:
         return len(self._backlog)
 
-    def attach(self, descriptor: int) -> None:
-        """Send a duplicate of a descriptor with the next bytes."""
-        self._descriptors.append(os.dup(descriptor))
+    def attach(self, descriptors: Sequence[int]) -> None:
+        """Send duplicates of descriptors with the next bytes; all of them, or none if this process has none left."""
+        before = len(self._descriptors)
+        try:
+            self._descriptors += map(os.dup, descriptors)
+        except OSError:
+            for descriptor in self._descriptors[before:]:
+                os.close(descriptor)
+            del self._descriptors[before:]
+            raise
 
     def write(self, data: bytes) -> int:
         """Send bytes; returns how many the socket has not accepted so far."""
@@ -195,14 +202,14 @@ class StubChannel:
             self._turn.soon(self.flush)
         self._messages.append(fields)
 
-    def post_attach(self, message: Attach, descriptor: int) -> None:
-        """Add a message to this turn's frame, with a duplicate of the segment's descriptor: the original may be closed.
+    def post_attach(self, message: Attach | Join, *descriptors: int) -> None:
+        """Add a message to this turn's frame, with duplicates of descriptors: the originals may be closed.
 
         Raises:
             OSError: this process has no descriptors left; the message is not posted.
         """
         if self.is_open:
-            self._writer.attach(descriptor)
+            self._writer.attach(descriptors)
             self.post(message)
 
     def append_tail(self, data: Any) -> int:

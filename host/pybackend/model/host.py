@@ -19,6 +19,7 @@ from pybackend.instance.services import StubServices
 from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.ipc.arena import TensorArena, TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
+from pybackend.model.groups import ProcessGroups
 from pybackend.model.model import Model
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import BackendPlaces
@@ -94,6 +95,7 @@ class ModelHost:
         terminal: lent to models that stop at breakpoints, None for no terminal.
         runtime_places: candidate locations for the server's private runtime directories.
         disconnect_slow_clients: called when the output memory of a process is short.
+        groups: of models that live in one process.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """
 
@@ -116,6 +118,7 @@ class ModelHost:
     runtime_places: Sequence[Path] = field(default_factory=lambda: runtime_places(default_cache_directory()))
     disconnect_slow_clients: DisconnectSlowClients = no_clients
     tensor_budget: TensorBudget | None = None
+    groups: ProcessGroups = field(default_factory=ProcessGroups)
 
     def arena_of(self, source: ModelSource) -> TensorArena:
         """New input memory for a version."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, ResponsePath, guarded
 from pybackend.inference.response import InferenceResponse
-from pybackend.instance.execution import Execution, Returned
+from pybackend.instance.execution import Execution, ExecutionTimes, Returned
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState
 from pybackend.ipc.arena import ArenaLease
@@ -120,6 +120,16 @@ class InstanceRequests(RequestOutcomes):
         if self._streams is not None:
             self._streams.begin(pending, execution)
         self.statistics.add_failure(_reason(pending, error), pending.request.queued_ns, now_ns)
+
+    def on_local_call(self, times: ExecutionTimes, done_ns: int, batch_size: int, *, failed: bool) -> None:
+        """Another model has run the version in the process that they share."""
+        began_ns, _, end_ns = times
+        if failed:
+            self.statistics.add_failure(FailureReason.BACKEND, began_ns, done_ns)
+            return
+        if self.statistics.summaries is not None:
+            self.statistics.summaries.add(began_ns, times, done_ns, done_ns - end_ns)
+        self.statistics.add_executions([(1, batch_size, began_ns, batch_size, times)], done_ns)
 
     def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
         """A response sender has sent a response."""

@@ -98,6 +98,10 @@ class Model(ABC):
         self.traffic: Distribution | None = None
         self.is_newest = False
 
+    def be_newest(self, *, newest: bool) -> None:
+        """Say whether this version answers the requests that name none; see :attr:`is_newest`."""
+        self.is_newest = newest
+
     # Life
 
     @abstractmethod

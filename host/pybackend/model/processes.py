@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.author_files.apart import begin_apart
+from pybackend.author_files.apart import apart, begin_apart
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.environment.provider import EnvironmentProvider, ModelEnvironment
 from pybackend.errors import ModelEnvironmentError, ModelLoadError, PybackendError
@@ -19,6 +19,7 @@ from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState, StubSettings
+from pybackend.model.groups import ProcessGroup, joins_group, members_beside, terms_of_group
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.options import sandbox_options_of, start_options_of
@@ -26,15 +27,23 @@ from pybackend.modelconfig.schema import InstanceSpec, full_name
 from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.stub_process import StubLaunch
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, sandbox_of
+from pybackend.sandbox.sandbox import Sandbox
 from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
 
 log = logging.getLogger(__name__)
 
 
 async def open_sandbox(
-    source: ModelSource, host: ModelHost, environment: ModelEnvironment | None, planned: Sequence[InstanceSpec]
+    source: ModelSource,
+    host: ModelHost,
+    environment: ModelEnvironment | None,
+    planned: Sequence[InstanceSpec],
+    beside: Collection[str] = (),
 ) -> ModelSandbox | None:
-    """Open the sandbox of a version, ready for its first instance; None if the version is not confined."""
+    """Open the sandbox of a version, ready for its first instance; None if the version is not confined.
+
+    ``beside`` are the directories of models that live in the same process.
+    """
     # Uses the configuration as written on disk: changes by the model's own code are not trusted.
     options = sandbox_options_of(source.config, source.directory)
     if host.sandbox is None:
@@ -54,8 +63,9 @@ async def open_sandbox(
         model_file=source.model_file,
         environment=HOST_ENVIRONMENT if environment is None else environment.environment,
         of_backend=source.backend_file is not None,
-        gpu=any(spec.kind in {"GPU", "MODEL"} for spec in planned),
+        gpu=_needs_gpu(planned),
         sharing=sharing,
+        beside=tuple(sorted(beside)),
     )
     sandbox = sandbox_of(host.sandbox, source.full_name, options, files, source.config.source, required)
     if sandbox is not None:
@@ -65,6 +75,53 @@ async def open_sandbox(
             await sandbox.close()
             raise
     return sandbox
+
+
+def _needs_gpu(planned: Sequence[InstanceSpec]) -> bool:
+    return any(spec.kind in {"GPU", "MODEL"} for spec in planned)
+
+
+async def join_group(
+    member: object,
+    source: ModelSource,
+    host: ModelHost,
+    environment: ModelEnvironment | None,
+    planned: Sequence[InstanceSpec],
+) -> ProcessGroup:
+    """Join the group that a version names; the first member opens it, with a sandbox for all that name it.
+
+    Raises:
+        ModelLoadError: the version contradicts the other members, or the group's processes cannot reach its files.
+    """
+    options = sandbox_options_of(source.config, source.directory)
+    if host.sandbox is not None:
+        level = host.sandbox.level_of(source.full_name, options, source.config.source)
+        host.sandbox.check_group(source.full_name, level, source.config.source)
+    python = None if environment is None else environment.environment
+    terms = await asyncio.to_thread(partial(terms_of_group, source, python, options, gpu=_needs_gpu(planned)))
+    group = host.groups.join(member, source, terms)
+    try:
+        async with group.opening:
+            if not group.is_open and host.sandbox is not None:
+                group.directories = await _member_directories(group, source, host, host.sandbox)
+                group.sandbox = await open_sandbox(source, host, environment, planned, group.directories)
+            group.is_open = True
+        group.check_reach(source.full_name, source.directory)
+        if group.sandbox is not None and planned:
+            await asyncio.to_thread(group.sandbox.prepare, len(planned))
+    except BaseException:
+        await group.leave(member)
+        raise
+    return group
+
+
+async def _member_directories(
+    group: ProcessGroup, source: ModelSource, host: ModelHost, sandbox: Sandbox
+) -> frozenset[str]:
+    """The directories that the group's processes must reach: those of models that are to come, too."""
+    repositories = () if source.namespace else sandbox.places.repositories
+    what = f"the members of PROCESS_GROUP '{group.name}'"
+    return await apart(what, members_beside, source, repositories, group.terms.owner, host.settings.config_name)
 
 
 _CLEARING_S = 5.0
@@ -116,6 +173,7 @@ class ModelProcesses:
         self._host = host
         self._owner = owner
         self._environment: ModelEnvironment | None = None
+        self._group: ProcessGroup | None = None
         self._debugger_points: list[DebuggerPoint] = []
         self._failures = RepeatedFailures()
         self._callers: set[Any] = set()
@@ -126,9 +184,13 @@ class ModelProcesses:
         if source.environment_path is not None:
             self._environment = await open_environment(host.environments, source.environment_path)
             log.info("model '%s' runs on %s", source.full_name, self._environment.interpreter.describe())
-        self.sandbox = await open_sandbox(source, host, self._environment, planned)
         if host.debugger.debugs(source.name) or host.debugger.debugs(source.full_name):
             self._debugger_points = host.debugger.reserve(names)
+        if joins_group(source) and not self.is_debugged and host.terminal is None and self._owner is not None:
+            self._group = await join_group(self, source, host, self._environment, planned)
+            self.sandbox = self._group.sandbox
+        else:
+            self.sandbox = await open_sandbox(source, host, self._environment, planned)
 
     def make_instance(self, name: str) -> ModelInstance:
         """Make an instance, without a process yet, which is not among :attr:`instances`."""
@@ -157,6 +219,8 @@ class ModelProcesses:
             start=start_options_of(source.config),
             sandbox=None if self.sandbox is None else self.sandbox.of_instance(place),
         )
+        if self._group is not None:
+            launch = self._group.seated(launch, place)
         model = ModelToLoad(
             model_file=str(source.model_file),
             model_name=source.name,
@@ -176,6 +240,17 @@ class ModelProcesses:
             self._callers,
             host.terminal,
         )
+
+    @property
+    def are_shared(self) -> bool:
+        """True if other models live in the same processes."""
+        return self._group is not None
+
+    def offer(self, *, offered: bool) -> None:
+        """Say whether models in the same processes may run this one."""
+        if self._group is not None:
+            for instance in self.instances:
+                instance.offer(offered=offered)
 
     async def replace_instances(
         self, instances: Sequence[ModelInstance], keeps: Callable[[InstanceExecutor], bool]
@@ -224,7 +299,9 @@ class ModelProcesses:
         self._failures.close()
         self._host.debugger.give_back(self._debugger_points)
         self._debugger_points = []
-        if self.sandbox is not None:
+        if self._group is not None:
+            await self._group.leave(self)
+        elif self.sandbox is not None:
             await self.sandbox.close()
         if self._environment is not None:
             self._environment.release()

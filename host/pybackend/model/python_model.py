@@ -178,6 +178,15 @@ class PythonModel(Model):
             self.sandbox = self._processes.sandbox
         self.statistics.load_duration_ns = time.monotonic_ns() - started_ns
         self.state, self.reason, self.was_ready = ModelState.READY, "", True
+        self._offer()
+
+    def be_newest(self, *, newest: bool) -> None:
+        super().be_newest(newest=newest)
+        self._offer()
+
+    def _offer(self) -> None:
+        """Say whether calls that name no version are for this one: models in its processes may then run it themselves."""
+        self._processes.offer(offered=self.is_newest and self.state is ModelState.READY)
 
     async def _load(self) -> None:
         requests = self._requests
@@ -224,6 +233,7 @@ class PythonModel(Model):
         except InferenceError as error:
             raise ModelLoadError(error.message, error.code) from error
         self._source, self.config = source, serving.version.config
+        self._offer()
         self._requests.on_available()
         await self._processes.replace_instances(every, serving.scheduler.keeps)
 
@@ -234,6 +244,7 @@ class PythonModel(Model):
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         began_s = time.monotonic()
         self.state = ModelState.UNLOADING
+        self._offer()
         if drain_timeout_s is None:
             await self.sequences.ended_within(
                 self._host.settings.exit_timeout_s, f"model '{self.name}' version {self.version}"

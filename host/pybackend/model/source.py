@@ -23,6 +23,7 @@ class ModelSource:
         environment_path: None if the model runs on the host's own Python.
         bounds: upper limits on its rights, all of which apply; empty if the operator installed the model.
         is_brought: True if all files of its directory came with the load request.
+        is_as_installed: True if neither its files nor its configuration came with the load request.
         namespace: of the model; ``""`` on a server without namespaces.
     """
 
@@ -34,6 +35,7 @@ class ModelSource:
     environment_path: Path | None = None
     bounds: tuple[Grant, ...] = ()
     is_brought: bool = False
+    is_as_installed: bool = True
     namespace: str = ""
 
     @property

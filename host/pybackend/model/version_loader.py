@@ -35,7 +35,7 @@ from pybackend.modelconfig.signature import ModelSignature, signature_of
 from pybackend.modelconfig.validation import validate
 from pybackend.modelconfig.warmup import WarmupSample, warmup_samples
 from pybackend.scheduler.sequence_inputs import ImplicitStates
-from pybackend_wire.host_messages import Initialize
+from pybackend_wire.host_messages import Initialize, InputSignature, Signature
 
 log = logging.getLogger(__name__)
 
@@ -236,6 +236,31 @@ class VersionLoader:
     def _descriptions(self, config: ModelConfig) -> list[tuple[InstanceSpec, RateLimit | None]]:
         return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]
 
+    def _signature_for_neighbours(self, version: CompletedVersion, spec: InstanceSpec) -> Signature | None:
+        """What requests look like, for models in the same process; None if all of them must come to the server.
+
+        They must if it has a part in them: because it puts several into a batch, follows sequences, holds resources, keeps
+        answers, changes outputs, limits the time, or passes on a stream.
+        """
+        config, options, signature = version.config, version.options, version.signature
+        has_part = (
+            config.scheduling is not Scheduling.DEFAULT
+            or config.decoupled
+            or options.concurrency > 1
+            or options.validate_outputs
+            or options.execution_limit_s
+            or signature.has_reshape
+            or spec.passive
+            or (self._host.cache is not None and config.response_cache_enabled)
+            or (self._host.resources is not None and rate_limit_of(config, spec.group, spec.device_id) is not None)
+        )
+        if has_part or not self._processes.are_shared or self._processes.is_debugged:
+            return None
+        inputs = [
+            InputSignature(each.name, each.datatype, each.dims, each.optional) for each in signature.inputs.values()
+        ]
+        return Signature(signature.max_batch_size, inputs)
+
     def _instance_settings(
         self, version: CompletedVersion, instance: ModelInstance, spec: InstanceSpec, config_json: str
     ) -> InstanceSettings:
@@ -257,6 +282,8 @@ class VersionLoader:
             reschedules=is_iterative(config),
             drops_unknown_outputs=not options.validate_outputs,
             maps_regions=options.views_regions,
+            calls_neighbours=not options.cancels_calls,
+            signature=self._signature_for_neighbours(version, spec),
         )
         return InstanceSettings(
             stub=self._processes.stub_settings(instance, spec.policy_name),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,14 @@ def start_options_of(config: ModelConfig) -> StartOptions:
     )
 
 
+PROCESS_GROUP = "PROCESS_GROUP"
+
+
+def process_group_of(config: ModelConfig) -> str:
+    """PROCESS_GROUP: the models of this name live in one process; ``""`` for a model with processes of its own."""
+    return read_option(config, PROCESS_GROUP, "", _group_name, "a name of letters, digits, '_', '-' and '.'")
+
+
 def options_of(config: ModelConfig, *, validate_outputs: bool = False) -> ModelOptions:
     """Read the options. ``validate_outputs`` counts for a model without VALIDATE_OUTPUTS."""
     return ModelOptions(
@@ -86,6 +95,15 @@ def read_option(config: ModelConfig, key: str, default: _T, parse: Callable[[str
         raise ModelConfigError(
             f"model '{config.name}': parameters {key} must be {expected}, it is '{text}' ({config.source})"
         ) from None
+
+
+_MOST_GROUP_NAME = 100
+
+
+def _group_name(text: str) -> str:
+    if not 0 < len(text) <= _MOST_GROUP_NAME or not re.fullmatch(r"[A-Za-z0-9_.-]+", text):
+        raise ValueError(text)
+    return text
 
 
 def positive(text: str) -> int:

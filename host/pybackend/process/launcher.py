@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError, ServerError
+from pybackend.process.group import ModelProcess
 from pybackend.process.orphans import Orphans
 from pybackend.process.start import SandboxReport, is_entered, start_host_program, start_process, terms_of
 from pybackend.process.stub_process import HostEnds, Process, StubLaunch, StubProcess, connected_ends, output_pipe
@@ -50,8 +51,14 @@ class StubLauncher:
         if self._zygotes is not None:
             self._zygotes.start_ahead(_ANYHOW)
 
-    async def start(self, launch: StubLaunch = _ANYHOW) -> StubProcess:
+    async def start(self, launch: StubLaunch = _ANYHOW) -> ModelProcess:
         """Start a stub that has not sent any message yet. Raises ModelLoadError if the process cannot be started."""
+        if launch.seat is None:
+            return await self._start(launch)
+        process: ModelProcess = await launch.seat(partial(self._start, launch))
+        return process
+
+    async def _start(self, launch: StubLaunch) -> StubProcess:
         stub = await self._fork(self._zygotes, launch) if self._zygotes is not None else None
         if stub is None:
             stub = self._spawn(launch)

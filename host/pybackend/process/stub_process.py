@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pybackend.environment.environment import Environment
+from pybackend.ipc.segment import Segment
 from pybackend.ipc.unwanted_descriptors import close, refuse_descriptors
 from pybackend.modelconfig.options import StartOptions
 from pybackend.observability.model_output import ModelOutput
@@ -103,9 +105,7 @@ class StubEnds:
 def connected_ends() -> Iterator[tuple[HostEnds, StubEnds]]:
     """Make both ends, for the length of a ``with`` block that starts a stub; the host's stay open if it succeeds."""
     with ExitStack() as theirs, ExitStack() as ours:
-        our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.enter_context(our_end)
-        theirs.enter_context(their_end)
+        our_end, their_end = socket_ends(ours, theirs)
         # No shared counter such as an eventfd: the stub could fill it and so block the host's write.
         their_nudges, our_nudges = os.pipe()
         ours.callback(os.close, our_nudges)
@@ -114,12 +114,20 @@ def connected_ends() -> Iterator[tuple[HostEnds, StubEnds]]:
         our_output, their_output = output_pipe()
         ours.callback(os.close, our_output)
         theirs.callback(os.close, their_output)
-        refuse_descriptors(our_end)
-        for end in (our_end, their_end):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        our_end.setblocking(False)
         yield HostEnds(our_end, our_nudges, our_output), StubEnds(their_end.fileno(), their_nudges, their_output)
         ours.pop_all()
+
+
+def socket_ends(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Make the host's and the stub's end of a control socket, which these stacks close."""
+    our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.enter_context(our_end)
+    theirs.enter_context(their_end)
+    refuse_descriptors(our_end)
+    for end in (our_end, their_end):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+    our_end.setblocking(False)
+    return our_end, their_end
 
 
 def output_pipe() -> tuple[int, int]:
@@ -141,7 +149,14 @@ class StubProcess:
         ends: the host's ends of its connections; all but the socket are closed when the process ends.
         on_end: called once, when the process has ended and was reaped.
         report: report of the program that confined it; None if there is none.
+
+    Attributes:
+        is_shared: other models run in it, too.
+        stacks: where it writes its stacks, if its instances do not say.
     """
+
+    is_shared = False
+    stacks: Segment | None = None
 
     def __init__(
         self, process: Process, ends: HostEnds, on_end: Callable[[], None], report: SandboxReport | None = None
@@ -237,6 +252,18 @@ class StubProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGURG)
 
+    def answer_to(self, instance_name: str, instance: Any) -> None:
+        """Nobody else is in the process."""
+
+    def neighbour(self, instance_name: str) -> None:
+        """There is no other instance in the process."""
+
+    def expect_end(self) -> None:
+        """The stub has said its last word: nothing is to be done, its process ends."""
+
+    def on_hung_up(self) -> None:
+        """The stub has closed its socket: its process says more."""
+
     def _close_nudges(self) -> None:
         if self._nudges >= 0:
             os.close(self._nudges)
@@ -265,6 +292,10 @@ class StubProcess:
         self._output.finish()
 
 
+Start = Callable[[], Awaitable[StubProcess]]
+"""Starts a process that has not been told yet what it will run."""
+
+
 @dataclass(frozen=True)
 class StubLaunch:
     """How to start a stub."""
@@ -274,6 +305,8 @@ class StubLaunch:
     start: StartOptions = field(default_factory=StartOptions)
     # confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined
     sandbox: InstanceSandbox | None = None
+    # joins the process of a group, which it starts if there is none; None for a process of its own
+    seat: Callable[[Start], Awaitable[Any]] | None = None
 
     @property
     def confinement(self) -> Confinement | None:
@@ -284,13 +317,12 @@ class StubLaunch:
         """The models that share a zygote with this one; None if it shares none."""
         return None if self.sandbox is None else self.sandbox.domain
 
-    def check_confined(self, process: StubProcess, said: Mapping[str, str]) -> None:
-        """Check a process's report about its sandbox; a report by the program that confined it counts more."""
+    def check_confined(self, pid: int, report: SandboxReport | None, said: Mapping[str, str]) -> None:
+        """Check what a process has said about its sandbox; a report by the program that confined it counts more."""
         if self.sandbox is not None:
-            report = process.sandbox_report
-            self.sandbox.check(process.pid, said if report is None else report.layers, is_entered=report is not None)
+            self.sandbox.check(pid, said if report is None else report.layers, is_entered=report is not None)
 
     async def end_leftovers(self) -> None:
         """Kill the leftovers of the process, which has ended."""
-        if self.sandbox is not None:
+        if self.sandbox is not None and self.seat is None:  # a group does it, before it starts another process
             await self.sandbox.end_leftovers()

@@ -13,6 +13,7 @@ from pybackend.author_files.apart import apart
 from pybackend.author_files.reading import open_file_beneath
 from pybackend.environment.provider import environment_path
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
+from pybackend.model.groups import joins_group
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import backend_file, default_environment, require_framework
@@ -48,6 +49,7 @@ class Candidate:
             self.files is not None
             and self.source.directory == other.source.directory
             and self.source.bounds == other.source.bounds
+            and joins_group(self.source) == joins_group(other.source)
             and (self.files, self.code, self.environment) == (other.files, other.code, other.environment)
             and self._rest == other._rest
         )
@@ -76,6 +78,7 @@ class ModelReading:
     # the environment that it names, or that its backend brings; None for the host's own Python
     environment: Path | None
     is_brought: bool = False  # True if the directory was made from files that came with the load request
+    is_as_installed: bool = True  # False if that, or the configuration, came with the load request
     namespace: str = ""  # of the model; ``""`` on a server without namespaces
 
     @property
@@ -107,6 +110,7 @@ class ModelReading:
             environment_path=self.environment,
             bounds=bounds,
             is_brought=self.is_brought,
+            is_as_installed=self.is_as_installed,
             namespace=self.namespace,
         )
         files = None if self.files is None else self.files.of_version(version)
@@ -162,7 +166,8 @@ def _read(directory: Path, host: ModelHost, config_json: str | None, *, is_broug
     for warning in scan.warnings:
         log.warning("%s", warning)
     environment = _environment(directory, config, host)
-    return ModelReading(directory, config, tuple(scan.versions), files, environment, is_brought)
+    is_as_installed = config_json is None and not is_brought
+    return ModelReading(directory, config, tuple(scan.versions), files, environment, is_brought, is_as_installed)
 
 
 def _environment(directory: Path, config: ModelConfig, host: ModelHost) -> Path | None:

@@ -82,7 +82,7 @@ class ModelEntry:
 
     def set_versions(self, models: Mapping[int, Model], origins: Mapping[int, Candidate]) -> None:
         for model in self.newest_first:
-            model.is_newest = False
+            model.be_newest(newest=False)
         self.versions = dict(sorted(models.items()))
         self.origins = origins
         self.reason = ""
@@ -119,7 +119,7 @@ class ModelEntry:
             self.traffic.serve(self.versions)
         for model in self.versions.values():
             model.traffic = self.traffic
-            model.is_newest = self.traffic is None and model is self.newest_first[0]
+            model.be_newest(newest=self.traffic is None and model is self.newest_first[0])
 
     def ready_versions(self) -> list[Model]:
         """Versions that accept requests, ascending."""

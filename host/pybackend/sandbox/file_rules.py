@@ -110,12 +110,13 @@ class ServerPlaces:
 
 @dataclass(frozen=True)
 class ModelPlaces:
-    """The places that one process of a model needs."""
+    """The places that one process of a model needs; ``beside`` are the directories of models that live in it, too."""
 
     directory: str
     python: tuple[str, ...]
     backend: str = ""
     scratch: str = ""
+    beside: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     gpu: bool = False
@@ -191,7 +192,7 @@ def exposed(server: ServerPlaces) -> list[str]:
 def _own(server: ServerPlaces, model: ModelPlaces, letters_of_directory: str) -> Rules:
     rules = [(path, _PROGRAMS) for path in (server.bundle, model.backend, *model.python) if path]
     rules += [(path, _PROGRAMS) for path in model.read]
-    rules.append((model.directory, letters_of_directory))
+    rules += [(path, letters_of_directory) for path in (model.directory, *model.beside)]
     return rules + [(path, OWN) for path in (model.scratch, *model.write) if path]
 
 

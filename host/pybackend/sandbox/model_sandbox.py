@@ -67,6 +67,7 @@ class ModelFiles:
     # returns the directories of all models that name this environment in the same way; None if its processes must not
     # be forked from a zygote that others use
     sharing: Callable[[], Collection[Path]] | None = None
+    beside: tuple[str, ...] = ()  # the directories of other models that live in the same processes
 
 
 def sandbox_of(
@@ -267,6 +268,7 @@ class ModelSandbox:
             python=self._python,
             backend=str(self._files.model_file.parent) if self._files.of_backend else "",
             scratch=scratch,
+            beside=self._files.beside,
             read=options.read,
             write=options.write,
             gpu=self._files.gpu,

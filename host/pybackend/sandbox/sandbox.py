@@ -77,6 +77,15 @@ class Sandbox:
             )
         return level
 
+    def check_group(self, model: str, level: str, source: str) -> None:
+        """Check that a model may live in a process with others. Raises ModelConfigError: the floor forbids it."""
+        floor = self.settings.floor
+        if level == floor != OFF:
+            raise ModelConfigError(
+                f"model '{model}': parameters PROCESS_GROUP would let it reach other models, and this server has "
+                f"--sandbox-floor={floor}. Leave it out, or ask the server's operator ({source})"
+            )
+
     def domain_of(self, environment: Environment) -> TrustDomain:
         """Return the trust domain of models that run in an environment; only for models with the usual users."""
         if environment not in self._domains:

@@ -12,9 +12,9 @@ from pybackend_sdk.testing.executor import ModelExecutor, turns_of
 from pybackend_sdk.testing.host import Host, ModelProcess
 from pybackend_sdk.testing.local import HarnessRuntime, LocalProcess
 from pybackend_sdk.testing.logs import ModelLog
-from pybackend_sdk.testing.model_modules import ModelModules
 from pybackend_sdk.testing.model_table import ModelTable
 from pybackend_sdk.testing.remote import EnvironmentProcess, RemoteProcess
+from pybackend_stub.model_modules import ModelModules
 from pybackend_wire.host_messages import Initialize, ModelToLoad
 
 PathLike = Union[str, "os.PathLike[str]"]

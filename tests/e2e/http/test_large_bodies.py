@@ -330,7 +330,6 @@ def test_announced_bytes_take_no_memory(tight):
         assert blob_of(idle[0].reply()) == blob
 
 
-@pytest.mark.one_process  # a front end takes memory for a tensor at once
 def test_slow_senders_make_room(tight):
     """A client that has sent much and goes on slowly keeps it only as long as nobody needs it."""
     blob = noise(32 * MIB)

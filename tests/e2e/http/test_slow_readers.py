@@ -101,7 +101,6 @@ def test_answers_that_nobody_reads(server, binary):
         wait_until(served, "what was kept for clients that have gone is not free")
 
 
-@pytest.mark.one_process  # a front end's slow clients keep what they have not read
 def test_slow_clients_make_room(server):
     """They keep what they have for as long as nobody needs it, and only while they are slow."""
     with ExitStack() as stack:
@@ -184,7 +183,6 @@ def unread_over_grpc(server, model):
         yield
 
 
-@pytest.mark.one_process  # a front end's slow clients keep what they have not read
 @pytest.mark.parametrize(
     ("unread", "model"),
     [(unread_over_http, "generator"), (unread_over_grpc, "generator"), (unread_over_http, "around")],

@@ -329,6 +329,7 @@ LIES: dict[str, Callable[[int], Any]] = {
     "a segment that it does not have": lambda _: messages.Return(12345),
     "a response that it does not have": lambda _: messages.Release([1]),
     "an answer to no question": lambda _: messages.Settled(1),
+    "memory that nobody asked for": lambda _: messages.Dropped(1),
     "a code that there is not": lambda _: messages.Counted("http", "2000", 1),
     "no messages": lambda _: b"\0\xc1",
     "an unknown kind": lambda _: b"\0" + msgspec.msgpack.encode([[31, 1]]),

@@ -38,8 +38,18 @@ SAMPLES = {
         said.Respond(9, 1, True, ANSWER),
         said.HandedBack([9, 10]),
         said.Call(
-            1, "other", -1, False, 9, [PLACE], ["OUT"], messages.RequestOptions("id", "sequence", 3, 0, 5, {"a": 1})
+            1,
+            "other",
+            -1,
+            False,
+            9,
+            [PLACE],
+            ["OUT"],
+            messages.RequestOptions("id", "sequence", 3, 0, 5, {"a": 1}),
+            ["third_0"],
         ),
+        said.LocalCall("other_0", 1, 2, 3, 4, 5, False, [PLACE]),
+        said.Occupied(True),
         said.CancelCall(1),
         said.Readiness(False, "not yet"),
         said.NewFamily(1, "name", "description", 2),
@@ -65,6 +75,8 @@ def test_every_message_of_a_module_has_a_kind(module):
         host_messages.ExecuteRequest,
         host_messages.RegionSource,
         host_messages.OutputPlace,
+        host_messages.InputSignature,
+        host_messages.Signature,
     }
     defined = {
         each for each in vars(module).values() if hasattr(each, "_fields") and each.__module__ == module.__name__
@@ -169,17 +181,17 @@ def test_garbage_is_a_broken_contract(codec, metadata):
         (StubMessage.HANDED_BACK, [-1]),
         (StubMessage.HANDED_BACK, 1),
         (StubMessage.HANDED_BACK, None),
-        (StubMessage.CALL, -1, "m", -1, False, 0, [], [], None),
-        (StubMessage.CALL, 1, None, -1, False, 0, [], [], None),
-        (StubMessage.CALL, 1, "m", -1, False, -1, [], [], None),
-        (StubMessage.CALL, 1, "m", -1, False, 0, [["IN", "FP32", [1]]], [], None),
-        (StubMessage.CALL, 1, "m", -1, False, 0, [["IN", "FP32", [1] * 65, 0, 0, 4]], [], None),
-        (StubMessage.CALL, 1, "m", -1, False, 0, [], [None], None),
-        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", -1, 0, 0, 0, None]),
-        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 2**32, 0, 0, None]),
-        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, -1, None]),
-        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, 0, {"a": None}]),
-        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, 0, {"a": [1]}]),
+        (StubMessage.CALL, -1, "m", -1, False, 0, [], [], None, []),
+        (StubMessage.CALL, 1, None, -1, False, 0, [], [], None, []),
+        (StubMessage.CALL, 1, "m", -1, False, -1, [], [], None, []),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [["IN", "FP32", [1]]], [], None, []),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [["IN", "FP32", [1] * 65, 0, 0, 4]], [], None, []),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [None], None, []),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", -1, 0, 0, 0, None], []),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 2**32, 0, 0, None], []),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, -1, None], []),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, 0, {"a": None}], []),
+        (StubMessage.CALL, 1, "m", -1, False, 0, [], [], ["", 0, 0, 0, 0, {"a": [1]}], []),
         (StubMessage.CANCEL_CALL, None),
         (StubMessage.READINESS, 1, ""),
         (StubMessage.READINESS, True, None),
@@ -225,7 +237,7 @@ def test_json_numbers_that_no_other_stub_could_be_sent(options, version):
 @pytest.mark.parametrize("codec", ENCODERS)
 def test_numbers_as_large_as_they_may_be(codec):
     options = ["", 2**64 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1, {"a": 2**63 - 1, "b": -(2**63)}, 2**63 - 1, ""]
-    message = (StubMessage.CALL, 2**63 - 1, "m", -(2**63), False, 2**63 - 1, [], [], options)
+    message = (StubMessage.CALL, 2**63 - 1, "m", -(2**63), False, 2**63 - 1, [], [], options, [])
     (call,) = stub_messages.decode(codec, Frame(ENCODERS[codec]([message]), bytearray()))
     assert msgspec.to_builtins(call.options) == options
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(call)) == list(msgspec.to_builtins(call))
@@ -268,6 +280,8 @@ SERVING = {
     StubMessage.DROPPED_OUTPUT,
     StubMessage.HANDED_BACK,
     StubMessage.CALL,
+    StubMessage.LOCAL_CALL,
+    StubMessage.OCCUPIED,
     StubMessage.CANCEL_CALL,
     StubMessage.READINESS,
 }

@@ -16,10 +16,11 @@ from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.frontend.calls.open_bytes import OpenBytes, call_bytes
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
+from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
@@ -62,12 +63,14 @@ class OpenCall:
         "cancelled",
         "delivering",
         "failure",
+        "held",
         "inputs",
         "message",
         "nbytes",
         "paused",
         "pending",
         "responses",
+        "waiting_model",
     )
 
     def __init__(self, caller: CallingStub, message: heard.Call, inputs: list[Buffer]) -> None:
@@ -82,7 +85,30 @@ class OpenCall:
         self.cancelled = False
         self.delivering = False
         self.paused = False
+        self.held: list[InstanceExecutor] = []  # instances in the caller's process that wait for it, too
+        self.waiting_model = caller.model_name  # the model whose code has made the call
         self.nbytes = 0  # the call's size as counted by :class:`~pybackend.frontend.calls.open_bytes.OpenBytes`
+
+    def hold(self) -> None:
+        """Note that instances in the caller's process wait for the call, too: they serve its execution."""
+        message, caller = self.message, self.caller
+        for name in message.held:
+            instance = caller.neighbour(name)
+            if instance is not None and instance.session is not None:
+                self.waiting_model = instance.session.caller.model_name
+                self.held.append(instance.executor)
+                instance.executor.holders.append(self._execution)
+
+    @property
+    def _execution(self) -> RunningExecution:
+        executor: InstanceExecutor = self.caller.instance.executor
+        return RunningExecution(executor, self.message.execution, self.caller)
+
+    def let_go_of_held(self) -> None:
+        """The call is answered: those instances go on."""
+        held, self.held = self.held, []
+        for executor in held:
+            executor.holders.remove(self._execution)
 
     def cancel(self) -> None:
         """The caller no longer wants responses."""
@@ -151,6 +177,10 @@ class ModelCalls:
         self._outboxes: dict[CallingStub, _Outbox] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def count(self, *, failed: bool) -> None:
+        """Count the answer to a call that came and went within a process."""
+        self._answers.add(ErrorCode.INTERNAL.name if failed else "OK")
+
     def open_calls(self, caller: CallingStub) -> Sequence[OpenCall]:
         outbox = self._outboxes.get(caller)
         return () if outbox is None else tuple(outbox.open.values())
@@ -173,6 +203,8 @@ class ModelCalls:
             self._refuse(call, error)
             return
         call.nbytes = nbytes
+        if message.held and message.execution:
+            call.hold()
         outbox.open[message.call] = call
         outbox.unsent.append(call)
         if outbox.sending is None:
@@ -375,6 +407,7 @@ class ModelCalls:
             error = result[0] if result is not None else None
             self._answers.add("OK" if error is None else ErrorCode(error[0]).name)
             call.pending = None  # it has a reference to the call
+            call.let_go_of_held()
             outbox = self._outboxes.get(caller)
             if outbox is not None:
                 outbox.open.pop(call.message.call, None)

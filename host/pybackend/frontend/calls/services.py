@@ -62,6 +62,11 @@ class ModelServices:
             )
             pending.cancel()
 
+    def on_local_call(self, *, failed: bool) -> None:
+        """A model has run another one in the process that they share."""
+        assert self._calls is not None
+        self._calls.count(failed=failed)
+
     def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call."""
         assert self._calls is not None
@@ -180,7 +185,7 @@ class WaitGraph:
         """The model names along the cycle that ``call`` closed, the first name repeated at the end; empty if none."""
         if not self._is_blocked(call):
             return []
-        names = [call.caller.model_name]
+        names = [call.waiting_model]
         while call.admission is not None:
             name = call.admission.model.full_name
             names.append(name)
@@ -190,7 +195,7 @@ class WaitGraph:
             if execution is None:
                 return []
             call = next(waiting for waiting in self._calls[execution] if self._is_blocked(waiting))
-            part = call.caller.model_name
+            part = call.waiting_model
             if part != name:  # the model is an ensemble, and waits for this part of it
                 names.append(part)
                 if part in names[:-1]:

@@ -20,6 +20,7 @@ from msgspec import Struct
 from pybackend.engine.admission import Sender
 from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, Channel, OnEnd
 from pybackend.frontend.remote.memory import BlockLease, FrontEndMemory, InputPool
@@ -173,6 +174,10 @@ class RemoteAdmission:
         own, others = self._version, other._version
         return own is others or not {*map(id, own.pools.values())}.isdisjoint(map(id, others.pools.values()))
 
+    def uses(self, pool: InputPool) -> bool:
+        """True if the memory of its inputs may be of this pool."""
+        return any(each is pool for each in self._version.pools.values())
+
     def renew(self) -> None:
         """Switch to the version's successor if the engine has said that it was replaced."""
         engine = self._version.engine
@@ -269,7 +274,10 @@ class RemoteEngine:
         handlers: of the engine's messages, by type; others may be added.
         descriptor_handlers: of those that bring a descriptor.
         waiting: the requests without a final response, by ticket.
+        client_memory: the account of the front end's clients; None before there are any.
     """
+
+    client_memory: ClientMemory | None = None
 
     def __init__(self, sock: socket.socket, on_end: OnEnd) -> None:
         self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK")}
@@ -303,6 +311,8 @@ class RemoteEngine:
             messages.Responded: self._on_responded,
             messages.Detached: self._memory.drop_outputs,
             messages.Settle: self._on_settle,
+            messages.DropReaders: self._on_drop_readers,
+            messages.MakeRoom: self._on_make_room,
             **self._urgent,
         }
         self.descriptor_handlers = {**self._urgent_descriptors}
@@ -431,6 +441,20 @@ class RemoteEngine:
 
     def _on_no_memory(self, told: messages.NoMemory) -> None:
         self._more.append(InferenceError(told.message, told.code))
+
+    def _on_make_room(self, told: messages.MakeRoom) -> None:
+        pool = self._memory.make_room(told)
+        if pool is not None and self.client_memory is not None:
+            self.client_memory.drop_sender(lambda admission: admission.uses(pool))  # type: ignore[attr-defined]
+
+    def _on_drop_readers(self, told: messages.DropReaders) -> None:
+        def dropped() -> None:
+            self._post_released()
+            self.channel.post(messages.Dropped(told.number))
+
+        is_part = self._memory.are_outputs(told.segments)
+        if self.client_memory is None or not self.client_memory.drop_readers(is_part, told.nbytes, dropped):
+            dropped()
 
     def trim(self) -> None:
         """Give back memory that is not used, and report counts; call this about once a second."""

@@ -7,6 +7,7 @@ blocks within its own segments, each once at a time.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import count
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel
 from pybackend.inference.region import IN_REGION
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import OutputTensor
+from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.ipc.segment import Segment, place_of
 from pybackend.loop_turn import loop_turn_of
@@ -56,7 +57,7 @@ class InputLoans:
         self._freed: list[tuple[int, int]] = []
         self._is_over = False
 
-    def lend(self, model: Model, asked: messages.NeedMemory) -> None:
+    def lend(self, model: Model, asked: messages.NeedMemory, on_shortage: Callable[[TensorArena], None]) -> None:
         """Answer a front end that needs memory for an input."""
         arena = model.arena_of(asked.input_name)
         present = sum([each.segment.size_bytes for each in self._segments.values() if each.arena is arena])
@@ -69,11 +70,18 @@ class InputLoans:
                 raise InferenceError(f"cannot hand over a segment: {error.strerror}", ErrorCode.UNAVAILABLE) from error
         except InferenceError as error:
             self._channel.post(messages.NoMemory(error.code, error.message))
+            on_shortage(arena)
         else:
             self._segments[segment.number] = _LentSegment(self, arena, segment)
             pool = self._pools.setdefault(arena, next(self._pool_numbers))
             self._channel.post_with(messages.Memory(pool, segment.number, segment.size_bytes), descriptor)
         self._channel.flush()
+
+    def make_room(self, arena: TensorArena) -> None:
+        """Have the front end return what it does not use of an arena."""
+        pool = self._pools.get(arena)
+        if pool is not None:
+            self._channel.post(messages.MakeRoom(pool))
 
     def lease(self, place: tuple[int, int], nbytes: int) -> ArenaLease:
         """The block that a request names. Raises RemoteProtocolError if the front end may not use it."""
@@ -122,6 +130,7 @@ class OutputLoans:
         self._numbers = count(1)
         self._lent: dict[int, tuple[InferenceResponse, list[ArenaLease]]] = {}
         self._attached: dict[int, Segment] = {}
+        self._dropping: dict[int, Callable[[], None]] = {}
         self._copies = TensorArena(MOST_COPIES_BYTES, "a front end")
 
     def post(self, ticket: int, response: InferenceResponse) -> None:
@@ -199,6 +208,27 @@ class OutputLoans:
                 raise RemoteProtocolError("a response released that the front end does not have")
             _release(*lent)
 
+    def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
+        """Disconnect slow clients of the front end; see :meth:`pybackend.frontend.flow.ClientMemory.drop_readers`."""
+        parts = [
+            output.data for response, _ in self._lent.values() for output in response.outputs if is_part(output.data)
+        ]
+        places = [place_of(data) for data in parts if isinstance(data, memoryview)]
+        segments = {place[0].number for place in places if place is not None}
+        if not segments:
+            return False
+        number = next(self._numbers)
+        self._dropping[number] = then
+        self._channel.post(messages.DropReaders(number, list(segments), nbytes))
+        return True
+
+    def dropped(self, told: messages.Dropped) -> None:
+        """Slow clients have left. Raises RemoteProtocolError if no such question is open."""
+        then = self._dropping.pop(told.number, None)
+        if then is None:
+            raise RemoteProtocolError("an answer without a question")
+        then()
+
     def trim(self, now_ns: int) -> None:
         """Let go of segments that were closed; called about once a second."""
         self._copies.trim(now_ns, lambda _segment: None)
@@ -214,6 +244,9 @@ class OutputLoans:
             _release(*each)
         self._attached.clear()
         self._copies.close()
+        dropping, self._dropping = self._dropping, {}
+        for then in dropping.values():
+            then()
 
 
 def _release(response: InferenceResponse, copies: list[ArenaLease]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from pybackend.frontend.remote import messages
+from pybackend.inference.tensor import Buffer
 from pybackend.ipc.arena import IDLE_NS
 from pybackend.ipc.segment import map_shared
 from pybackend_wire.allocation import BlockMap
@@ -49,24 +50,37 @@ class BlockLease:
         """Free the block. Further calls do nothing."""
         chunk, self._chunk = self._chunk, None
         if chunk is not None:
-            chunk.blocks.release(self.offset)
+            chunk.release(self.offset)
 
 
 class _Chunk:
     """A segment for inputs."""
 
-    def __init__(self, number: int, view: memoryview, size_bytes: int) -> None:
+    def __init__(self, pool: InputPool, number: int, view: memoryview, size_bytes: int) -> None:
         self.number = number
         self.view = view
         self.blocks = BlockMap(size_bytes)
         self.idle_since_ns = 0
+        self._pool = pool
+
+    def release(self, offset: int) -> None:
+        """Free a block."""
+        self.blocks.release(offset)
+        if self._pool.is_wanted and not len(self.blocks):
+            self._pool.give_back(self.number)
 
 
 class InputPool:
-    """Segments that serve the same inputs."""
+    """Segments that serve the same inputs.
 
-    def __init__(self) -> None:
+    Attributes:
+        is_wanted: others need the memory: segments go back as soon as they are not used.
+    """
+
+    def __init__(self, give_back: Callable[[int], None]) -> None:
         self.chunks: dict[int, _Chunk] = {}
+        self.give_back = give_back
+        self.is_wanted = False
 
     def allocate(self, nbytes: int) -> BlockLease | None:
         """A block; None if no segment has room for it."""
@@ -82,7 +96,7 @@ class FrontEndMemory:
     """All segments that a front end has. ``give_back`` is told the numbers of those for inputs that it needs no more."""
 
     def __init__(self, give_back: Callable[[int], None]) -> None:
-        self._give_back = give_back
+        self._on_given_back = give_back
         self._pools: dict[int, InputPool] = {}
         self._inputs: dict[int, InputPool] = {}
         self._outputs: dict[int, memoryview] = {}
@@ -93,25 +107,40 @@ class FrontEndMemory:
             view = map_shared(descriptor, told.size_bytes)
         finally:
             os.close(descriptor)
-        pool = self._pools.setdefault(told.pool, InputPool())
-        pool.chunks[told.segment] = _Chunk(told.segment, view, told.size_bytes)
+        pool = self._pools.setdefault(told.pool, InputPool(self._give_back))
+        pool.chunks[told.segment] = _Chunk(pool, told.segment, view, told.size_bytes)
         self._inputs[told.segment] = pool
         return pool
 
     def on_freed(self, told: messages.Freed) -> None:
         """Models have let go of blocks."""
         for segment, offset in told.blocks:
-            self._inputs[segment].chunks[segment].blocks.release(offset)
+            self._inputs[segment].chunks[segment].release(offset)
+
+    def make_room(self, told: messages.MakeRoom) -> InputPool | None:
+        """Give back the unused segments of a pool, now and until :meth:`trim`. The pool if all of it is used, else None."""
+        pool = self._pools.get(told.pool)
+        if pool is None:
+            return None
+        pool.is_wanted = True
+        unused = [number for number, chunk in pool.chunks.items() if not len(chunk.blocks)]
+        for number in unused:
+            self._give_back(number)
+        return None if unused else pool
+
+    def _give_back(self, number: int) -> None:
+        del self._inputs.pop(number).chunks[number]
+        self._on_given_back(number)
 
     def trim(self, now_ns: int) -> None:
         """Give back segments that were not used for a while; called about once a second."""
         for number, pool in list(self._inputs.items()):
+            pool.is_wanted = False
             chunk = pool.chunks[number]
             if len(chunk.blocks):
                 continue
             chunk.idle_since_ns = chunk.idle_since_ns or now_ns
             if now_ns - chunk.idle_since_ns >= IDLE_NS:
-                del pool.chunks[number], self._inputs[number]
                 self._give_back(number)
 
     def add_outputs(self, told: messages.Attached, descriptor: int) -> None:
@@ -124,6 +153,15 @@ class FrontEndMemory:
     def drop_outputs(self, told: messages.Detached) -> None:
         """No more outputs lie there; the mapping goes with the last of those that do."""
         del self._outputs[told.segment]
+
+    def are_outputs(self, segments: Sequence[int]) -> Callable[[Buffer], bool]:
+        """A function that tells whether a tensor lies in one of these segments."""
+        mappings = [self._outputs[number].obj for number in segments if number in self._outputs]
+
+        def is_part(data: Buffer) -> bool:
+            return isinstance(data, memoryview) and any(data.obj is mapping for mapping in mappings)
+
+        return is_part
 
     def output(self, place: messages.OutputPlace) -> memoryview:
         """The bytes of an output."""

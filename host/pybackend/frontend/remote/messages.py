@@ -189,6 +189,12 @@ class Settled(Struct, array_like=True, frozen=True, gc=False, tag=11):
     number: Natural
 
 
+class Dropped(Struct, array_like=True, frozen=True, gc=False, tag=12):
+    """The answer to :class:`DropReaders`: the responses of the clients that had to leave are released."""
+
+    number: Natural
+
+
 # To a front end
 
 
@@ -317,6 +323,20 @@ class Detached(Struct, array_like=True, frozen=True, gc=False, tag=41):
     segment: Natural
 
 
+class DropReaders(Struct, array_like=True, frozen=True, gc=False, tag=44):
+    """Memory for outputs is short: disconnect slow clients whose unread responses lie in these segments; :class:`Dropped` answers."""
+
+    number: Natural
+    segments: list[int]
+    nbytes: Natural
+
+
+class MakeRoom(Struct, array_like=True, frozen=True, gc=False, tag=45):
+    """Others need memory for inputs: return segments of this pool that are not used, and let a slow client leave if there are none."""
+
+    pool: Natural
+
+
 class Tracing(Struct, array_like=True, frozen=True, gc=False, tag=42):
     """Whether some requests may be traced: then the engine's process answers all."""
 
@@ -341,6 +361,7 @@ from_front_end = decoder(
     | Refused
     | Counted
     | Settled
+    | Dropped
     | control.FromFrontEnd
 )
 """Decodes frames of a front end."""
@@ -358,6 +379,8 @@ from_engine = decoder(
     | Detached
     | Tracing
     | Settle
+    | DropReaders
+    | MakeRoom
     | control.FromEngine
 )
 """Decodes frames of the engine."""

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,9 @@ from pybackend.frontend.remote.service import FrontEndService
 from pybackend.frontend.remote.tunnels import Serve, Tunnels
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates
+from pybackend.inference.tensor import Buffer
 from pybackend.instance.model_instance import RestartBackoff
+from pybackend.ipc.arena import TensorArena
 from pybackend.observability.access_log import Access
 from pybackend.observability.logging import LOG
 from pybackend.observability.model_output import ModelOutput
@@ -101,6 +103,8 @@ class FrontEnds:
             )
             for index in range(settings.front_ends)
         ]
+        for each in self._all:
+            each.on_shortage = self.make_room
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -144,6 +148,26 @@ class FrontEnds:
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLING_S):
                 await asyncio.gather(*(each.settle() for each in self._all))
+
+    def make_room(self, arena: TensorArena) -> None:
+        """Have all of them return the memory of a model that they do not use, because one of them needs more."""
+        for each in self._all:
+            each.make_room(arena)
+
+    def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
+        """Disconnect slow clients; see :meth:`pybackend.frontend.flow.ClientMemory.drop_readers`."""
+        left = 1
+
+        def dropped() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                then()
+
+        for each in self._all:
+            left += each.drop_readers(is_part, nbytes, dropped)
+        left -= 1
+        return left > 0
 
     def _certify(self, name: control.Service) -> None:
         message = certificates_of(name, self._services[name])
@@ -197,6 +221,7 @@ class FrontEnd:
 
     Attributes:
         connection_count: its clients' connections when it was last asked.
+        on_shortage: called with the memory of a model of which it got too little; see :meth:`FrontEnds.make_room`.
     """
 
     def __init__(
@@ -211,6 +236,7 @@ class FrontEnd:
         request_log: RequestLog,
     ) -> None:
         self.connection_count = 0
+        self.on_shortage: Callable[[TensorArena], None] = self.make_room
         self._keys = keys
         self._request_log = request_log
         self._generation = self._restarts = 0
@@ -298,6 +324,7 @@ class FrontEnd:
                 control.KeysTaken: self._keys_taken,
             }
         )
+        service.on_shortage = self.on_shortage
         service.channel.post(self._begin_message(own))
 
     def _begin_message(self, own: dict[control.Service, int]) -> control.Begin:
@@ -401,6 +428,15 @@ class FrontEnd:
         if self._service is not None:
             self._service.check()
             self._service.channel.flush()
+
+    def make_room(self, arena: TensorArena) -> None:
+        """See :meth:`FrontEnds.make_room`."""
+        if self._service is not None:
+            self._service.make_room(arena)
+
+    def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
+        """See :meth:`FrontEnds.drop_readers`."""
+        return self._service is not None and self._service.drop_readers(is_part, nbytes, then)
 
     async def settle(self) -> None:
         """See :meth:`FrontEnds.settle`."""

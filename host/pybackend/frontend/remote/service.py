@@ -32,6 +32,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
+from pybackend.ipc.arena import TensorArena
 from pybackend.model.model import Model, ModelState
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.protocol.recurring import Recurring
@@ -164,6 +165,9 @@ class FrontEndService:
         channel: to the front end.
         handlers: of its messages, by type; others may be added.
         refuses: the error for all requests that come now; None for none.
+        on_shortage: called with the memory of a model of which there is none left for an input.
+        make_room: asks the front end for unused memory.
+        drop_readers: disconnects slow clients of the front end whose responses take the memory of a model's process.
     """
 
     def __init__(self, engine: InferenceEngine, sock: socket.socket, on_end: OnEnd) -> None:
@@ -181,6 +185,9 @@ class FrontEndService:
         self.channel = Channel(asyncio.get_running_loop(), sock, messages.from_front_end, self._on_messages, on_end)
         self._inputs = InputLoans(self.channel)
         self._outputs = OutputLoans(self.channel)
+        self.on_shortage: Callable[[TensorArena], None] = lambda _arena: None
+        self.make_room = self._inputs.make_room
+        self.drop_readers = self._outputs.drop_readers
         self.handlers: dict[type, Handler] = {
             messages.Infer: self._infer,
             messages.Open: self._open_version,
@@ -193,6 +200,7 @@ class FrontEndService:
             messages.Refused: self._refused,
             messages.Counted: self._counted,
             messages.Settled: self._settled,
+            messages.Dropped: self._outputs.dropped,
         }
         self.check()
 
@@ -272,7 +280,7 @@ class FrontEndService:
             )
             self.channel.flush()
         else:
-            self._inputs.lend(model, asked)
+            self._inputs.lend(model, asked, self.on_shortage)
 
     # Requests
 

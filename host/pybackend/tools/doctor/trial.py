@@ -11,6 +11,7 @@ from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import PybackendError
 from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
+from pybackend.process.group import ModelProcess
 from pybackend.process.launcher import StubLauncher
 from pybackend.process.orphans import Orphans
 from pybackend.process.stub_process import StubLaunch, StubProcess, connected_ends
@@ -99,7 +100,9 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
             launch = StubLaunch(sandbox=model.of_instance(0))
             process = await launcher.start(launch)
             hello = await greeting(process)
-            launch.check_confined(process, hello.confined)  # the server's own judgement of what is missing
+            launch.check_confined(
+                process.pid, process.sandbox_report, hello.confined
+            )  # the server's own judgement of what is missing
             await launch.end_leftovers()
         except (PybackendError, OSError, EOFError) as error:
             return warn(layer, f"a process cannot be confined: {error}", "models that need a sandbox cannot be loaded")
@@ -121,7 +124,7 @@ def _open_to_all(directory: Path) -> Path:
     return directory
 
 
-async def greeting(stub: StubProcess) -> heard.Hello:
+async def greeting(stub: ModelProcess) -> heard.Hello:
     """The first message of a process, which is then ended.
 
     Raises EOFError if the process ended without it, or reported a failure.
@@ -144,7 +147,7 @@ async def greeting(stub: StubProcess) -> heard.Hello:
         stub.discard()
 
 
-async def _cause(stub: StubProcess) -> str:
+async def _cause(stub: ModelProcess) -> str:
     """How the process ended, which is visible shortly after its socket closes."""
     for _ in range(_LOOKS):
         if stub.exit_cause:

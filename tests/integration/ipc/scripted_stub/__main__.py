@@ -111,7 +111,7 @@ class ScriptedStub:
 
     def call(self, number, model="callee", places=(), decoupled=False, execution=0, tail=b""):
         """Run a model."""
-        self.send((StubMessage.CALL, number, model, -1, decoupled, execution, places, [], None), tail=tail)
+        self.send((StubMessage.CALL, number, model, -1, decoupled, execution, places, [], None, []), tail=tail)
 
     def until(self, kind):
         """Receive until a message of a kind comes, which is returned; what comes before it is lost."""

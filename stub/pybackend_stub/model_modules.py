@@ -1,7 +1,7 @@
 """Keeps the modules of models in one process apart, as if each model had its own process.
 
 Every model file is ``1.model`` or the like, and many have a ``helper.py``. So the names beside a model's file belong to
-that model: its import statements find its own modules under them, whatever a test or another model has under the same
+that model: its import statements find its own modules under them, whatever another model, or a test, has under the same
 names. Import statements elsewhere are left alone, but find the model's modules in ``sys.modules`` if nothing else has
 the name.
 """

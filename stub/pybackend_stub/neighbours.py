@@ -1,0 +1,436 @@
+"""Calls between the models of a group, as function calls within their process.
+
+Such a call is made here only if nothing about it is unusual: the host has offered the called model, the request fits its
+signature, and the model is free. Every other call goes to the host, which refuses it, lets it wait, or finds that it can
+never be served. So there is one place for each rule and for the text of each error.
+
+Small tensors are copied, as the host would do. Large inputs are lent as read-only views. Outputs change hands if the called
+model keeps nothing of them, and are copied otherwise.
+"""
+
+import inspect
+import sys
+import threading
+import time
+from contextvars import ContextVar
+from typing import Any, Awaitable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from pybackend_sdk.error import TritonError, TritonModelException
+from pybackend_sdk.execution import Unanswered, check_returned
+from pybackend_sdk.request import InferenceRequest
+from pybackend_sdk.response import InferenceResponse, ResponseIterator
+from pybackend_sdk.response_sender import InferenceResponseSender, ResponseStream
+from pybackend_sdk.tensor import Tensor
+from pybackend_stub.channel import MOST_TEXT, shortened
+from pybackend_stub.executor import MUCH_TEXT, ModelExecutor
+from pybackend_stub.model_calls import ModelCalls
+from pybackend_stub.model_output import EXECUTING, ids_of
+from pybackend_stub.results import AnswerQueue, ResultWriter
+from pybackend_stub.runtimes import SharedRuntime, entered
+from pybackend_wire.bytes_tensor import element_problem
+from pybackend_wire.dtypes import BY_NUMPY
+from pybackend_wire.host_messages import Initialize
+from pybackend_wire.messages import INLINE_BYTES, TAIL, TensorPlace
+from pybackend_wire.stub_messages import LocalCall
+
+MOST_LAYOUTS = 64
+"""Most layouts of outputs to remember as told to the host, which warns of those that are not as configured."""
+
+
+class Frame(NamedTuple):
+    """A call that is being served in the calling thread, by a model of this process.
+
+    Attributes:
+        outermost: the calls of the model at the beginning of all such calls, by which the others reach the host, too.
+        execution: of that model, 0 if it is not known.
+        held: the instances that serve calls in this thread, the innermost one last.
+    """
+
+    outermost: ModelCalls
+    execution: int
+    held: "Tuple[str, ...]"
+    answers: AnswerQueue
+
+
+_BY_NAME = {row.name: row.numpy for row in BY_NUMPY.values()}
+
+_FRAME: "ContextVar[Optional[Frame]]" = ContextVar("pybackend_frame", default=None)
+
+
+class _Expected(NamedTuple):
+    datatype: str
+    dims: "Tuple[int, ...]"
+
+
+class _LocalRequest:
+    """The key of a request that a neighbour has made; it makes the sender, if the model wants one."""
+
+    def __init__(self) -> None:
+        self._response: Optional[InferenceResponse] = None
+        self._answered: Optional[threading.Event] = None
+
+    def sender(self) -> InferenceResponseSender:
+        self._answered = threading.Event()
+        return InferenceResponseSender._create(ResponseStream(self._transmit, lambda: False, decoupled=False))
+
+    def _transmit(self, response: "Optional[InferenceResponse]", _final: bool) -> None:
+        assert self._answered is not None
+        self._response = response
+        self._answered.set()
+
+    def take(self) -> "Optional[InferenceResponse]":
+        """Wait for what the model sends."""
+        assert self._answered is not None
+        self._answered.wait()
+        response, self._response = self._response, None
+        return response
+
+
+class Neighbour:
+    """A model that others in this process can call.
+
+    Attributes:
+        busy: held while it executes, for whomever.
+    """
+
+    def __init__(self, name: str, runtime: SharedRuntime) -> None:
+        self.name = name
+        self.instance_name = runtime.instance_name
+        self.runtime = runtime
+        self.busy = threading.Lock()
+        self._is_offered = False
+        self._is_open = False
+        self._told: Dict[Any, None] = {}
+
+    def open(self, model: Any, executor: ModelExecutor, results: ResultWriter, plan: Initialize) -> None:
+        """The model is initialised, and the host says what requests to it look like."""
+        assert plan.signature is not None
+        self._model = model
+        self._executor = executor
+        self._results = results
+        self._outputs = tuple(plan.output_names)
+        self._known_outputs = frozenset(plan.output_names)
+        self._copies_inputs = plan.copy_inputs
+        self._max_batch_size, inputs = plan.signature
+        self._inputs = {name: _Expected(datatype, tuple(dims)) for name, datatype, dims, _ in inputs}
+        self._required = [name for name, _, _, optional in inputs if not optional]
+        self._is_open = True
+
+    def close(self) -> None:
+        """The model is about to be finalized; called while it is not busy."""
+        self._is_open = False
+
+    @property
+    def is_callable(self) -> bool:
+        return self._is_open and self._is_offered
+
+    def offer(self, offered: bool) -> None:
+        """The host says whether calls that name no version are this model's."""
+        self._is_offered = offered
+
+    def fits(self, request: InferenceRequest) -> int:
+        """Return the batch size of a request that this model accepts; 0 if the host must judge it."""
+        batched, batch_size = self._max_batch_size > 0, 0
+        inputs = request._inputs
+        for tensor in inputs:
+            shape = tuple(tensor._shape)
+            if batched:
+                if not shape or (batch_size and shape[0] != batch_size):
+                    return 0
+                batch_size = shape[0]
+                shape = shape[1:]
+            if not self._accepts(tensor, shape):
+                return 0
+        if batched and not 0 < batch_size <= self._max_batch_size:
+            return 0
+        names = {tensor._name for tensor in inputs}
+        if len(names) < len(inputs) or not names.issuperset(self._required):
+            return 0
+        return (batch_size or 1) if self._known_outputs.issuperset(request._requested_output_names) else 0
+
+    def _accepts(self, tensor: Tensor, shape: "Tuple[int, ...]") -> bool:
+        known = self._inputs.get(tensor._name)
+        if known is None or tensor._datatype != known.datatype or len(shape) != len(known.dims):
+            return False
+        if shape != known.dims and not all(wanted in (size, -1) for size, wanted in zip(shape, known.dims)):
+            return False
+        return tensor._datatype != "BYTES" or _is_whole(tensor)
+
+    def serve(self, request: InferenceRequest, batch_size: int, frame: Frame) -> InferenceResponse:
+        """Execute a request in the calling thread; the caller has taken :attr:`busy`, which is released."""
+        clock = time.monotonic_ns
+        began_ns = start_ns = end_ns = clock()
+        lent = [tensor._data for tensor in request._inputs if _size(tensor) > INLINE_BYTES]
+        counts = _references(lent)
+        key = _LocalRequest()
+        before = EXECUTING.requests
+        token = _FRAME.set(frame)
+        failure: Optional[TritonError] = None
+        response: Optional[InferenceResponse] = None
+        try:
+            inner = self._request(request, key)
+            with entered(self.runtime):
+                start_ns = clock()
+                EXECUTING.requests = requests = [inner]
+                try:
+                    returned = self._model.execute(requests)
+                    if type(returned) is not list and inspect.iscoroutine(returned):
+                        returned = self._executor.runner.run(0, returned, ids_of(requests))
+                    response = check_returned(returned, requests)[0]
+                    if response is None:
+                        response = key.take()
+                except BaseException as error:  # noqa: BLE001  as in the executor
+                    stream = None if inner._sender is None else inner._sender._stream
+                    answered = stream is not None and not stream.settle()
+                    text = self._executor._log(error, 0, [inner._request_id])
+                    if answered:
+                        response = key.take()
+                    else:
+                        failure = TritonError(text)
+                finally:
+                    EXECUTING.requests = before
+                    del requests
+                end_ns = clock()
+                returned = inner = key = None  # type: ignore[assignment]  # so that only the model may keep anything
+            layouts: List[TensorPlace] = []
+            if response is None or response._error is not None:
+                response = self._failed(failure if response is None else response._error)
+            else:
+                box = [response]
+                response = None
+                response, layouts = self._received(box, request._requested_output_names)
+        finally:
+            _FRAME.reset(token)
+            self.busy.release()
+        if _references(lent) != counts:
+            self._copies_inputs = True
+            _forbid_writing(request._inputs)
+        failed = response._error is not None
+        frame.answers.add_local_call(
+            LocalCall(self.instance_name, began_ns, start_ns, end_ns, clock(), batch_size, failed, layouts)
+        )
+        return response
+
+    def _request(self, request: InferenceRequest, key: _LocalRequest) -> InferenceRequest:
+        parameters = request._parameters
+        return InferenceRequest._from_wire(
+            request._request_id,
+            request._correlation_id,
+            [_lent(tensor, self._copies_inputs) for tensor in request._inputs],
+            request._requested_output_names or self._outputs,
+            request._flags,
+            request._timeout,
+            None if parameters is None else dict(parameters),
+            key,
+        )
+
+    def _failed(self, error: "Optional[TritonError]") -> InferenceResponse:
+        assert error is not None
+        if type(error) is Unanswered:
+            self._executor._errors.write(error.message(), TritonModelException(error.message()), 0, [])
+        return InferenceResponse(error=TritonError(shortened(error.message(), MOST_TEXT), error.code()))
+
+    def _received(
+        self, box: "List[InferenceResponse]", names: "Sequence[str]"
+    ) -> "Tuple[InferenceResponse, List[TensorPlace]]":
+        """Return what the caller gets of a response, and the outputs of which the host must hear.
+
+        The response comes in a box: no variable of the caller's may refer to it.
+        """
+        response = box.pop()
+        try:
+            outputs = self._results.chosen(response, names or self._outputs)
+        except BaseException as failed:  # noqa: BLE001  as in the writer of results
+            text = self._results.prefixed(self._results.format_error(failed))
+            return InferenceResponse(error=TritonError(text)), []
+        parameters = response._parameters
+        parts = [(tensor._name, tensor._datatype, tensor._shape) for tensor in outputs]
+        datas = [tensor._data for tensor in outputs]
+        del response, outputs
+        tensors = []
+        for place, (name, datatype, shape) in enumerate(parts):
+            if not _is_exclusive(datas, place):
+                datas[place] = _copied(datas[place])
+            tensors.append(_tensor(name, datatype, shape, datas[place]))
+        received = InferenceResponse._of(tensors)
+        received._parameters = None if parameters is None else dict(parameters)
+        return received, self._new_layouts(parts)
+
+    def _new_layouts(self, parts: "Sequence[Any]") -> "List[TensorPlace]":
+        layouts: List[TensorPlace] = []
+        for name, datatype, shape in parts:
+            layout = (name, datatype, *shape)
+            if layout not in self._told:
+                if len(self._told) >= MOST_LAYOUTS:
+                    self._told.clear()
+                self._told[layout] = None
+                layouts.append(TensorPlace(name, datatype, list(shape), TAIL, 0, 0))
+        return layouts
+
+
+class Neighbours:
+    """The models of this process that call each other."""
+
+    def __init__(self) -> None:
+        self._by_name: Dict[str, List[Neighbour]] = {}
+        self._changing = threading.Lock()
+
+    def add(self, neighbour: Neighbour) -> None:
+        with self._changing:
+            self._by_name[neighbour.name] = [*self._by_name.get(neighbour.name, ()), neighbour]
+
+    def remove(self, neighbour: Neighbour) -> None:
+        with self._changing:
+            left = [each for each in self._by_name.get(neighbour.name, ()) if each is not neighbour]
+            self._by_name[neighbour.name] = left
+
+    def infer(
+        self, calls: ModelCalls, answers: AnswerQueue, request: InferenceRequest
+    ) -> "Optional[InferenceResponse]":
+        """Run a request in this thread; None if it must go to the host."""
+        target, frame = request._target, _FRAME.get()
+        if target is None or target.model_version >= 0 or request._timeout:
+            return None
+        if request._trace is not None and request._trace._number:
+            return None
+        if (calls if frame is None else frame.outermost).are_open or _has_much_text(request):
+            return None
+        for neighbour in self._by_name.get(target.model_name, ()):
+            if neighbour.is_callable:
+                batch_size = neighbour.fits(request)
+                if not batch_size or not neighbour.busy.acquire(False):
+                    return None
+                if not neighbour.is_callable:
+                    neighbour.busy.release()
+                    return None
+                if frame is None:
+                    frame = Frame(calls, calls.execution(), (neighbour.instance_name,), answers)
+                else:
+                    frame = frame._replace(held=(*frame.held, neighbour.instance_name))
+                return neighbour.serve(request, batch_size, frame)
+        return None
+
+
+class NeighbourCalls(ModelCalls):
+    """A model's BLS calls where it has neighbours."""
+
+    def __init__(self, neighbours: Neighbours, answers: AnswerQueue, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._neighbours = neighbours
+        self._answers = answers
+        self.reaches_neighbours = False
+
+    def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
+        if self.reaches_neighbours and not decoupled:
+            response = self._neighbours.infer(self, self._answers, request)
+            if response is not None:
+                return response
+        frame = _FRAME.get()
+        if frame is None:
+            return super().infer(request, decoupled)
+        return frame.outermost.infer_for(request, decoupled, frame.execution, frame.held)
+
+    def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
+        frame = _FRAME.get()
+        if frame is None:
+            return super().infer_async(request, decoupled)
+        return frame.outermost.infer_async_for(request, decoupled, frame.execution, frame.held)
+
+
+def _has_much_text(request: InferenceRequest) -> bool:
+    """Whether texts of a request are so long that they might not fit into a message to the host."""
+    correlation_id, parameters = request._correlation_id, request._parameters
+    length = len(request._request_id) + (len(correlation_id) if type(correlation_id) is str else 0)
+    if parameters:
+        length += sum(len(key) + (len(value) if type(value) is str else 0) for key, value in parameters.items())
+    return length > MUCH_TEXT
+
+
+def _size(tensor: Tensor) -> int:
+    data = tensor._data
+    return data.nbytes if type(data) is np.ndarray else len(data) if type(data) is bytes else memoryview(data).nbytes
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a BYTES tensor has the elements that its shape says; the host says what is wrong with another."""
+    count = 1
+    for size in tensor._shape:
+        count *= size
+    checking = element_problem(tensor._data, count, "")
+    while True:
+        try:
+            next(checking)
+        except StopIteration as end:
+            return not end.value
+
+
+def _copied(data: Any) -> Any:
+    """A private copy of a tensor's bytes; bytes need none."""
+    if type(data) is bytes:
+        return data
+    return data.copy() if type(data) is np.ndarray else bytearray(data)
+
+
+def _tensor(name: str, datatype: str, shape: "Sequence[int]", data: Any) -> Tensor:
+    tensor = Tensor._from_wire(name, datatype, shape, data)
+    if type(data) is np.ndarray and datatype in _BY_NAME:
+        tensor._array = data
+    return tensor
+
+
+def _lent(tensor: Tensor, copies: bool) -> Tensor:
+    """A tensor as a neighbour gets it: a copy, or a view that cannot be written through."""
+    data = tensor._data
+    if copies or _size(tensor) <= INLINE_BYTES:
+        return _tensor(tensor._name, tensor._datatype, tensor._shape, _copied(data))
+    lent = Tensor._from_wire(tensor._name, tensor._datatype, tensor._shape, data, copy=True)
+    dtype = _BY_NAME.get(tensor._datatype)
+    if type(data) is not bytes:
+        lent._data = view = memoryview(data).toreadonly()
+        if dtype is not None:
+            lent._array = np.frombuffer(view, dtype).reshape(tensor._shape)
+    return lent
+
+
+def _forbid_writing(tensors: "Sequence[Tensor]") -> None:
+    """A neighbour has kept what was lent to it: from now on nobody may change that."""
+    for tensor in tensors:
+        if _size(tensor) > INLINE_BYTES:
+            for array in (tensor._array, tensor._data):
+                if type(array) is np.ndarray:
+                    array.flags.writeable = False
+
+
+def _references(datas: "List[Any]") -> "List[int]":
+    return [sys.getrefcount(datas[place]) for place in range(len(datas))]
+
+
+def _count(datas: "List[Any]", place: int) -> int:
+    return sys.getrefcount(datas[place])
+
+
+_ALONE = _count([np.zeros(1)], 0)
+"""The references to an array that only a list has."""
+
+
+def _is_exclusive(datas: "List[Any]", place: int) -> bool:
+    """Whether nobody but the list can reach an array, or what it is a view of, and it is large enough to care."""
+    data = datas[place]
+    if type(data) is bytes:
+        return True
+    if type(data) is not np.ndarray or data.nbytes <= INLINE_BYTES or not data.flags.writeable:
+        return False
+    base = data.base
+    del data
+    if _count(datas, place) != _ALONE:
+        return False
+    while base is not None:
+        if type(base) is not np.ndarray:
+            return False
+        chain = [base]
+        base = base.base
+        if _count(chain, 0) != _ALONE + 1:  # the view has the other one
+            return False
+    return True

@@ -1,0 +1,107 @@
+"""The runtimes of several models in one process: each call of a model's code finds its own.
+
+A stub with one model binds its runtime once. In the process of a group, and in a test's process, one runtime is bound
+for all models, and passes every call on to the runtime of the calling model.
+"""
+
+import threading
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, cast
+
+from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
+from pybackend_stub.model_modules import ModelModules, caller_modules
+from pybackend_stub.runtime import StubRuntime
+
+if TYPE_CHECKING:
+    from pybackend_sdk.request import InferenceRequest
+    from pybackend_sdk.response_sender import InferenceResponseSender
+
+
+class SharedRuntime(StubRuntime):
+    """One model's services in such a process. Its modules tell its calls from those of others."""
+
+    def __init__(
+        self, model_directory: str, instance_name: str, backend_settings: "Mapping[str, str]", modules: ModelModules
+    ) -> None:
+        super().__init__(model_directory, instance_name, backend_settings)
+        self.modules = modules
+
+    def is_cancelled(self, request: "InferenceRequest") -> bool:
+        return type(request._key) is tuple and super().is_cancelled(request)
+
+    def response_sender(self, request: "InferenceRequest") -> "InferenceResponseSender":
+        key = request._key
+        if type(key) is tuple:
+            return super().response_sender(request)
+        sender: InferenceResponseSender = key.sender()  # another model in this process has made the request
+        return sender
+
+
+_lock = threading.Lock()
+_attached: "List[SharedRuntime]" = []
+_bound_before: Runtime = Runtime()
+_entered: "ContextVar[Optional[SharedRuntime]]" = ContextVar("pybackend_model", default=None)
+
+
+def attach(runtime: SharedRuntime) -> None:
+    """Let model code call this runtime from now on."""
+    global _bound_before
+    with _lock:
+        if not _attached:
+            _bound_before = bind_runtime(_dispatcher)
+        _attached.append(runtime)
+
+
+def detach(runtime: SharedRuntime) -> None:
+    """Forget a model that has ended. After the last one, the runtime bound before the first is bound again."""
+    with _lock:
+        if runtime not in _attached:
+            return
+        _attached.remove(runtime)
+        if not _attached and current_runtime() is _dispatcher:  # otherwise a test has bound its own since
+            bind_runtime(_bound_before)
+
+
+def enter(runtime: SharedRuntime) -> None:
+    """Mark the calling thread as running the model's code, for as long as it runs."""
+    _entered.set(runtime)
+
+
+@contextmanager
+def entered(runtime: SharedRuntime) -> Iterator[None]:
+    """The same for the length of a ``with`` block; this includes coroutines and contexts made inside."""
+    token = _entered.set(runtime)
+    try:
+        yield
+    finally:
+        _entered.reset(token)
+
+
+def _runtime_of_caller() -> Runtime:
+    """Return the runtime of the calling model.
+
+    The runtime entered in this context is the caller's. A thread that a model started has no such context; it runs the
+    model's code, or that of a library that a model gave work to. In doubt the caller is the model opened last. Any
+    other code is the test's own and runs without a server.
+    """
+    runtime = _entered.get()
+    if runtime is not None:
+        return runtime
+    modules = caller_modules()
+    for runtime in reversed(_attached):
+        if runtime.modules is modules or (
+            modules is None and threading.current_thread() is not threading.main_thread()
+        ):
+            return runtime
+    return _bound_before
+
+
+class _Dispatcher:
+    """Stands in for the caller's runtime: every attribute is the caller's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_runtime_of_caller(), name)
+
+
+_dispatcher = cast("Runtime", _Dispatcher())
