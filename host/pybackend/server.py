@@ -273,9 +273,8 @@ class Server:
         await self._open_ports(sockets)
         if sockets.metrics is not None:
             gpu_count = self._repository.host.gpu_count
-            settle = None if self._front_ends is None else self._front_ends.settle
             metrics = MetricsApp(
-                self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count, settle
+                self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count, self._front_ends
             )
             self._measuring = asyncio.create_task(metrics.measure())
             self._metrics = HttpServer(metrics, self._client_memory, guard=rules.metrics_guard())

@@ -84,6 +84,10 @@ def streamed(client, tensor, count: int) -> list[np.ndarray]:
 def test_processes_say_what_they_are(server):
     assert sorted(front_ends(server).values()) == ["pybackend front end 1", "pybackend front end 2"]
     server.wait_for("2 front ends are ready")
+    metrics = server.metrics()
+    for number in (1, 2):
+        assert metrics[f'pybackend_front_end_resident_bytes{{front_end="{number}"}}'] > 1 << 20
+        assert metrics[f'pybackend_front_end_cpu_seconds_total{{front_end="{number}"}}'] > 0
 
 
 def test_one_answer_whoever_was_asked(server):

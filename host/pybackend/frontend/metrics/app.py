@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_lines import ModelLines
-from pybackend.frontend.metrics.optional_families import LatencyFamilies, cache_families
+from pybackend.frontend.metrics.optional_families import LatencyFamilies, cache_families, front_end_families
+from pybackend.frontend.remote.processes import FrontEndFigures, FrontEnds
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.machine import BOUNDS_S, LoopLag, Machine, ProcessUsage, open_gpu_meter, usage_of
@@ -28,7 +29,7 @@ PART_S = 0.001
 class MetricsApp:
     """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models.
 
-    ``settle`` returns once everything is counted that clients have got so far; None if all is counted in this process.
+    ``front_ends`` count what they answer; None if there are no such processes.
     """
 
     def __init__(
@@ -38,10 +39,10 @@ class MetricsApp:
         cache: ResponseCache | None,
         settings: MetricsSettings,
         gpu_count: int,
-        settle: Callable[[], Awaitable[None]] | None,
+        front_ends: FrontEnds | None,
     ) -> None:
         self._engine = engine
-        self._settle = settle
+        self._front_ends = front_ends
         self._cache = cache
         self._custom_metrics = custom_metrics
         self._model_lines = ModelLines(with_latencies=settings.counter_latencies)
@@ -68,11 +69,12 @@ class MetricsApp:
 
     async def _send_page(self, send: Any) -> None:
         """Send the page in parts: it is never in memory as a whole, and requests run between parts."""
-        if self._settle is not None:
-            await self._settle()
+        front_ends = () if self._front_ends is None else self._front_ends.figures
+        if self._front_ends is not None:
+            await self._front_ends.settle()
         versions = self._engine.figures.versions()
-        pids = [pid for version in versions for _, pid in version.processes]
-        text = self._text(versions, await asyncio.to_thread(usage_of, pids) if pids else {})
+        pids = [pid for version in versions for _, pid in version.processes] + [each.pid for each in front_ends]
+        text = self._text(versions, front_ends, await asyncio.to_thread(usage_of, pids) if pids else {})
         body, is_last = _part(text)
         await send(_start(200, (b"content-length", b"%d" % len(body))) if is_last else _start(200))
         while not is_last:
@@ -82,10 +84,16 @@ class MetricsApp:
             body, is_last = _part(text)
         await send({"type": "http.response.body", "body": body})
 
-    def _text(self, versions: Sequence[VersionFigures], usage: Mapping[int, ProcessUsage]) -> Iterator[str]:
+    def _text(
+        self,
+        versions: Sequence[VersionFigures],
+        front_ends: Sequence[FrontEndFigures],
+        usage: Mapping[int, ProcessUsage],
+    ) -> Iterator[str]:
         yield from lines([self._ready_family(), self._change_family()])
         yield from self._model_lines.text(versions)
         yield from lines(self._families(versions, usage))
+        yield from lines(front_end_families(front_ends, usage))
 
     def _families(self, versions: Sequence[VersionFigures], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
         yield from self._latencies.of(versions)

@@ -1,18 +1,20 @@
-"""Families of versions that only some servers show: the distributions of latencies, and the response cache."""
+"""Families that only some servers show: the distributions of latencies, the response cache, and front ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 
 from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_lines import ModelLabels
+from pybackend.frontend.remote.processes import FrontEndFigures
 from pybackend.model.cache.response_cache import CacheFigures, ResponseCache
 from pybackend.model.latencies import FIRST_RESPONSE_FAMILY
 from pybackend.model.statistics import ModelStatistics
-from pybackend.observability.metrics import Family, Sample
+from pybackend.observability.machine import ProcessUsage
+from pybackend.observability.metrics import Family, Sample, labels_text
 from pybackend.settings import MetricsSettings
 
 _NS_PER_US = 1000
@@ -180,3 +182,35 @@ def cache_families(
     if figures is not None:
         for name, text, of_cache in _OF_CACHES:
             yield Family(name, "gauge", text, [("", "", of_cache(figures))])
+
+
+def front_end_families(front_ends: Sequence[FrontEndFigures], usage: Mapping[int, ProcessUsage]) -> Iterator[Family]:
+    """The processes that accept connections, if there are any."""
+    if not front_ends:
+        return
+    rows = [(labels_text({"front_end": each.name}), each, usage.get(each.pid)) for each in front_ends]
+    known = [(labels, used) for labels, _, used in rows if used is not None]
+    yield Family(
+        "pybackend_front_end_connections",
+        "gauge",
+        "Connections of clients that the front end has, as it said within the last seconds",
+        [("", labels, each.connections) for labels, each, _ in rows],
+    )
+    yield Family(
+        "pybackend_front_end_restarts_total",
+        "counter",
+        "How often a process has taken the place of one that ended",
+        [("", labels, each.restarts) for labels, each, _ in rows],
+    )
+    yield Family(
+        "pybackend_front_end_resident_bytes",
+        "gauge",
+        "Memory of the front end's process (Rss: shared pages count for each), in bytes",
+        [("", labels, used.resident_bytes) for labels, used in known],
+    )
+    yield Family(
+        "pybackend_front_end_cpu_seconds_total",
+        "counter",
+        "Processor time of the front end's process, in seconds",
+        [("", labels, used.cpu_s) for labels, used in known],
+    )

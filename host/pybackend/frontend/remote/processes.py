@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import astuple
 
@@ -64,6 +64,15 @@ class Service:
     sockets: Sequence[socket.socket]
     certificates: PortCertificates | None
     serve: Serve
+
+
+class FrontEndFigures(NamedTuple):
+    """One front end on the metrics page; ``pid`` is 0 while there is no process."""
+
+    name: str
+    pid: int
+    connections: int
+    restarts: int
 
 
 class FrontEnds:
@@ -167,6 +176,11 @@ class FrontEnds:
                 each.post(message)
 
     @property
+    def figures(self) -> list[FrontEndFigures]:
+        """The present figures of all of them."""
+        return [each.figures for each in self._all]
+
+    @property
     def connection_count(self) -> int:
         """Connections of clients, as far as the front ends have told."""
         return sum(each.connection_count for each in self._all)
@@ -225,7 +239,7 @@ class FrontEnd:
         self.on_shortage: Callable[[TensorArena], None] = self.make_room
         self._keys = keys
         self._request_log = request_log
-        self._generation = 0
+        self._generation = self._restarts = 0
         self._index = index
         self._name = _name(index)
         self._settings = settings
@@ -274,6 +288,7 @@ class FrontEnd:
             await self._backoff.wait()
             if self._stops:
                 return
+            self._restarts += 1
             try:
                 self._launch()
             except ServerError as error:
@@ -349,6 +364,12 @@ class FrontEnd:
             self._end(f"was killed, because it broke the rules of its channel: {error}")
         elif self._process is not None:
             self._process.kill()
+
+    @property
+    def figures(self) -> FrontEndFigures:
+        """Its present figures."""
+        pid = 0 if self._process is None else self._process.pid
+        return FrontEndFigures(str(self._index + 1), pid, self.connection_count, self._restarts)
 
     # Messages
 
