@@ -96,7 +96,7 @@ class InputPool:
 
 
 class Asker(Protocol):
-    """What the memory needs of the engine behind a channel."""
+    """The engine behind a channel, as the memory sees it."""
 
     @property
     def channel(self) -> Channel:
