@@ -39,7 +39,9 @@ class ModelModules:
         self.directories = [directory] if of_backend else [directory, os.path.dirname(directory)]
         self._prefixes = tuple(directory + os.sep for directory in self.directories)
         package = os.path.splitext(os.path.basename(model_file))[0] if of_backend else os.path.basename(directory)
-        self.names: FrozenSet[str] = frozenset({package, *_names_in(self.directories)})
+        with _lock:  # a model that is being imported has its directories in sys.path, as if its modules were installed
+            own = frozenset({package, *_names_in(self.directories)})
+        self.names: FrozenSet[str] = own
         """Top-level names that belong to the model."""
         self._modules: Dict[str, ModuleType] = {}
         self._showing = False

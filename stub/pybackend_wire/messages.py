@@ -252,11 +252,15 @@ class Failure(NamedTuple):
     message: str
 
 
+Outputs = List[TensorPlace]
+"""The outputs of a response."""
+
+
 class RequestResult(NamedTuple):
     """One request's answer: an error, or outputs and parameters."""
 
     error: Optional[Failure]
-    outputs: List[TensorPlace]
+    outputs: Outputs
     parameters: Optional[Dict[str, ParameterValue]]
 
 

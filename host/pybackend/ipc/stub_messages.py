@@ -6,6 +6,7 @@ wire only names. Type checkers see the wire's own tuples; decoding produces stru
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
 from types import UnionType
@@ -47,6 +48,7 @@ _BOUNDED: dict[str, Any] = {
     "Shape": Annotated[list[_Natural], Meta(max_length=MOST_DIMENSIONS)],
     "Blocks": Annotated[list[tuple[_Natural, _Natural]], Meta(max_length=MOST_BLOCKS)],  # each identifies a lease
     "Document": msgspec.Raw,  # see completed_config
+    "Outputs": msgspec.Raw,  # see places_in
 }
 """Checked types for the type names in the wire's annotations."""
 
@@ -115,6 +117,26 @@ def decode(codec: str, frame: Frame) -> list[Message]:
         return _DECODERS[codec].decode(frame.metadata)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"a frame does not decode: {error}") from error
+
+
+_Places: Any = Annotated[list[_PARTS[0]], Meta(max_length=MOST_ITEMS)]  # type: ignore[valid-type]
+
+_PLACE_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "msgpack": msgspec.msgpack.Decoder(_Places).decode,
+    "json": msgspec.json.Decoder(_Places).decode,
+}
+
+
+def places_in(outputs: bytes, codec: str) -> list[messages.TensorPlace]:
+    """Decode the outputs of a result, which recur: readers may know them by their bytes.
+
+    Raises RemoteProtocolError if they are none.
+    """
+    try:
+        places: list[messages.TensorPlace] = _PLACE_DECODERS[codec](outputs)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"a frame does not decode: {error}") from error
+    return places
 
 
 def completed_config(completed: stub_messages.Completed, codec: str) -> dict[str, Any] | None:

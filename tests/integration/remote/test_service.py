@@ -11,13 +11,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel, socket_pair
 from pybackend.frontend.remote.service import FrontEndService
 from pybackend_wire.messages import INLINE_BYTES
 from tests.integration.models.conftest import Run, running_engine
+from tests.support.fuzzing import examples
 from tests.support.repositories import IDENTITY, identity_config, write_model
 
 TIMEOUT_S = 20
@@ -378,3 +382,61 @@ def test_blocks_outside_or_in_use_end_the_front_end(
         await returned(model)
 
     run(main())
+
+
+def _honest(handle: int) -> list[Any]:
+    """One message of each kind, as msgpack has it."""
+    told = [
+        messages.Open("identity", "", "grpc"),
+        small_infer(1, handle, options=messages.Options(7, 3, 1, 10**9, {"a": 1.5}), id="x"),
+        small_infer(2, handle, regions=messages.Regions([], {"OUT": messages.RegionPlace("r", 0, 16)})),
+        messages.Cancel(1),
+        messages.Flow(1, paused=True),
+        messages.Release([]),
+        messages.NeedMemory(handle, "IN", LARGE.nbytes),
+        messages.Refused("http", RefusalReason.INVALID, "no", "identity", "here"),
+        messages.Counted("grpc", "OK", 1),
+        messages.Forget(handle),
+    ]
+    return [msgspec.msgpack.decode(msgspec.msgpack.encode(message)) for message in told]
+
+
+_ODD = [None, -1, 2**63, 2**64 - 1, 1.5, "text", b"bytes", [], {}, [[]], [[None]], True, float("nan"), 0]
+
+
+@settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_a_front_end_sends_the_engine_goes_on(data: Any, engine_and_run: Any, caplog: Any) -> None:
+    """Messages with a part replaced, removed or added, and bytes of frames that were changed."""
+    engine, run, _ = engine_and_run
+
+    async def main() -> None:
+        front_end = ScriptedFrontEnd(engine)
+        try:
+            told = _honest(await front_end.opens())
+            message = told[data.draw(st.integers(0, len(told) - 1))]
+            at = data.draw(st.integers(0, len(message) - 1))
+            action = data.draw(st.sampled_from(["replace", "remove", "insert", "bytes"]))
+            if action == "remove":
+                del message[at]
+            elif action != "bytes":
+                message[at : at + (action == "replace")] = [data.draw(st.sampled_from(_ODD))]
+            frame = bytearray(b"\0" + msgspec.msgpack.encode(told))
+            if action == "bytes":
+                frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+            front_end.socket.send(frame)
+            asked = asyncio.create_task(front_end.asks(messages.Open("nothing", "", "http"), messages.Unopened))
+            await asyncio.wait({asked, front_end.ended}, return_when=asyncio.FIRST_COMPLETED)
+            assert front_end.ended.done() or asked.done()
+            asked.cancel()
+            front_end.service.end()
+            honest = ScriptedFrontEnd(engine)
+            await honest.asks(small_infer(1, await honest.opens()), messages.Answered)
+            honest.close()
+        finally:
+            front_end.close()
+            for descriptor in front_end.descriptors:
+                os.close(descriptor)
+
+    run(main())
+    assert not [record for record in caplog.records if record.exc_info]
