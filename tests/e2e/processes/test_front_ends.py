@@ -20,7 +20,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import trustme
 
-from tests.support.connection import connected, head, post
+from tests.support.connection import binary_body, connected, head, post
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
@@ -29,6 +29,16 @@ pytestmark = pytest.mark.e2e
 
 BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()
 PATH = "/v2/models/identity/infer"
+MIB = 1 << 20
+
+ENDLESS = """
+import time
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("it has begun", flush=True)
+        time.sleep(3600)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +250,58 @@ def test_a_unix_socket_is_shared(repository, tmp_path):
                 client.sendall(head("GET", "/v2/health/live"))
                 assert client.recv(12) == b"HTTP/1.1 200"
     assert not path.exists()
+
+
+@pytest.mark.faults
+@pytest.mark.thorough
+def test_memory_of_a_killed_front_end_comes_back(repository):
+    """A tensor that was arriving when its process was killed leaves room for one that needs the same memory."""
+    data = bytes(32 * MIB)
+    body, headers = binary_body(
+        {
+            "inputs": [
+                {
+                    "name": "IN",
+                    "datatype": "FP32",
+                    "shape": [len(data) // 4],
+                    "parameters": {"binary_data_size": len(data)},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        },
+        data,
+    )
+    request = post(PATH, body, headers)
+    with serving(repository, flags=("--front-ends=1", f"--model-memory-limit={40 * MIB}")) as server:
+        for _ in range(2):  # the front end knows the model then
+            assert server.infer("identity", BODY).status == 200
+        with connected(server.port) as arriving:
+            arriving.send(memoryview(request)[:-1])
+            (victim,) = front_ends(server)
+            os.kill(victim, signal.SIGKILL)
+            assert arriving.at_end()
+
+        def answers() -> bool:
+            with connected(server.port) as connection:
+                connection.send(request)
+                reply = connection.reply()
+            return reply.status == 200 and reply.body.endswith(data)
+
+        wait_until(answers, "the memory does not come back")
+
+
+@pytest.mark.faults
+def test_a_second_signal_hurries(repository, tmp_path):
+    write_model(tmp_path, "endless", ENDLESS, identity_config())
+    with serving(tmp_path, flags=("--front-ends=1",)) as server, connected(server.port) as connection:
+        found = front_ends(server)
+        connection.send(post("/v2/models/endless/infer", BODY))
+        server.wait_for("it has begun")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("Waiting for in-flight requests")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 1
+        assert not any("front end" in _command(pid) for pid in found)
 
 
 @pytest.mark.faults
