@@ -20,7 +20,6 @@ from msgspec import Struct
 from pybackend.engine.admission import Sender
 from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
-from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, Channel, OnEnd
 from pybackend.frontend.remote.memory import BlockLease, FrontEndMemory, InputPool
@@ -102,7 +101,7 @@ class RemoteVersion:
             if now_ns < until_ns and nbytes >= refused_bytes:
                 raise error.again()
         try:
-            pool = self.pools[input_name] = self.engine.more_memory(self.handle, input_name, nbytes)
+            pool = self.pools[input_name] = self.engine.memory.more(self.handle, input_name, nbytes)
         except InferenceError as error:
             self._shortage = now_ns + _SHORTAGE_NS, nbytes, error.again()
             raise
@@ -274,10 +273,8 @@ class RemoteEngine:
         handlers: of the engine's messages, by type; others may be added.
         descriptor_handlers: of those that bring a descriptor.
         waiting: the requests without a final response, by ticket.
-        client_memory: the account of the front end's clients; None before there are any.
+        memory: the segments that the engine has lent.
     """
-
-    client_memory: ClientMemory | None = None
 
     def __init__(self, sock: socket.socket, on_end: OnEnd) -> None:
         self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK")}
@@ -290,29 +287,27 @@ class RemoteEngine:
         self._by_handle: dict[int, RemoteVersion] = {}
         self._asked: set[tuple[str, str, str]] = set()
         self._unopened: dict[tuple[str, str, str], InferenceError] = {}
-        self._more: list[InputPool | InferenceError] = []
-        self._released: list[int] = []
         self._counted: dict[tuple[str, str], int] = {}
-        self._memory = FrontEndMemory(lambda segment: self.channel.post(messages.Return(segment)))
+        self.memory = memory = FrontEndMemory(self)
         self._urgent: dict[type, Callable[[Any], None]] = {
             messages.Opened: self._on_opened,
             messages.Unopened: self._on_unopened,
             messages.Closed: self._on_closed,
-            messages.NoMemory: self._on_no_memory,
-            messages.Freed: self._memory.on_freed,
+            messages.NoMemory: memory.on_no_memory,
+            messages.Freed: memory.on_freed,
             messages.Tracing: self._on_tracing,
         }
         self._urgent_descriptors: dict[type, Callable[[Any, int], None]] = {
-            messages.Memory: self._on_memory,
-            messages.Attached: self._memory.add_outputs,
+            messages.Memory: memory.on_memory,
+            messages.Attached: memory.add_outputs,
         }
         self.handlers: dict[type, Callable[[Any], None]] = {
             messages.Answered: self._on_answered,
             messages.Responded: self._on_responded,
-            messages.Detached: self._memory.drop_outputs,
+            messages.Detached: memory.drop_outputs,
             messages.Settle: self._on_settle,
-            messages.DropReaders: self._on_drop_readers,
-            messages.MakeRoom: self._on_make_room,
+            messages.DropReaders: memory.on_drop_readers,
+            messages.MakeRoom: memory.on_make_room,
             **self._urgent,
         }
         self.descriptor_handlers = {**self._urgent_descriptors}
@@ -351,7 +346,7 @@ class RemoteEngine:
         """Hear what the engine has said so far about versions."""
         self.channel.look_ahead(self._take_urgent)
 
-    def _wait_until(self, done: Callable[[], bool]) -> None:
+    def wait_until(self, done: Callable[[], bool]) -> None:
         """Do nothing else until the engine has answered, which it does at once."""
         self.channel.flush()
         self.channel.look_ahead(self._take_urgent, done)
@@ -389,7 +384,7 @@ class RemoteEngine:
             self._unopened.pop(key, None)
             if key not in self._asked:
                 self._ask(key)
-            self._wait_until(lambda: key not in self._asked)
+            self.wait_until(lambda: key not in self._asked)
             error = self._unopened.pop(key, None)
             if error is not None:
                 raise error
@@ -420,45 +415,9 @@ class RemoteEngine:
     def _on_tracing(self, told: messages.Tracing) -> None:
         self.tracer.active = told.active
 
-    # Memory
-
-    def more_memory(self, handle: int, input_name: str, nbytes: int) -> InputPool:
-        """Get a segment with room for an input. Raises InferenceError UNAVAILABLE if the engine has none."""
-        self._more.clear()
-        self.channel.post(messages.NeedMemory(handle, input_name, nbytes))
-        self._wait_until(lambda: bool(self._more))
-        got = self._more.pop()
-        if isinstance(got, InferenceError):
-            raise got
-        return got
-
-    def _on_memory(self, told: messages.Memory, descriptor: int) -> None:
-        try:
-            self._more.append(self._memory.add_inputs(told, descriptor))
-        except OSError as error:
-            self.channel.post(messages.Return(told.segment))
-            self._more.append(InferenceError(f"cannot map a segment: {error.strerror}", ErrorCode.UNAVAILABLE))
-
-    def _on_no_memory(self, told: messages.NoMemory) -> None:
-        self._more.append(InferenceError(told.message, told.code))
-
-    def _on_make_room(self, told: messages.MakeRoom) -> None:
-        pool = self._memory.make_room(told)
-        if pool is not None and self.client_memory is not None:
-            self.client_memory.drop_sender(lambda admission: admission.uses(pool))  # type: ignore[attr-defined]
-
-    def _on_drop_readers(self, told: messages.DropReaders) -> None:
-        def dropped() -> None:
-            self._post_released()
-            self.channel.post(messages.Dropped(told.number))
-
-        is_part = self._memory.are_outputs(told.segments)
-        if self.client_memory is None or not self.client_memory.drop_readers(is_part, told.nbytes, dropped):
-            dropped()
-
     def trim(self) -> None:
         """Give back memory that is not used, and report counts; call this about once a second."""
-        self._memory.trim(time.monotonic_ns())
+        self.memory.trim(time.monotonic_ns())
         self._report()
 
     # Requests
@@ -518,7 +477,7 @@ class RemoteEngine:
         outputs: list[OutputTensor] = list(told.outputs)
         for output, place in zip(outputs, told.places or (), strict=False):
             if place is not None:
-                output.data = self._memory.output(place) if place.segment else IN_REGION
+                output.data = self.memory.output(place) if place.segment else IN_REGION
         failure = told.failure
         response = InferenceResponse(
             pending.model_name,
@@ -526,7 +485,7 @@ class RemoteEngine:
             pending.id,
             outputs,
             told.parameters,
-            partial(self._release, told.number) if told.number else None,
+            partial(self.memory.release, told.number) if told.number else None,
             None if failure is None else InferenceError(failure.message, failure.code),
             told.final,
             told.empty,
@@ -536,17 +495,6 @@ class RemoteEngine:
         except Exception:  # as above
             log.exception("the receiver of a response of model '%s' failed", pending.model_name)
             response.release()
-
-    def _release(self, number: int) -> None:
-        """The outputs of a response were sent."""
-        if not self._released:
-            self.channel.loop.call_soon(self._post_released)
-        self._released.append(number)
-
-    def _post_released(self) -> None:
-        released, self._released = self._released, []
-        for start in range(0, len(released), messages.MOST_ITEMS):
-            self.channel.post(messages.Release(released[start : start + messages.MOST_ITEMS]))
 
     # Counts
 

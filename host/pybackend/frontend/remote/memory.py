@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Protocol
 
+from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.remote import messages
+from pybackend.frontend.remote.channel import Channel
 from pybackend.inference.tensor import Buffer
 from pybackend.ipc.arena import IDLE_NS
 from pybackend.ipc.segment import map_shared
@@ -92,45 +95,84 @@ class InputPool:
         return None
 
 
-class FrontEndMemory:
-    """All segments that a front end has. ``give_back`` is told the numbers of those for inputs that it needs no more."""
+class Asker(Protocol):
+    """The engine behind a channel, as the memory sees it."""
 
-    def __init__(self, give_back: Callable[[int], None]) -> None:
-        self._on_given_back = give_back
+    @property
+    def channel(self) -> Channel:
+        """To the engine."""
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        """Do nothing else until the engine has answered."""
+
+
+class FrontEndMemory:
+    """All segments that a front end has.
+
+    Attributes:
+        clients: the account of the front end's clients; None before there are any.
+    """
+
+    def __init__(self, engine: Asker) -> None:
+        self.clients: ClientMemory | None = None
+        self._engine = engine
         self._pools: dict[int, InputPool] = {}
         self._inputs: dict[int, InputPool] = {}
         self._outputs: dict[int, memoryview] = {}
+        self._more: list[InputPool | InferenceError] = []
+        self._released: list[int] = []
 
-    def add_inputs(self, told: messages.Memory, descriptor: int) -> InputPool:
-        """Map a segment for inputs; returns its pool."""
+    # Inputs
+
+    def more(self, handle: int, input_name: str, nbytes: int) -> InputPool:
+        """Get a segment with room for an input. Raises InferenceError UNAVAILABLE if the engine has none."""
+        self._more.clear()
+        self._engine.channel.post(messages.NeedMemory(handle, input_name, nbytes))
+        self._engine.wait_until(lambda: bool(self._more))
+        got = self._more.pop()
+        if isinstance(got, InferenceError):
+            raise got
+        return got
+
+    def on_memory(self, told: messages.Memory, descriptor: int) -> None:
+        """The engine has lent a segment for inputs."""
         try:
             view = map_shared(descriptor, told.size_bytes)
+        except OSError as error:
+            self._engine.channel.post(messages.Return(told.segment))
+            self._more.append(InferenceError(f"cannot map a segment: {error.strerror}", ErrorCode.UNAVAILABLE))
+            return
         finally:
             os.close(descriptor)
         pool = self._pools.setdefault(told.pool, InputPool(self._give_back))
         pool.chunks[told.segment] = _Chunk(pool, told.segment, view, told.size_bytes)
         self._inputs[told.segment] = pool
-        return pool
+        self._more.append(pool)
+
+    def on_no_memory(self, told: messages.NoMemory) -> None:
+        """The engine has none to lend."""
+        self._more.append(InferenceError(told.message, told.code))
 
     def on_freed(self, told: messages.Freed) -> None:
         """Models have let go of blocks."""
         for segment, offset in told.blocks:
             self._inputs[segment].chunks[segment].release(offset)
 
-    def make_room(self, told: messages.MakeRoom) -> InputPool | None:
-        """Give back the unused segments of a pool, now and until :meth:`trim`. The pool if all of it is used, else None."""
+    def on_make_room(self, told: messages.MakeRoom) -> None:
+        """Give back the unused segments of a pool, now and until :meth:`trim`; if there are none, a slow client must leave."""
         pool = self._pools.get(told.pool)
         if pool is None:
-            return None
+            return
         pool.is_wanted = True
         unused = [number for number, chunk in pool.chunks.items() if not len(chunk.blocks)]
         for number in unused:
             self._give_back(number)
-        return None if unused else pool
+        if not unused and self.clients is not None:
+            self.clients.drop_sender(lambda admission: admission.uses(pool))  # type: ignore[attr-defined]
 
     def _give_back(self, number: int) -> None:
         del self._inputs.pop(number).chunks[number]
-        self._on_given_back(number)
+        self._engine.channel.post(messages.Return(number))
 
     def trim(self, now_ns: int) -> None:
         """Give back segments that were not used for a while; called about once a second."""
@@ -143,6 +185,8 @@ class FrontEndMemory:
             if now_ns - chunk.idle_since_ns >= IDLE_NS:
                 self._give_back(number)
 
+    # Outputs
+
     def add_outputs(self, told: messages.Attached, descriptor: int) -> None:
         """Map a segment in which outputs lie, for reading."""
         try:
@@ -154,15 +198,31 @@ class FrontEndMemory:
         """No more outputs lie there; the mapping goes with the last of those that do."""
         del self._outputs[told.segment]
 
-    def are_outputs(self, segments: Sequence[int]) -> Callable[[Buffer], bool]:
-        """A function that tells whether a tensor lies in one of these segments."""
-        mappings = [self._outputs[number].obj for number in segments if number in self._outputs]
+    def output(self, place: messages.OutputPlace) -> memoryview:
+        """The bytes of an output."""
+        return self._outputs[place.segment][place.offset : place.offset + place.nbytes]
+
+    def release(self, number: int) -> None:
+        """The outputs of a response were sent."""
+        if not self._released:
+            self._engine.channel.loop.call_soon(self._post_released)
+        self._released.append(number)
+
+    def _post_released(self) -> None:
+        released, self._released = self._released, []
+        for start in range(0, len(released), messages.MOST_ITEMS):
+            self._engine.channel.post(messages.Release(released[start : start + messages.MOST_ITEMS]))
+
+    def on_drop_readers(self, told: messages.DropReaders) -> None:
+        """Memory of a model's process is short: disconnect slow clients whose responses lie there."""
+        mappings = [self._outputs[number].obj for number in told.segments if number in self._outputs]
 
         def is_part(data: Buffer) -> bool:
             return isinstance(data, memoryview) and any(data.obj is mapping for mapping in mappings)
 
-        return is_part
+        def dropped() -> None:
+            self._post_released()
+            self._engine.channel.post(messages.Dropped(told.number))
 
-    def output(self, place: messages.OutputPlace) -> memoryview:
-        """The bytes of an output."""
-        return self._outputs[place.segment][place.offset : place.offset + place.nbytes]
+        if self.clients is None or not self.clients.drop_readers(is_part, told.nbytes, dropped):
+            dropped()

@@ -122,7 +122,7 @@ class FrontEnd:
         settings = Settings((), http=begin.http, grpc=begin.grpc, api_keys=api_keys)
         engine: Any = self._engine
         rules = AccessRules(settings, engine.refusals, is_handed=True, keys=self._keys)
-        self._engine.client_memory = client_memory = ClientMemory(begin.memory_limit_bytes)
+        self._engine.memory.clients = client_memory = ClientMemory(begin.memory_limit_bytes)
         infer = InferFrontend(
             engine,
             BodyLimits(begin.http.max_input_size_bytes),
