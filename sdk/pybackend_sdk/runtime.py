@@ -32,17 +32,13 @@ class Runtime:
 
     Subclasses provide services. Every method may be called from any thread. An operation that a runtime does not provide
     raises :class:`TritonModelException` with the reason in one sentence.
-
-    Attributes:
-        reason: the last sentence of every refusal; subclasses say why *they* cannot serve a call.
-        model_directory: the result of ``get_model_dir()``, ``""`` while no model is loaded.
-        instance_name: the instance that the model runs in, for messages.
-        backend_settings: the operator's settings of the backend that the model belongs to.
     """
 
+    # the last sentence of every refusal; subclasses say why *they* cannot serve a call
     reason: str = "This code is not run by a server."
-    model_directory: str = ""
-    instance_name: str = ""
+    model_directory: str = ""  # the result of ``get_model_dir()``, ``""`` while no model is loaded
+    instance_name: str = ""  # the instance that the model runs in, for messages
+    # the operator's settings of the backend that the model belongs to
     backend_settings: "Mapping[str, str]" = MappingProxyType({})
 
     def _refuse(self, sentence: str) -> NoReturn:

@@ -110,9 +110,10 @@ class ModelExecutor:
         for index, result in refused.items():
             results[index] = result
         with self._answers.lock:
+            done_ns = self._answers.add_result(execution, began_ns, start_ns, end_ns, results)
             if text_length(failed.error, None) * count > MUCH_TEXT:
                 self._answers.hurry()
-            return self._answers.add_result(execution, began_ns, start_ns, end_ns, results)
+            return done_ns
 
     def _log(self, error: BaseException, execution: int, ids: "Sequence[str]") -> str:
         """Log an execution's failure; returns the clients' error."""
@@ -211,9 +212,10 @@ class OnceExecutor(ModelExecutor):
             if refused:
                 places = [requests[place]._key[1] for place in places]
                 results = _spread(requests, results, refused)
+            done_ns = answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
             if text > MUCH_TEXT:
                 answers.hurry()
-            return answers.add_result(execution, began_ns, start_ns, end_ns, results, places)
+            return done_ns
 
 
 class StreamExecutor(ModelExecutor):

@@ -58,7 +58,7 @@ class StubLoop:
         self._import: Callable[..., type] = import_model
         self._execute = self._instance.execute
         self._attendant = attendant = Attendant(nudges, self._receiver)
-        attendant.on_nudge = self._answers.on_nudge
+        attendant.on_nudge = self._answers.flush
         self._receiver.on_need(attendant.wake)
         self._instance.connect(self._receiver, attendant.start)
 
@@ -104,7 +104,7 @@ class StubLoop:
 
     def _next_work(self) -> Work:
         """Wait for the next message for this thread, after sending everything that others wait for."""
-        self._answers.end_of_frame()
+        self._answers.flush()
         self._return_inputs()
         return self._receiver.next_work()
 

@@ -28,7 +28,7 @@ from pybackend_stub.executor import MUCH_TEXT, ModelExecutor
 from pybackend_stub.model_calls import ModelCalls
 from pybackend_stub.model_output import EXECUTING, ids_of
 from pybackend_stub.results import AnswerQueue, ResultWriter
-from pybackend_stub.runtimes import SharedRuntime, entered
+from pybackend_stub.runtimes import SharedRuntime, enter, leave
 from pybackend_wire.bytes_tensor import element_problem
 from pybackend_wire.dtypes import BY_NUMPY
 from pybackend_wire.host_messages import Initialize
@@ -39,24 +39,7 @@ MOST_LAYOUTS = 64
 """Most layouts of outputs to remember as told to the host, which warns of those that are not as configured."""
 
 
-class Frame(NamedTuple):
-    """A call that is being served in the calling thread, by a model of this process.
-
-    Attributes:
-        outermost: the calls of the model at the beginning of all such calls, by which the others reach the host, too.
-        execution: of that model, 0 if it is not known.
-        held: the instances that serve calls in this thread, the innermost one last.
-    """
-
-    outermost: ModelCalls
-    execution: int
-    held: "Tuple[str, ...]"
-    answers: AnswerQueue
-
-
 _BY_NAME = {row.name: row.numpy for row in BY_NUMPY.values()}
-
-_FRAME: "ContextVar[Optional[Frame]]" = ContextVar("pybackend_frame", default=None)
 
 
 class _Expected(NamedTuple):
@@ -68,6 +51,7 @@ class _LocalRequest:
     """The key of a request that a neighbour has made; it makes the sender, if the model wants one."""
 
     def __init__(self) -> None:
+        self.is_over = False
         self._response: Optional[InferenceResponse] = None
         self._answered: Optional[threading.Event] = None
 
@@ -86,6 +70,62 @@ class _LocalRequest:
         self._answered.wait()
         response, self._response = self._response, None
         return response
+
+
+class Frame(NamedTuple):
+    """A call that is being served in the calling thread, by a model of this process.
+
+    Attributes:
+        outermost: the calls of the model at the beginning of all such calls, by which the others reach the host, too.
+        execution: of that model, 0 if it is not known.
+        held: the instances that serve calls in this thread, the innermost one last.
+    """
+
+    outermost: ModelCalls
+    execution: int
+    held: "Tuple[str, ...]"
+    answers: AnswerQueue
+    request: _LocalRequest
+
+
+_FRAME: "ContextVar[Optional[Frame]]" = ContextVar("pybackend_frame", default=None)
+
+
+def _current() -> "Optional[Frame]":
+    """The frame of the running code; None for what a call has started and has outlived it."""
+    frame = _FRAME.get()
+    return None if frame is None or frame.request.is_over else frame
+
+
+class Lent:
+    """The large inputs of one call, of which the called model gets views that it cannot write through."""
+
+    __slots__ = ("_counts", "_datas")
+
+    def __init__(self) -> None:
+        self._datas: List[Any] = []
+        self._counts: List[int] = []
+
+    def lend(self, tensor: Tensor, copies: bool) -> Tensor:
+        """A tensor as a neighbour gets it: a view, or a copy if it is small or its model wants copies."""
+        name, datatype, shape = tensor._name, tensor._datatype, tensor._shape
+        if copies or _size(tensor) <= INLINE_BYTES:
+            return _tensor(name, datatype, shape, _copied(tensor._data))
+        self._datas.append(tensor._data)
+        self._counts.append(_count(self._datas, -1))
+        lent = Tensor._from_wire(name, datatype, shape, tensor._data, copy=True)
+        if type(lent._data) is not bytes:
+            lent._data = memoryview(lent._data).toreadonly()
+            dtype = _BY_NAME.get(datatype)
+            if dtype is not None:
+                lent._array = np.frombuffer(lent._data, dtype).reshape(shape)
+        return lent
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether more refers to any of them than before the call."""
+        datas, counts = self._datas, self._counts
+        return any(_count(datas, place) > counts[place] for place in range(len(datas)))
 
 
 class Neighbour:
@@ -162,39 +202,33 @@ class Neighbour:
         """Execute a request in the calling thread; the caller has taken :attr:`busy`, which is released."""
         clock = time.monotonic_ns
         began_ns = start_ns = end_ns = clock()
-        lent = [tensor._data for tensor in request._inputs if _size(tensor) > INLINE_BYTES]
-        counts = _references(lent)
-        key = _LocalRequest()
-        before = EXECUTING.requests
-        token = _FRAME.set(frame)
+        lent, key, before = Lent(), frame.request, EXECUTING.requests
+        of_frame, of_model = _FRAME.set(frame), enter(self.runtime)
         failure: Optional[TritonError] = None
         response: Optional[InferenceResponse] = None
+        layouts: List[TensorPlace] = []
         try:
-            inner = self._request(request, key)
-            with entered(self.runtime):
-                start_ns = clock()
-                EXECUTING.requests = requests = [inner]
-                try:
-                    returned = self._model.execute(requests)
-                    if type(returned) is not list and inspect.iscoroutine(returned):
-                        returned = self._executor.runner.run(0, returned, ids_of(requests))
-                    response = check_returned(returned, requests)[0]
-                    if response is None:
-                        response = key.take()
-                except BaseException as error:  # noqa: BLE001  as in the executor
-                    stream = None if inner._sender is None else inner._sender._stream
-                    answered = stream is not None and not stream.settle()
-                    text = self._executor._log(error, 0, [inner._request_id])
-                    if answered:
-                        response = key.take()
-                    else:
-                        failure = TritonError(text)
-                finally:
-                    EXECUTING.requests = before
-                    del requests
-                end_ns = clock()
-                returned = inner = key = None  # type: ignore[assignment]  # so that only the model may keep anything
-            layouts: List[TensorPlace] = []
+            inner = self._request(request, key, lent)
+            start_ns = clock()
+            EXECUTING.requests = requests = [inner]
+            try:
+                returned = self._model.execute(requests)
+                if type(returned) is not list and inspect.iscoroutine(returned):
+                    returned = self._executor.runner.run(0, returned, ids_of(requests))
+                response = check_returned(returned, requests)[0]
+                if response is None:
+                    response = key.take()
+            except BaseException as error:  # noqa: BLE001  as in the executor
+                stream = None if inner._sender is None else inner._sender._stream
+                answered = stream is not None and not stream.settle()
+                text = self._executor._log(error, 0, [inner._request_id])
+                if answered:
+                    response = key.take()
+                else:
+                    failure = TritonError(text)
+            end_ns = clock()
+            EXECUTING.requests = before
+            returned = inner = requests = None  # type: ignore[assignment]  # so that only the model may keep anything
             if response is None or response._error is not None:
                 response = self._failed(failure if response is None else response._error)
             else:
@@ -202,23 +236,34 @@ class Neighbour:
                 response = None
                 response, layouts = self._received(box, request._requested_output_names)
         finally:
-            _FRAME.reset(token)
+            key.is_over = True
+            EXECUTING.requests = before
+            leave(of_model)
+            _FRAME.reset(of_frame)
             self.busy.release()
-        if _references(lent) != counts:
+        if lent.are_kept:
             self._copies_inputs = True
             _forbid_writing(request._inputs)
-        failed = response._error is not None
         frame.answers.add_local_call(
-            LocalCall(self.instance_name, began_ns, start_ns, end_ns, clock(), batch_size, failed, layouts)
+            LocalCall(
+                self.instance_name,
+                began_ns,
+                start_ns,
+                end_ns,
+                clock(),
+                batch_size,
+                response._error is not None,
+                layouts,
+            )
         )
         return response
 
-    def _request(self, request: InferenceRequest, key: _LocalRequest) -> InferenceRequest:
+    def _request(self, request: InferenceRequest, key: _LocalRequest, lent: Lent) -> InferenceRequest:
         parameters = request._parameters
         return InferenceRequest._from_wire(
             request._request_id,
             request._correlation_id,
-            [_lent(tensor, self._copies_inputs) for tensor in request._inputs],
+            [lent.lend(tensor, self._copies_inputs) for tensor in request._inputs],
             request._requested_output_names or self._outputs,
             request._flags,
             request._timeout,
@@ -290,7 +335,7 @@ class Neighbours:
         self, calls: ModelCalls, answers: AnswerQueue, request: InferenceRequest
     ) -> "Optional[InferenceResponse]":
         """Run a request in this thread; None if it must go to the host."""
-        target, frame = request._target, _FRAME.get()
+        target, frame = request._target, _current()
         if target is None or target.model_version >= 0 or request._timeout:
             return None
         if request._trace is not None and request._trace._number:
@@ -306,9 +351,11 @@ class Neighbours:
                     neighbour.busy.release()
                     return None
                 if frame is None:
-                    frame = Frame(calls, calls.execution(), (neighbour.instance_name,), answers)
+                    held: Tuple[str, ...] = (neighbour.instance_name,)
+                    frame = Frame(calls, calls.execution(), held, answers, _LocalRequest())
                 else:
-                    frame = frame._replace(held=(*frame.held, neighbour.instance_name))
+                    held = (*frame.held, neighbour.instance_name)
+                    frame = frame._replace(held=held, request=_LocalRequest())
                 return neighbour.serve(request, batch_size, frame)
         return None
 
@@ -327,13 +374,13 @@ class NeighbourCalls(ModelCalls):
             response = self._neighbours.infer(self, self._answers, request)
             if response is not None:
                 return response
-        frame = _FRAME.get()
+        frame = _current()
         if frame is None:
             return super().infer(request, decoupled)
         return frame.outermost.infer_for(request, decoupled, frame.execution, frame.held)
 
     def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
-        frame = _FRAME.get()
+        frame = _current()
         if frame is None:
             return super().infer_async(request, decoupled)
         return frame.outermost.infer_async_for(request, decoupled, frame.execution, frame.held)
@@ -380,39 +427,26 @@ def _tensor(name: str, datatype: str, shape: "Sequence[int]", data: Any) -> Tens
     return tensor
 
 
-def _lent(tensor: Tensor, copies: bool) -> Tensor:
-    """A tensor as a neighbour gets it: a copy, or a view that cannot be written through."""
-    data = tensor._data
-    if copies or _size(tensor) <= INLINE_BYTES:
-        return _tensor(tensor._name, tensor._datatype, tensor._shape, _copied(data))
-    lent = Tensor._from_wire(tensor._name, tensor._datatype, tensor._shape, data, copy=True)
-    dtype = _BY_NAME.get(tensor._datatype)
-    if type(data) is not bytes:
-        lent._data = view = memoryview(data).toreadonly()
-        if dtype is not None:
-            lent._array = np.frombuffer(view, dtype).reshape(tensor._shape)
-    return lent
-
-
 def _forbid_writing(tensors: "Sequence[Tensor]") -> None:
     """A neighbour has kept what was lent to it: from now on nobody may change that."""
     for tensor in tensors:
+        data = tensor._data
         if _size(tensor) > INLINE_BYTES:
-            for array in (tensor._array, tensor._data):
+            for array in (tensor._array, data):
                 if type(array) is np.ndarray:
                     array.flags.writeable = False
-
-
-def _references(datas: "List[Any]") -> "List[int]":
-    return [sys.getrefcount(datas[place]) for place in range(len(datas))]
+            if type(data) not in {np.ndarray, bytes}:
+                tensor._data = memoryview(data).toreadonly()
 
 
 def _count(datas: "List[Any]", place: int) -> int:
     return sys.getrefcount(datas[place])
 
 
-_ALONE = _count([np.zeros(1)], 0)
-"""The references to an array that only a list has."""
+_VIEW = np.zeros(2)[1:]
+
+_ALONE, _VIEWED = _count([np.zeros(1)], 0), _count([_VIEW.base], 0)
+"""The references to an array that only a list has, and to one that a single view has, too."""
 
 
 def _is_exclusive(datas: "List[Any]", place: int) -> bool:
@@ -431,6 +465,6 @@ def _is_exclusive(datas: "List[Any]", place: int) -> bool:
             return False
         chain = [base]
         base = base.base
-        if _count(chain, 0) != _ALONE + 1:  # the view has the other one
+        if _count(chain, 0) != _VIEWED:
             return False
     return True

@@ -124,7 +124,8 @@ MOST_LOCAL_CALLS = 256
 """Most messages that are collected while a model calls others in its process: frames are bounded."""
 
 KEEP_NS = 1_000_000
-"""How long an answer may wait for others: for a shorter time a wake-up of the host costs more than the wait."""
+"""How long an answer may wait for others, from the beginning of its execution on: for a shorter time a wake-up of the host
+costs more than the wait, and if executions take longer, they hold back no answer."""
 
 
 class AnswerQueue:
@@ -143,7 +144,6 @@ class AnswerQueue:
         self._thread = threading.get_ident()
         self._messages: List[Any] = []
         self._oldest_ns = 0
-        self._in_a_hurry = False
 
     def add_result(
         self,
@@ -157,7 +157,7 @@ class AnswerQueue:
         """Queue a :class:`pybackend_wire.stub_messages.Result`; returns the time when it was ready."""
         done_ns = time.monotonic_ns()
         if not self._messages:
-            self._oldest_ns = done_ns
+            self._oldest_ns = began_ns
         if rescheduled:
             self._messages.append(encoded(Rescheduled(execution, list(rescheduled))))
         self._messages.append(encoded_result(execution, began_ns, start_ns, end_ns, done_ns, results))
@@ -180,12 +180,12 @@ class AnswerQueue:
             self.flush()
 
     def hurry(self) -> None:
-        """Keep no more answers until the end of the current frame."""
-        self._in_a_hurry = True
+        """Keep no more answers beside those that wait."""
+        self._oldest_ns = 0
 
     def keep_or_flush(self, now_ns: int) -> None:
         """Keep the answers while more executions follow at once, unless one of them turned out to be slow."""
-        if self._in_a_hurry or now_ns - self._oldest_ns >= KEEP_NS:
+        if now_ns - self._oldest_ns >= KEEP_NS:
             self.flush()
 
     def flush(self) -> None:
@@ -194,13 +194,3 @@ class AnswerQueue:
             if self._messages:
                 messages, self._messages = self._messages, []
                 self._channel.send(messages, self.tail.take())
-
-    def end_of_frame(self) -> None:
-        """Send the answers: the last execution that arrived together is done."""
-        self._in_a_hurry = False
-        self.flush()
-
-    def on_nudge(self) -> None:
-        """Send the answers: the host has waited long enough."""
-        self.hurry()
-        self.flush()

@@ -6,7 +6,7 @@ for all models, and passes every call on to the runtime of the calling model.
 
 import threading
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, cast
 
 from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
@@ -63,19 +63,24 @@ def detach(runtime: SharedRuntime) -> None:
             bind_runtime(_bound_before)
 
 
-def enter(runtime: SharedRuntime) -> None:
-    """Mark the calling thread as running the model's code, for as long as it runs."""
-    _entered.set(runtime)
+def enter(runtime: SharedRuntime) -> "Token[Optional[SharedRuntime]]":
+    """Mark the calling thread as running the model's code; this includes coroutines and contexts made inside."""
+    return _entered.set(runtime)
+
+
+def leave(token: "Token[Optional[SharedRuntime]]") -> None:
+    """Go back to what the thread did before."""
+    _entered.reset(token)
 
 
 @contextmanager
 def entered(runtime: SharedRuntime) -> Iterator[None]:
-    """The same for the length of a ``with`` block; this includes coroutines and contexts made inside."""
-    token = _entered.set(runtime)
+    """Do both, before and after a ``with`` block."""
+    token = enter(runtime)
     try:
         yield
     finally:
-        _entered.reset(token)
+        leave(token)
 
 
 def _runtime_of_caller() -> Runtime:

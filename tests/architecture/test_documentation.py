@@ -148,8 +148,8 @@ def test_names_in_the_architecture_pages_are_in_the_source():
         for node in (node for text in places[owner] for node in ast.walk(ast.parse(text))):
             if isinstance(node, ast.ClassDef) and node.name == owner:
                 for each in node.body:
-                    name = each.target if isinstance(each, ast.AnnAssign) else each
-                    if member in {getattr(name, "id", None), getattr(name, "name", None)}:
+                    names = getattr(each, "targets", [getattr(each, "target", each)])
+                    if any(member in {getattr(name, "id", None), getattr(name, "name", None)} for name in names):
                         return True
         return False
 

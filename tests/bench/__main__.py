@@ -35,6 +35,7 @@ from tests.bench import (
     report,
     servers,
     startup,
+    varied,
 )
 from tests.bench.bodies import WrongReplyError
 from tests.bench.packing import PackingError
@@ -117,6 +118,10 @@ def _strings(results: Results, launchers: Sequence[servers.Launcher], scratch: P
     results.strings = one_client.measure_strings(launchers, results.plan, scratch)
 
 
+def _varied(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.varied = varied.measure(launchers, results.plan, scratch)
+
+
 def _grpc(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.grpc = grpc_load.measure_small(launchers, results.plan, scratch)
 
@@ -175,6 +180,7 @@ _SECTIONS: dict[str, Section] = {
     "environments": _environments,
     "footprint": _footprint,
     "sandbox": _sandbox,
+    "varied": _varied,
     "ladder": _ladder,
     "noisy": _noisy,
     "batched": _batched,

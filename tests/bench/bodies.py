@@ -53,6 +53,7 @@ class Workload:
         body: the request's body.
         expected: output tensors by name.
         tensor_bytes: size of the input tensors on the wire.
+        in_turns: whole requests that are sent in turns instead of this one.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Workload:
     body: bytes
     expected: Mapping[str, Array]
     tensor_bytes: int
+    in_turns: tuple[bytes, ...] = ()
 
     @property
     def request(self) -> bytes:

@@ -1,9 +1,10 @@
 /* A closed-loop load generator for HTTP/1.1: one thread, epoll, keep-alive.
  *
  *   loadgen -p PORT -f FILE [-H ADDRESS] [-c CONNECTIONS] [-w WARM_UP_S] [-d DURATION_S] [-n REQUESTS] [-t LIMIT_S]
+ *           [-k COUNT]
  *
  * FILE holds one whole request, head and body, as it goes over the wire. Each connection sends it, waits for the reply,
- * and sends it again; nothing is pipelined. Replies must carry a Content-Length and may have any size: their bodies are
+ * and sends it again; nothing is pipelined. With -k there are COUNT requests, each behind its size in four bytes, which are sent in turns. Replies must carry a Content-Length and may have any size: their bodies are
  * counted and thrown away. What it prints is described in loadgen.h.
  */
 #include "loadgen.h"
@@ -18,6 +19,7 @@ enum {
 struct connection {
     int fd;
     bool wants_write;      /* epoll also watches for room to send the rest of the request */
+    const struct request *request;
     size_t sent;           /* bytes of the request that the kernel has taken */
     uint64_t began_ns;     /* when the request's first byte was offered */
     bool in_body;          /* the head is complete; what follows is body */
@@ -49,6 +51,7 @@ static void send_request(struct connection *connection);
 
 static void begin_exchange(struct connection *connection)
 {
+    connection->request = take_request();
     connection->sent = 0;
     connection->head_bytes = 0;
     connection->in_body = false;
@@ -75,9 +78,11 @@ static void abandon_exchange(struct connection *connection, const char *reason)
 
 static void send_request(struct connection *connection)
 {
-    while (connection->sent < request_bytes) {
+    const struct request *request = connection->request;
+
+    while (connection->sent < request->bytes) {
         ssize_t taken =
-            send(connection->fd, request + connection->sent, request_bytes - connection->sent, MSG_NOSIGNAL);
+            send(connection->fd, request->data + connection->sent, request->bytes - connection->sent, MSG_NOSIGNAL);
         if (taken < 0 && errno == EINTR)
             continue;
         if (taken < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -97,7 +102,7 @@ static void send_request(struct connection *connection)
 
 static void finish_exchange(struct connection *connection)
 {
-    bool whole = connection->sent == request_bytes;
+    bool whole = connection->sent == connection->request->bytes;
 
     broken_in_a_row = 0;
     if (connection->status == 200 && whole)
@@ -222,7 +227,7 @@ int main(int argc, char **argv)
     struct connection *connections;
 
     parse_options(argc, argv, COMMON_LETTERS);
-    load_request();
+    load_requests();
     epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     connections = calloc((size_t)options.connections, sizeof *connections);
     if (epoll_fd < 0 || !connections)

@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define COMMON_LETTERS "H:p:c:w:d:n:t:f:"
+#define COMMON_LETTERS "H:p:c:w:d:n:t:f:k:"
 
 enum {
     EVENTS = 256,
@@ -47,6 +47,7 @@ struct options {
     double duration_s;
     double limit_s;
     uint64_t requests;
+    size_t in_turns;
     const char *file;
 };
 
@@ -65,8 +66,12 @@ struct tally {
 static struct options options = {
     .address = "127.0.0.1", .connections = 1, .warm_up_s = 0.5, .duration_s = 2, .limit_s = 120, .requests = 1,
 };
-static char *request;
-static size_t request_bytes;
+struct request {
+    char *data;
+    size_t bytes;
+};
+static struct request *requests;
+static size_t request_count, requests_taken;
 static int epoll_fd;
 static bool measuring;
 static struct tally tally;
@@ -244,25 +249,61 @@ static void run(void)
 
 /* ---- the command line ---- */
 
-static void load_request(void)
+static char *read_file(size_t *size)
 {
     struct stat status;
     int fd = open(options.file, O_RDONLY | O_CLOEXEC);
+    size_t got = 0;
+    char *data;
 
     if (fd < 0 || fstat(fd, &status) < 0)
         fail(1, "%s: %s", options.file, strerror(errno));
-    request = malloc((size_t)status.st_size + 1);
-    if (!request)
-        fail(1, "out of memory for the request");
-    while (request_bytes < (size_t)status.st_size) {
-        ssize_t bytes = read(fd, request + request_bytes, (size_t)status.st_size - request_bytes);
+    data = malloc((size_t)status.st_size + 1);
+    if (!data)
+        fail(1, "out of memory for the requests");
+    while (got < (size_t)status.st_size) {
+        ssize_t bytes = read(fd, data + got, (size_t)status.st_size - got);
         if (bytes <= 0)
             fail(1, "%s: %s", options.file, bytes ? strerror(errno) : "it became shorter");
-        request_bytes += (size_t)bytes;
+        got += (size_t)bytes;
     }
     close(fd);
-    if (request_bytes == 0)
+    if (got == 0)
         fail(1, "%s is empty", options.file);
+    *size = got;
+    return data;
+}
+
+/* With -k, the file holds several requests, each behind its size in four bytes. They are sent in turns. */
+static void load_requests(void)
+{
+    size_t size, at = 0;
+    char *data = read_file(&size);
+
+    request_count = options.in_turns ? options.in_turns : 1;
+    requests = calloc(request_count, sizeof *requests);
+    if (!requests)
+        fail(1, "out of memory for the requests");
+    for (size_t i = 0; i < request_count; i++) {
+        uint32_t bytes = (uint32_t)size;
+        if (options.in_turns) {
+            if (size - at < sizeof bytes)
+                fail(1, "%s has fewer than %zu requests", options.file, request_count);
+            memcpy(&bytes, data + at, sizeof bytes);
+            bytes = ntohl(bytes);
+            at += sizeof bytes;
+            if (size - at < bytes)
+                fail(1, "%s ends within a request", options.file);
+        }
+        requests[i].data = data + at;
+        requests[i].bytes = bytes;
+        at += bytes;
+    }
+}
+
+static const struct request *take_request(void)
+{
+    return &requests[requests_taken++ % request_count];
 }
 
 static void parse_options(int argc, char **argv, const char *letters)
@@ -279,6 +320,7 @@ static void parse_options(int argc, char **argv, const char *letters)
         case 'n': options.requests = strtoull(optarg, NULL, 10); break;
         case 't': options.limit_s = atof(optarg); break;
         case 'f': options.file = optarg; break;
+        case 'k': options.in_turns = strtoull(optarg, NULL, 10); break;
         default:
             if (!own_option(letter))
                 fail(1, "see the head of the load generator's source for the options");

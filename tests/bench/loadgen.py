@@ -52,11 +52,13 @@ class GrpcCall:
         method: ``/package.Service/Method``.
         streams: requests in flight on each connection.
         messages: of a streaming method, those that answer one request; 0 for a unary method.
+        traced: each call has a trace context of its own.
     """
 
     method: str
     streams: int = 1
     messages: int = 0
+    traced: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,15 @@ def build(name: str = _HTTP) -> Path:
     return program
 
 
-def drive(port: int, tree: procstat.ProcessTree, request: Path, load: Load, call: GrpcCall | None = None) -> LoadResult:
-    """Send one request over and over and measure.
+def drive(
+    port: int,
+    tree: procstat.ProcessTree,
+    request: Path,
+    load: Load,
+    call: GrpcCall | None = None,
+    in_turns: int = 0,
+) -> LoadResult:
+    """Send one request over and over, or several in turns, and measure.
 
     Args:
         port: where the server listens on 127.0.0.1.
@@ -133,6 +142,7 @@ def drive(port: int, tree: procstat.ProcessTree, request: Path, load: Load, call
         request: file with the whole HTTP request, or with the message of a gRPC call.
         load: connections and times.
         call: how a gRPC call is sent; None for HTTP.
+        in_turns: so many requests are in the file, each behind its size; 0 if it is one.
 
     Raises:
         LoadError: the server could not be reached, or did not answer one request properly.
@@ -150,6 +160,9 @@ def drive(port: int, tree: procstat.ProcessTree, request: Path, load: Load, call
     command += ["-w", str(load.warm_up_s), "-d", str(load.duration_s), "-n", str(load.requests), "-t", str(limit_s)]
     if call is not None:
         command += ["-m", call.method, "-s", str(call.streams), "-e", str(call.messages)]
+        command += ["-x"] if call.traced else []
+    if in_turns:
+        command += ["-k", str(in_turns)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         assert client.stderr is not None

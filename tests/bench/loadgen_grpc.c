@@ -1,11 +1,14 @@
 /* A closed-loop load generator for gRPC on HTTP/2: one thread, epoll.
  *
- *   loadgen_grpc -p PORT -f FILE -m METHOD [-H ADDRESS] [-c CONNECTIONS] [-s STREAMS] [-e MESSAGES] [-w WARM_UP_S]
- *                [-d DURATION_S] [-n REQUESTS] [-t LIMIT_S]
+ *   loadgen_grpc -p PORT -f FILE -m METHOD [-H ADDRESS] [-c CONNECTIONS] [-s STREAMS] [-e MESSAGES] [-k COUNT] [-x]
+ *                [-w WARM_UP_S] [-d DURATION_S] [-n REQUESTS] [-t LIMIT_S]
  *
  * FILE holds one message. Each stream of each connection sends it and waits for the answer, again and again. Without -e
  * each exchange is a unary call. With it, every stream is one call of a streaming method that stays open, and MESSAGES
  * messages of the server are the answer to one of the client.
+ *
+ * With -k, FILE holds COUNT messages, which are sent in turns; each lies behind its size in four bytes. With -x each call has a field
+ * traceparent of its own.
  *
  * It sends its header block as gRPC's own clients do: in full once for a connection, then as indexes into the dynamic table.
  * Messages are cut into frames of the size that the server accepts, as far as its windows allow. Its own windows are open
@@ -37,6 +40,7 @@ static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 struct stream {
     uint32_t id;              /* 0 while there is none */
     uint64_t began_ns;
+    const struct request *request;
     size_t sent;              /* bytes of the request that were put into frames */
     int64_t window;           /* DATA that the server takes on this stream */
     uint64_t unreturned;      /* received DATA of which the server was not told that there is room again */
@@ -76,7 +80,8 @@ static int streams_each = 1;
 static int expected_messages;   /* of a streaming method; 0 for unary calls */
 static bool draining;
 static int open_exchanges;
-static uint8_t first_block[1024], later_block[16];
+static bool is_traced;          /* each call has a trace context of its own */
+static uint8_t first_block[1024], later_block[128];
 static size_t first_block_bytes, later_block_bytes;
 static uint8_t incoming[READ_BYTES];
 
@@ -120,6 +125,22 @@ static void make_blocks(void)
     later_block[later_block_bytes++] = 0x86;
     for (int age = FIELDS; age > 0; age--)
         later_block[later_block_bytes++] = (uint8_t)(0x80 | (STATIC_ENTRIES + age));
+    if (is_traced) {
+        static const char field[] = "\0\013traceparent\06700-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01";
+        memcpy(later_block + later_block_bytes, field, sizeof field - 1);
+        later_block_bytes += sizeof field - 1;
+    }
+}
+
+/* Write another number into the trace context, as gRPC's clients send it: in literal form, outside the table. */
+static void trace_next(void)
+{
+    enum { BEHIND = 3, DIGITS = 16 };
+    static uint64_t count;
+    char digits[DIGITS + 1];
+
+    snprintf(digits, sizeof digits, "%016llx", (unsigned long long)++count);
+    memcpy(later_block + later_block_bytes - BEHIND - DIGITS, digits, DIGITS);
 }
 
 /* ---- output ---- */
@@ -151,7 +172,7 @@ static void put_number(struct connection *connection, int kind, uint32_t id, uin
 /* Put the next DATA of a stream after everything that was put before: small ones are copied, large ones are remembered. */
 static bool put_data(struct connection *connection, struct stream *stream)
 {
-    size_t size = request_bytes - stream->sent;
+    size_t size = stream->request ? stream->request->bytes - stream->sent : 0;
     int flags;
 
     if (!stream->id || size == 0 || connection->data_left)
@@ -164,13 +185,13 @@ static bool put_data(struct connection *connection, struct stream *stream)
         size = connection->frame_limit;
     if (size == 0)
         return false;
-    flags = !expected_messages && stream->sent + size == request_bytes ? END_STREAM : 0;
+    flags = !expected_messages && stream->sent + size == stream->request->bytes ? END_STREAM : 0;
     if (size <= 4096) {
-        put_frame(connection, DATA, flags, stream->id, request + stream->sent, size);
+        put_frame(connection, DATA, flags, stream->id, stream->request->data + stream->sent, size);
     } else {
         put_header(connection->data_header, size, DATA, flags, stream->id);
         connection->data_header_sent = 0;
-        connection->data = request + stream->sent;
+        connection->data = stream->request->data + stream->sent;
         connection->data_left = size;
     }
     stream->sent += size;
@@ -265,10 +286,13 @@ static void begin_exchange(struct connection *connection, struct stream *stream)
         connection->next_id += 2;
         stream->window = connection->initial_window;
         stream->unreturned = 0;
+        if (is_traced)
+            trace_next();
         put_frame(connection, HEADERS, END_HEADERS, stream->id, connection->greeted ? later_block : first_block,
                   connection->greeted ? later_block_bytes : first_block_bytes);
         connection->greeted = true;
     }
+    stream->request = take_request();
     stream->sent = 0;
     stream->messages = 0;
     stream->reply_bytes = 0;
@@ -515,24 +539,27 @@ static bool own_option(int letter)
     case 'm': method = optarg; return true;
     case 's': streams_each = atoi(optarg); return true;
     case 'e': expected_messages = atoi(optarg); return true;
+    case 'x': is_traced = true; return true;
     default: return false;
     }
 }
 
-/* Put the message's prefix before it: not compressed, and its length. */
-static void frame_request(void)
+/* Put each message's prefix before it: not compressed, and its length. */
+static void frame_requests(void)
 {
-    char *framed = malloc(request_bytes + MESSAGE_PREFIX_BYTES);
-    const uint32_t length = htonl((uint32_t)request_bytes);
+    for (size_t i = 0; i < request_count; i++) {
+        struct request *request = &requests[i];
+        char *framed = malloc(request->bytes + MESSAGE_PREFIX_BYTES);
+        const uint32_t length = htonl((uint32_t)request->bytes);
 
-    if (!framed)
-        fail(1, "out of memory for the request");
-    framed[0] = 0;
-    memcpy(framed + 1, &length, sizeof length);
-    memcpy(framed + MESSAGE_PREFIX_BYTES, request, request_bytes);
-    free(request);
-    request = framed;
-    request_bytes += MESSAGE_PREFIX_BYTES;
+        if (!framed)
+            fail(1, "out of memory for the requests");
+        framed[0] = 0;
+        memcpy(framed + 1, &length, sizeof length);
+        memcpy(framed + MESSAGE_PREFIX_BYTES, request->data, request->bytes);
+        request->data = framed;
+        request->bytes += MESSAGE_PREFIX_BYTES;
+    }
 }
 
 static void drain(void)
@@ -548,11 +575,11 @@ int main(int argc, char **argv)
 {
     struct connection *connections;
 
-    parse_options(argc, argv, COMMON_LETTERS "m:s:e:");
+    parse_options(argc, argv, COMMON_LETTERS "m:s:e:x");
     if (streams_each < 1 || streams_each > MAX_STREAMS || expected_messages < 0)
         fail(1, "-s must lie between 1 and %d, and -e must not be negative", MAX_STREAMS);
-    load_request();
-    frame_request();
+    load_requests();
+    frame_requests();
     make_blocks();
     epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     connections = calloc((size_t)options.connections, sizeof *connections);

@@ -16,6 +16,7 @@ def render(results: Results) -> str:
     """The whole report."""
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     sections = (
+        _varied,
         _ladder,
         _noisy,
         _batched,
@@ -44,6 +45,10 @@ def render(results: Results) -> str:
     )
     parts = [machine, *filter(None, (section(results) for section in sections))]
     return "\n\n".join(parts) + "\n"
+
+
+def _varied(results: Results) -> str:
+    return _under_load("Small requests that differ from one to the next (CPU per request)", results.varied)
 
 
 def _ladder(results: Results) -> str:

@@ -19,6 +19,9 @@ IDENTITY_CHAIN = "identity_chain"
 LARGE_CALLS = "large_calls"
 IDENTITY_VIEW = "identity_view"
 FIRST_ELEMENT = "first_element"
+MIXED = "mixed"
+MIXED_STRINGS = "mixed_strings"
+MIXED_SEQUENCES = "mixed_sequences"
 
 GATHERED_CALLS = 4
 STREAMED_ELEMENTS = 256
@@ -41,6 +44,20 @@ class TritonPythonModel:
                 pb_utils.Tensor("OUTPUT0", np.add(left, right)),
                 pb_utils.Tensor("OUTPUT1", np.subtract(left, right)),
             ]
+            responses.append(pb_utils.InferenceResponse(output_tensors=outputs))
+        return responses
+"""
+
+_MIXED_CODE = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            data = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            outputs = [pb_utils.Tensor(name, data) for name in request.requested_output_names()]
             responses.append(pb_utils.InferenceResponse(output_tensors=outputs))
         return responses
 """
@@ -227,6 +244,7 @@ class TritonPythonModel:
 """
 
 _FP32 = "TYPE_FP32"
+_SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
 
 _Step = tuple[str, Mapping[str, str], Mapping[str, str]]
 """Of an ensemble: a model, and the tensors of the ensemble by the names of its inputs and of its outputs."""
@@ -236,6 +254,17 @@ def write_pair(repository: Path) -> None:
     """One add_sub and one identity: what the load is put on."""
     write_add_sub(repository, [ADD_SUB])
     _write_identity(repository)
+
+
+def write_mixed(repository: Path) -> None:
+    """Models with an optional input, two outputs and batches: of numbers, of strings, and of sequences."""
+    tensors = {"INPUT0": 4, "INPUT1": 4}, {"OUTPUT0": 4, "OUTPUT1": 4}
+    kinds = ((MIXED, _FP32, ()), (MIXED_STRINGS, "TYPE_STRING", ()), (MIXED_SEQUENCES, _FP32, (_SEQUENCES,)))
+    for name, datatype, settings in kinds:
+        _write(repository, name, _MIXED_CODE, *tensors, datatype=datatype, max_batch_size=16, settings=settings)
+        config = repository / name / "config.pbtxt"
+        text = config.read_text(encoding="utf-8")
+        config.write_text(text.replace('"INPUT1"', '"INPUT1" optional: true'), encoding="utf-8")
 
 
 def write_client_memory(repository: Path) -> None:

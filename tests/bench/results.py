@@ -48,6 +48,7 @@ class Results:
     chain: list[LoadSample] = field(default_factory=list)
     stream: list[LoadSample] = field(default_factory=list)
     strings: list[LoadSample] = field(default_factory=list)
+    varied: list[LoadSample] = field(default_factory=list)
     grpc: list[LoadSample] = field(default_factory=list)
     grpc_large: list[LoadSample] = field(default_factory=list)
     grpc_stream: list[LoadSample] = field(default_factory=list)

@@ -23,6 +23,7 @@ from tests.bench import (
     packing,
     servers,
     startup,
+    varied,
 )
 from tests.bench.loadgen import LoadResult
 from tests.bench.plan import MB
@@ -240,6 +241,7 @@ def _large_verdicts(results: Results) -> Iterator[Verdict]:
 def _ratio_verdicts(results: Results) -> Iterator[Verdict]:
     for goal in (
         *grpc_targets.goals(results),
+        *varied.goals(results),
         *frameworks.goals(results.frameworks),
         *model_servers.goals(results.model_servers),
     ):

@@ -90,6 +90,19 @@ def test_every_request_is_the_file_and_every_reply_is_counted(request_file: Path
     assert result.infer_per_s == pytest.approx(result.replies / result.seconds, rel=1e-3)
 
 
+def test_several_requests_are_sent_in_turns(tmp_path: Path) -> None:
+    each = [REQUEST.replace(b"0", digit) for digit in (b"a", b"b", b"c")]
+    file = tmp_path / "requests"
+    file.write_bytes(b"".join(len(request).to_bytes(4, "big") + request for request in each))
+    with scripted(lambda _: OK) as server:
+        port = server.server_address[1]
+        result = loadgen.drive(port, no_processes(), file, Load(1, 0.2, 0.05), in_turns=3)
+        assert result.errors == 0
+        assert server.requests[:6] == each * 2
+        with pytest.raises(LoadError, match="fewer than 4 requests"):
+            loadgen.drive(port, no_processes(), file, SHORT, in_turns=4)
+
+
 def test_a_head_that_arrives_in_pieces_is_read_like_any_other(request_file: Path) -> None:
     class Dribbling(ScriptedConnection):
         def handle(self) -> None:

@@ -33,6 +33,7 @@ class CountingServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, answer: Answer) -> None:
         self.port = 0
         self.requests: list[bytes] = []
+        self.traces: set[str] = set()
         self._answer = answer
         self._lock = threading.Lock()
 
@@ -51,6 +52,7 @@ class CountingServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _answers(self, request: bytes, call: grpc.ServicerContext) -> Sequence[bytes]:
         with self._lock:
             self.requests.append(request)
+            self.traces.update(value for name, value in call.invocation_metadata() if name == "traceparent")
             number = len(self.requests)
         try:
             return self._answer(number)
@@ -91,6 +93,19 @@ def request_file(tmp_path: Path) -> Path:
 def drive(port: int, request_file: Path, call: GrpcCall, load: Load = SHORT) -> loadgen.LoadResult:
     """The server lives in this very process, whose clock will do."""
     return loadgen.drive(port, procstat.ProcessTree(os.getpid(), ()), request_file, load, call)
+
+
+def test_messages_in_turns_and_a_trace_of_its_own_for_each_call(tmp_path: Path) -> None:
+    file = tmp_path / "requests"
+    file.write_bytes(b"".join(len(each).to_bytes(4, "big") + each for each in (b"first", b"the second")))
+    with serving(lambda _: [REPLY]) as server:
+        processes = procstat.ProcessTree(os.getpid(), ())
+        result = loadgen.drive(server.port, processes, file, SHORT, GrpcCall(UNARY, traced=True), in_turns=2)
+    assert result.errors == 0
+    assert set(server.requests) == {b"first", b"the second"}
+    assert len(server.traces) >= len(server.requests) - SHORT.connections  # the first call of a connection has none
+    assert {trace[:36] for trace in server.traces} == {"00-4bf92f3577b34da6a3ce929d0e0e4736-"}
+    assert {trace[-3:] for trace in server.traces} == {"-01"}
 
 
 def refuse(_number: int) -> Sequence[bytes]:

@@ -52,7 +52,9 @@ def take_turns(running: Sequence[servers.RunningServer], steps: Sequence[Step], 
             if round_ >= step.rounds:
                 continue
             request = scratch / "request"
-            request.write_bytes(step.workload.request)
+            in_turns = step.workload.in_turns
+            sized = b"".join(len(each).to_bytes(4, "big") + each for each in in_turns)
+            request.write_bytes(sized or step.workload.request)
             for server in alternating(running, round_):
                 result = _drive(server, step, request)
                 samples.append(LoadSample(server.name, step.workload.name, step.load.connections, round_, result))
@@ -65,10 +67,11 @@ def take_turns(running: Sequence[servers.RunningServer], steps: Sequence[Step], 
 
 
 def _drive(server: servers.RunningServer, step: Step, request: Path) -> LoadResult:
+    count = len(step.workload.in_turns)
     if isinstance(step.workload, bodies.Workload):
-        return drive(server.port, server.tree(), request, step.load)
+        return drive(server.port, server.tree(), request, step.load, in_turns=count)
     assert server.grpc_port is not None
-    return drive(server.grpc_port, server.tree(), request, step.load, step.workload.call)
+    return drive(server.grpc_port, server.tree(), request, step.load, step.workload.call, count)
 
 
 def alternating(taking_turns: Sequence[_T], round_: int) -> list[_T]:

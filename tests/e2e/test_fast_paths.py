@@ -310,14 +310,28 @@ def changed(data: bytes, deviation: tuple[Any, ...]) -> bytes:
     return data[:at] + other + data[at + count :]
 
 
+def strings(size: int, number: float, second: int) -> bytes:
+    """A tensor of strings of several lengths; with another ``second`` than 2, its bytes do not fit its shape."""
+    lengths = [int(abs(number) % 97 + place) % 7 for place in range(size)]
+    whole = b"".join(struct.pack("<I", each) + b"s" * each for each in lengths)
+    return {1: whole[:-1], 2: whole, 3: whole + bytes(4)}[second]
+
+
 def http_request(form: str, size: int, number: float, request_id: str | None, deviation: tuple[Any, ...]) -> bytes:
     """A request whose tensors are binary or text."""
     other = {deviation[0]: deviation[1]} if deviation else {}
-    model, second = other.get("model", "m"), other.get("second", 2)
+    model, second = other.get("model", "text" if form == "strings" else "m"), other.get("second", 2)
     document: dict[str, Any] = {} if request_id is None else {"id": request_id}
     raw = b""
     if model == "text":
-        document["inputs"] = [{"name": "A", "shape": [size], "datatype": "BYTES", "data": ["é"] * size}]
+        first = {"name": "A", "shape": [size], "datatype": "BYTES"}
+        document["inputs"] = [first]
+        if form == "strings":
+            raw = strings(size, number, second)
+            first["parameters"] = {"binary_data_size": len(raw)}
+            document["parameters"] = {"binary_data_output": True}
+        else:
+            first["data"] = ["é"] * size
     else:
         first = {"name": "A", "shape": [size], "datatype": other.get("datatype", "FP32")}
         last = {"name": "B", "shape": [2], "datatype": "INT32"}
@@ -351,7 +365,7 @@ def http_request(form: str, size: int, number: float, request_id: str | None, de
 def grpc_message(form: str, size: int, number: float, request_id: str | None, deviation: tuple[Any, ...]) -> bytes:
     """A message whose tensors are raw or lists of numbers."""
     other = {deviation[0]: deviation[1]} if deviation else {}
-    model = other.get("model", "m")
+    model = other.get("model", "text" if form == "strings" else "m")
     made = service_pb2.ModelInferRequest(model_name=model, model_version=other.get("version", ""), id=request_id or "")
     for name, value in other.get("parameters", {}).items():
         field = {int: "int64_param", str: "string_param"}.get(type(value))
@@ -361,7 +375,7 @@ def grpc_message(form: str, size: int, number: float, request_id: str | None, de
     first = made.inputs.add(name="A", datatype=other.get("datatype", "FP32"), shape=[size])
     if model == "text":
         first.datatype = "BYTES"
-        made.raw_input_contents.append((struct.pack("<I", 2) + b"ab") * size)
+        made.raw_input_contents.append(strings(size, number, other.get("second", 2)))
     else:
         last = made.inputs.add(name="B", datatype="INT32", shape=[2])
         if form == "text":
@@ -393,7 +407,7 @@ def grpc_fields(path: str, deviation: tuple[Any, ...]) -> dict[str, str]:
 HTTP_ACTIONS = st.tuples(
     st.just("http"),
     st.integers(0, 1),
-    st.sampled_from(["binary", "text", "spaced"]),
+    st.sampled_from(["binary", "text", "spaced", "strings"]),
     SIZES,
     REPEATED,
     st.sampled_from(["one by one", "one by one", "one by one", "behind each other", "cut"]),
@@ -402,7 +416,7 @@ HTTP_ACTIONS = st.tuples(
 GRPC_ACTIONS = st.tuples(
     st.just("grpc"),
     st.integers(0, 1),
-    st.sampled_from(["raw", "raw", "raw", "text"]),
+    st.sampled_from(["raw", "raw", "raw", "text", "strings"]),
     SIZES,
     REPEATED,
     st.sampled_from([INFER, INFER, INFER, STREAM_INFER, SERVER_LIVE]),

@@ -7,12 +7,17 @@ import shutil
 import textwrap
 from pathlib import Path
 
+import pytest
+
 MODELS = Path(__file__).resolve().parents[1] / "models"
 PREAMBLE = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n"
 
 
 GROUPED = "PYBACKEND_TESTS_GROUPED"
 """The environment variable that puts the models of each repository into one process."""
+
+alone = pytest.mark.skipif(GROUPED in os.environ, reason="in one process, the others share this model's fate")
+"""Marks tests of what is another in a group."""
 
 _IN_GROUP = 'parameters { key: "PROCESS_GROUP" value { string_value: "tests" } }'
 

@@ -27,9 +27,7 @@ def main() -> None:
     atexit.register(_leave)  # before all others, so it is called after them
     _import()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # control-C in a terminal is for the servers
-    signal.signal(
-        signal.SIGCHLD, lambda *_: _reap(os.WNOHANG)
-    )  # at once: what a server took is counted when it has ended
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(os.WNOHANG))
     requests = socket.socket(fileno=int(sys.argv[1]))
     while True:
         request, descriptors, *_ = socket.recv_fds(requests, _LARGEST_REQUEST_BYTES, 3)
@@ -66,7 +64,7 @@ def _reap(options: int) -> None:
 
 
 def _watch(interrupt: signal.Handlers, stdout: int, stderr: int, reports: int) -> None:
-    """Fork once more, and return in that process. This one reports its number, and later its exit status."""
+    """Fork once more, and return in that process. This one reports its number, and later its exit status and CPU seconds."""
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGINT, interrupt)
@@ -77,8 +75,8 @@ def _watch(interrupt: signal.Handlers, stdout: int, stderr: int, reports: int) -
     os.close(stdout)
     os.close(stderr)
     os.write(reports, str(pid).encode())
-    _, status = os.waitpid(pid, 0)
-    os.write(reports, str(os.waitstatus_to_exitcode(status)).encode())
+    _, status, usage = os.wait4(pid, 0)
+    os.write(reports, f"{os.waitstatus_to_exitcode(status)} {usage.ru_utime + usage.ru_stime:.3f}".encode())
     os._exit(0)
 
 

@@ -39,6 +39,7 @@ class WarmProcess:
     """
 
     def __init__(self, forker: _Forker, request: Sequence[object], outputs: tuple[int, int] | None = None) -> None:
+        self._forker = forker
         self._ended: int | None = None
         self._ending = threading.Lock()
         self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,7 +95,9 @@ class WarmProcess:
                 if self._ended is None:
                     report = self._reports.recv(32)
                     assert report, "the process that watched the server was killed"
-                    self._ended = int(report)
+                    status, cpu_s = report.split()
+                    self._ended = int(status)
+                    self._forker.ended_cpu_s += float(cpu_s)
                     self._reports.close()
         return self._ended
 
@@ -124,9 +127,14 @@ class _Place:
 
 
 class _Forker:
-    """The process that has the modules."""
+    """The process that has the modules.
+
+    Attributes:
+        ended_cpu_s: CPU seconds of the processes whose end was heard of, with those that these waited for.
+    """
 
     def __init__(self, place: _Place) -> None:
+        self.ended_cpu_s = 0.0
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -142,9 +150,9 @@ class _Forker:
         socket.send_fds(self._requests, [json.dumps(request).encode()], [stdout, stderr, reports])
 
     def cpu_s(self) -> float:
-        """What it has taken so far, with those of its processes that have ended."""
-        times = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+        """What it has taken so far, with those of its processes whose end was heard of."""
+        own = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, own)) / os.sysconf("SC_CLK_TCK") + self.ended_cpu_s
 
     def end(self) -> None:
         """End it, which it does when all that it has forked have ended."""

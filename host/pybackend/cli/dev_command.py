@@ -77,18 +77,18 @@ def make_parser() -> CommandParser:
 
 def run_dev(arguments: Sequence[str], serve: Callable[[Settings], int]) -> int:
     """Run the command and return the exit status."""
-    with tempfile.TemporaryDirectory(prefix="pybackend-dev-") as room:
-        settings = parse_dev(arguments, Path(room))
+    with tempfile.TemporaryDirectory(prefix="pybackend-dev-") as scratch:
+        settings = parse_dev(arguments, Path(scratch))
         if isinstance(settings, str):
             sys.stdout.write(settings)
             return 0
         return serve(settings)
 
 
-def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
+def parse_dev(arguments: Sequence[str], scratch: Path) -> Settings | str:
     """The settings of the command line after ``dev``, as text if it wants them printed.
 
-    ``room``: an empty directory, for a copy of a framework's file or directory. Raises UsageError if a flag or a value
+    ``scratch``: an empty directory, for a copy of a framework's file or directory. Raises UsageError if a flag or a value
     does not exist, and ServerError if the settings contradict each other, or the command.
     """
     parser = make_parser()
@@ -106,7 +106,7 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
         given.repository = Path()
     settings = settings_of(given, sources.warnings, needs_repository=True)
     bare = {path: found for path in settings.repositories if (found := bare_model_at(path)) is not None}
-    copies = {path: _copied(found, room, parser, trusts=given.trust_pickle) for path, found in bare.items()}
+    copies = {path: _copied(found, scratch, parser, trusts=given.trust_pickle) for path, found in bare.items()}
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
     settings = with_single_models(replace(settings, repositories=repositories))
     return replace(
@@ -116,14 +116,14 @@ def parse_dev(arguments: Sequence[str], room: Path) -> Settings | str:
     )
 
 
-def _copied(found: Found, room: Path, parser: CommandParser, *, trusts: bool) -> Path:
+def _copied(found: Found, scratch: Path, parser: CommandParser, *, trusts: bool) -> Path:
     check_trust(found, trusts=trusts)
-    place = place_of(room / "models", derived_name(found, parser), None, force=False)
+    place = place_of(scratch / "models", derived_name(found, parser), None, force=False)
     with StagedEntry(place) as entry:
         lay_out(entry, found)
         entry.write(CONFIG_FILENAME, format_config_text(first_configuration(backed_by(found, ""), {})))
         entry.commit()
-    room.chmod(0o755)  # the model may run as another user
+    scratch.chmod(0o755)  # the model may run as another user
     sys.stdout.write(
         f"serving a copy of {found.source}, {found.kind.title}, as model '{place.name}'; `pybackend import` makes a lasting entry\n"
     )

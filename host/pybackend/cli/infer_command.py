@@ -18,9 +18,9 @@ from pybackend.errors import InferenceError, PybackendError
 from pybackend.observability.log_lines import one_line
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.client.inference import (
-    Answer,
     Output,
-    Question,
+    Request,
+    Response,
     infer,
     infer_json,
     infer_stream,
@@ -97,17 +97,17 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
     if wrong:
         parser.refuse(wrong[0])
     given.input += rest
-    question = _question(given, parser)
+    request = _request(given, parser)
     if given.repository is None:
         if flags:
             parser.refuse_with("Flags after -- are for `pybackend serve`: they need --repository=DIR")
-        return _ask(connection_of(given, parser), question, as_json=given.json)
+        return _ask(connection_of(given, parser), request, as_json=given.json)
 
     access = access_of(given, parser)
 
     def visit(url: str) -> int:
         try:
-            return _ask(Connection(url, given.timeout, access=access), question, as_json=given.json)
+            return _ask(Connection(url, given.timeout, access=access), request, as_json=given.json)
         except PybackendError as error:
             sys.stderr.write(f"error: {error}\n")
             return 1
@@ -116,7 +116,7 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
     return int(serve(settings, visit) != 0)
 
 
-def _question(given: argparse.Namespace, parser: CommandParser) -> Question:
+def _request(given: argparse.Namespace, parser: CommandParser) -> Request:
     parameters = {name: _scalar(text) for name, text in _pairs("--parameter", given.parameter, parser).items()}
     if given.sequence_id is not None:
         number = given.sequence_id.isdecimal()
@@ -129,7 +129,7 @@ def _question(given: argparse.Namespace, parser: CommandParser) -> Question:
     inputs = _pairs("--input", given.input, parser)
     if list(inputs.values()).count("-") > 1:
         parser.refuse_with("Only one input can come from standard input")
-    return Question(given.model, given.model_version, inputs, given.output, parameters, given.id, fills_up=given.random)
+    return Request(given.model, given.model_version, inputs, given.output, parameters, given.id, fills_up=given.random)
 
 
 def _pairs(flag: str, texts: Sequence[str], parser: CommandParser) -> dict[str, str]:
@@ -150,25 +150,25 @@ def _scalar(text: str) -> Any:
     return value if isinstance(value, bool | int | float | str) else text
 
 
-def _ask(connection: Connection, question: Question, *, as_json: bool) -> int:
+def _ask(connection: Connection, request: Request, *, as_json: bool) -> int:
     try:
         if as_json:
-            document = infer_json(connection, question)
+            document = infer_json(connection, request)
             outputs, text = document.get("outputs"), json.dumps(document, ensure_ascii=False)
         else:
-            answer = infer(connection, question)
-            outputs, text = answer.outputs, "\n".join(answer_lines(answer))
+            response = infer(connection, request)
+            outputs, text = response.outputs, "\n".join(response_lines(response))
     except InferenceError:
-        if not is_decoupled(connection, question):
+        if not is_decoupled(connection, request):
             raise
-        return _ask_for_stream(connection, question, as_json=as_json)
+        return _ask_for_stream(connection, request, as_json=as_json)
     print_text(text)
-    return 0 if outputs else _complain_of_no_output(connection, question)
+    return 0 if outputs else _complain_of_no_output(connection, request)
 
 
-def _complain_of_no_output(connection: Connection, question: Question) -> int:
+def _complain_of_no_output(connection: Connection, request: Request) -> int:
     """Say that a response has no output; returns 1, or 0 if the model has none to give."""
-    names = output_names(connection, question)
+    names = output_names(connection, request)
     if names:
         sys.stderr.write(
             f"error: the response has no output; the model's outputs are {', '.join(names)}. The server's log may name one that "
@@ -177,17 +177,17 @@ def _complain_of_no_output(connection: Connection, question: Question) -> int:
     return int(bool(names))
 
 
-def _ask_for_stream(connection: Connection, question: Question, *, as_json: bool) -> int:
+def _ask_for_stream(connection: Connection, request: Request, *, as_json: bool) -> int:
     """Print the responses of a decoupled model as they arrive; returns 1 if one of them is an error, or there is none."""
     response, status = None, 0
-    for response in infer_stream(connection, question):
+    for response in infer_stream(connection, request):
         if set(response) == {"error"}:
             sys.stderr.write(f"error: {response['error']}\n")
             status = 1
         elif as_json:
             print_text(json.dumps(response, ensure_ascii=False))
         else:
-            print_text(event_line(response, question.outputs))
+            print_text(event_line(response, request.outputs))
     if response is None:
         sys.stderr.write("error: the model has ended the stream without a response\n")
         return 1
@@ -203,16 +203,16 @@ _WIDTH = 110
 _ABOUT = frozenset({"model_name", "model_version", "id"})
 
 
-def answer_lines(answer: Answer) -> list[str]:
+def response_lines(response: Response) -> list[str]:
     """A response: model and version, what the response says of itself, and a line or block per output."""
-    document = answer.document
+    document = response.document
     lines = [f"model {document.get('model_name')}, version {document.get('model_version')}"]
     if document.get("id"):
         lines.append(f"id: {one_line(str(document['id']))}")
     lines += [
         f"parameter {one_line(name)}: {json.dumps(value)}" for name, value in document.get("parameters", {}).items()
     ]
-    return lines + [line for output in answer.outputs for line in _output_lines(output)]
+    return lines + [line for output in response.outputs for line in _output_lines(output)]
 
 
 def event_line(event: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -131,9 +131,9 @@ def _table(rows: Sequence[Row], source: Source, size: tuple[int, int] | None) ->
     if size is None:
         return [*heads, *lines]
     columns, height = size
-    room = max(1, height - len(heads) - 1)
-    if len(lines) > room:
-        lines = [*lines[: room - 1], f"... and {len(lines) - room + 1} more"]
+    most_lines = max(1, height - len(heads) - 1)
+    if len(lines) > most_lines:
+        lines = [*lines[: most_lines - 1], f"... and {len(lines) - most_lines + 1} more"]
     return [line[:columns] for line in (*heads, *lines)]
 
 

@@ -7,6 +7,7 @@ first (:func:`validate_header`), so that a large invalid body is refused before 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Generator, Iterable, Mapping
 from enum import IntEnum
 from math import prod
@@ -16,7 +17,7 @@ from pybackend.inference.region import source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor, element_count, shape_text
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
-from pybackend_wire.bytes_tensor import element_problem
+from pybackend_wire.bytes_tensor import LENGTH_BYTES, element_problem
 from pybackend_wire.dtypes import ITEMSIZE
 
 _BATCH_NOTE = (
@@ -25,6 +26,11 @@ _BATCH_NOTE = (
     "setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 _NO_BATCH_NOTE = "NOTE: max_batch_size is zero in the model config, so input shapes have no batch dimension."
+
+_length_at = struct.Struct("<I").unpack_from
+
+_MOST_COUNTED = 64
+"""Of elements: numpy is faster with more of them."""
 
 
 class Checked(IntEnum):
@@ -194,6 +200,27 @@ def validate_bytes_tensors(request: InferenceRequest, signature: ModelSignature)
     """
     for _ in validate_bytes_in_steps(request, signature):
         pass
+
+
+def has_whole_elements(request: InferenceRequest) -> bool:
+    """True if the inputs' bytes fit their shapes and datatypes; False if they do not, or if there are many strings."""
+    for tensor in request.inputs:
+        data, count, at = tensor.data, prod(tensor.shape), 0
+        if data is None:
+            return False
+        if tensor.datatype == "BYTES":
+            if count > _MOST_COUNTED:
+                return False
+            try:
+                for _ in range(count):
+                    at += LENGTH_BYTES + _length_at(data, at)[0]
+            except struct.error:
+                return False
+        else:
+            at = count * ITEMSIZE[tensor.datatype]
+        if at != len(data):
+            return False
+    return True
 
 
 def validate_bytes_in_steps(request: InferenceRequest, signature: ModelSignature) -> Generator[None, None, None]:

@@ -60,9 +60,9 @@ def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directo
     Reads their files, so this may take a while.
     """
     samples = []
-    room = _Room(MOST_WARMUP_BYTES)
+    budget = _Budget(MOST_WARMUP_BYTES)
     for sample in config.document["model_warmup"]:
-        reader = _SampleReader(config, signature, model_directory, sample["name"], room)
+        reader = _SampleReader(config, signature, model_directory, sample["name"], budget)
         inputs = reader.inputs(sample["inputs"], sample["batch_size"])
         if sample["batch_size"] > 0:
             samples.append(WarmupSample(sample["name"], sample["batch_size"], sample["count"] or 1, inputs))
@@ -70,7 +70,7 @@ def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directo
 
 
 @dataclass(slots=True)
-class _Room:
+class _Budget:
     """The remaining budget for samples that are still unread."""
 
     left_bytes: int
@@ -82,7 +82,7 @@ class _SampleReader:
     signature: ModelSignature
     model_directory: Path
     sample_name: str
-    room: _Room
+    budget: _Budget
 
     def inputs(self, inputs: Mapping[str, Mapping[str, Any]], batch_size: int) -> tuple[WarmupTensor, ...]:
         """All inputs, in the model's order, checked."""
@@ -118,19 +118,19 @@ class _SampleReader:
             raise self._wrong(f"input '{name}' has dims {list(dims)}, the model expects {list(expected.dims)}")
         shape = (1, *dims) if self.signature.max_batch_size else dims
         count = prod(dims)
-        self._take_room(name, dims, count * (datatype.itemsize or LENGTH_BYTES))
+        self._spend(name, dims, count * (datatype.itemsize or LENGTH_BYTES))
         data = self._data(name, datatype, count, given)
         if expected is not None:
             shape = tuple(self.signature.shape_for_model(expected, shape))
         return WarmupTensor(name, datatype.name, shape, data)
 
-    def _take_room(self, name: str, dims: tuple[int, ...], nbytes: int) -> None:
-        if nbytes > self.room.left_bytes:
+    def _spend(self, name: str, dims: tuple[int, ...], nbytes: int) -> None:
+        if nbytes > self.budget.left_bytes:
             raise self._wrong(
                 f"input '{name}' has dims {list(dims)}, {nbytes} bytes: all samples together exceed the limit of "
                 f"{MOST_WARMUP_BYTES} bytes"
             )
-        self.room.left_bytes -= nbytes
+        self.budget.left_bytes -= nbytes
 
     def _data(self, name: str, datatype: DataType, count: int, given: Mapping[str, Any]) -> bytes:
         if given.get("input_data_file"):
@@ -154,7 +154,7 @@ class _SampleReader:
         try:
             if not datatype.itemsize:
                 data = read_beneath(self.model_directory, inside, MOST_STRING_BYTES)
-                self._take_room(name, (count,), len(data))
+                self._spend(name, (count,), len(data))
                 self._check_strings(name, data, count, path)
                 return data
             data = read_start_beneath(self.model_directory, inside, wanted_bytes)

@@ -28,8 +28,8 @@ class LogStream:
     def __init__(self, descriptor: int, notice: Callable[[int], bytes]) -> None:
         self._descriptor = _without_waiting(descriptor)
         self._notice = notice
-        self._room = select.poll()
-        self._room.register(self._descriptor, select.POLLOUT)
+        self._writable = select.poll()
+        self._writable.register(self._descriptor, select.POLLOUT)
         self._changed = threading.Condition()
         self._waiting: deque[memoryview] = deque()
         self._waiting_bytes = 0
@@ -63,7 +63,7 @@ class LogStream:
         """Write as much as fits; returns the rest."""
         try:
             # A pipe with any room has room for a page.
-            while data and self._room.poll(0):
+            while data and self._writable.poll(0):
                 data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
         except BlockingIOError:
             pass
@@ -73,7 +73,7 @@ class LogStream:
 
     def _write_waiting(self) -> None:
         while True:
-            self._room.poll()
+            self._writable.poll()
             with self._changed:
                 data = self._waiting.popleft()
                 rest = self._write_some(data)

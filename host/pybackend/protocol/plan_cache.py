@@ -8,10 +8,12 @@ bytes, which is more than half of the codec's cost for a small request.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Sequence
 
 from pybackend.inference.tensor import Buffer, InputTensor
+from pybackend.inference.validation import Checked
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, request_like
 from pybackend.protocol.json.templates import ANY_ID, ID_AT_START, SECOND_ID, JsonTemplates
@@ -19,6 +21,9 @@ from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
 LARGEST_PREAMBLE_BYTES = 4096
+_SIZE = re.compile(rb'(?<="binary_data_size":)( ?(?:0|[1-9][0-9]{0,6}))(?=[,}])')
+"""The size of an input's bytes, as usual encoders write it."""
+
 MOST_PLANS = 256
 """With the largest preamble this limits a model's plans to 1 MB."""
 
@@ -51,11 +56,14 @@ class PlanCache:
     def __init__(self) -> None:
         self.templates = JsonTemplates()
         self._plans: Recurring[bytes, InferPlan] = Recurring(MOST_PLANS)
+        # Plans with strings, by the parts of the preamble between the sizes of their inputs.
+        self._unsized: Recurring[tuple[bytes, ...], InferPlan] = Recurring(MOST_PLANS)
 
     def clear(self) -> None:
         """Forget all plans."""
         self.templates.clear()
         self._plans.clear()
+        self._unsized.clear()
 
     def get(self, preamble: bytes) -> InferPlan | None:
         """A private copy of the plan for this preamble, with tensors still without bytes; None if it is not cached."""
@@ -104,17 +112,20 @@ class PlanCache:
     def whole(self, message: bytes, start: int, end: int) -> InferPlan | None:
         """A private copy of the plan for a JSON part, with the bytes of its tensors, which follow it.
 
-        The message ends with the body; its JSON part may begin with an id. None if the JSON part is not cached, or
-        the number of bytes behind it does not fit it.
+        The message ends with the body; its JSON part may begin with an id, and inputs of strings may have other sizes. None if the JSON part is
+        not cached, or the number of bytes behind it does not fit it.
         """
         preamble = message[start:end]
         known, request_id = self._plans.get(preamble), ""
         if known is None:
             match = ID_AT_START.match(preamble)
-            known = self._plans.get(b"{" + preamble[match.end() :]) if match else None
-            if match is None or known is None:
+            if match is not None:
+                preamble, request_id = b"{" + preamble[match.end() :], match[1].decode()
+                known = self._plans.get(preamble)
+            if known is None and self._unsized:
+                known = self._sized(preamble)
+            if known is None:
                 return None
-            request_id = match[1].decode()
         if known.binary_bytes != len(message) - end:
             return None
         inputs = []
@@ -128,6 +139,26 @@ class PlanCache:
                 data = view[start:end]
             inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
         return InferPlan(request_like(known.request, inputs, request_id), [], 0, known.output_format, known.checked)
+
+    def _sized(self, preamble: bytes) -> InferPlan | None:
+        """The plan for a JSON part that is known but for its inputs' sizes."""
+        parts = _SIZE.split(preamble)
+        known = self._unsized.get(tuple(parts[::2]))
+        if known is None:
+            return None
+        sizes = [*map(int, parts[1::2])]
+        inputs = [(tensor, size) for (tensor, _), size in zip(known.binary_inputs, sizes, strict=True)]
+        return InferPlan(known.request, inputs, sum(sizes), known.output_format, known.checked)
+
+    def _put_unsized(self, preamble: bytes, known: InferPlan) -> None:
+        """Store a plan with strings, if it is certain which number is the size of which input."""
+        parts = _SIZE.split(preamble)
+        if (
+            b"\\" not in preamble
+            and preamble.count(b"binary_data_size") == len(known.binary_inputs)
+            and [*map(int, parts[1::2])] == [size for _, size in known.binary_inputs]
+        ):
+            self._unsized.remember(tuple(parts[::2]), known)
 
     def put(self, preamble: bytes, plan: InferPlan, *, whole: bool = True) -> None:
         """Store a validated plan, before its tensors get their bytes, if the same preamble is likely to recur.
@@ -149,3 +180,5 @@ class PlanCache:
         template = request_like(request, [])
         known = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, plan.checked)
         self._plans.remember(preamble, known)
+        if plan.checked is Checked.HEADER:
+            self._put_unsized(preamble, known)

@@ -139,7 +139,7 @@ class LocalProcess(ModelProcess):
         self._thread_ident = threading.get_ident()
         with entered(self._runtime):
             self._instance.execute(*message, bytearray())
-            self._instance.answers.end_of_frame()
+            self._instance.answers.flush()
 
     def attach(self, number: int, size: int, role: SegmentRole) -> Any:
         """Map memory of which a fork of this process has a private copy."""

@@ -10,7 +10,7 @@ import pytest
 from pybackend_wire.messages import INLINE_BYTES
 from tests.support.callers import HELPERS, ONE, caller, sender, write_caller, write_targets
 from tests.support.inference import infer
-from tests.support.repositories import write_model
+from tests.support.repositories import alone, write_model
 from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
@@ -377,6 +377,7 @@ def test_an_exception_in_the_other_model(lab, number, text):
     assert text in message
 
 
+@alone
 def test_a_model_that_dies(server, lab):
     answer = lab("return failure(call('wrong', IN=[10]).exec())")
     assert answer == ["INTERNAL", "Stub process 'wrong_0_0' is not healthy. The process exited with status 7."]

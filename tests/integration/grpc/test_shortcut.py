@@ -52,6 +52,13 @@ PATIENT = """
             return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT%b", np.ones(1, np.float32))]) for _ in requests]
 """
 
+ECHO = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            found = [each.inputs()[0].as_numpy() for each in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT%b", each)]) for each in found]
+"""
+
 ELEMENTS = 37
 """So the shape has the byte of a percent sign, which stands for more in a form of answers."""
 
@@ -133,6 +140,7 @@ def engine(loop, tmp_path_factory):
     write_model(repository, "m", adding(1), CONFIG)
     write_model(repository, "living", adding(1), CONFIG)
     write_model(repository, "patient", PATIENT, CONFIG)
+    write_model(repository, "text", ECHO, CONFIG.replace("FP32", "STRING"))
     opening = engine_on(repository, explicit=True)
     engine = loop.run(opening.__aenter__())
     yield engine, repository
@@ -418,6 +426,37 @@ def test_heads_may_vary_in_what_nobody_reads_and_in_the_deadline(run):
             )
         await client.settled()
         assert held(port) == (0, 0)
+
+    run(scenario)
+
+
+def strings(*elements, count=None, **fields):
+    """A message with strings, or bytes that are said to be so many strings."""
+    request = service_pb2.ModelInferRequest(model_name="text", **fields)
+    request.inputs.add(name="IN", datatype="BYTES", shape=[len(elements) if count is None else count])
+    parts = [struct.pack("<I", len(each)) + each for each in elements] if count is None else elements
+    request.raw_input_contents.append(b"".join(parts))
+    return framed(request.SerializeToString())
+
+
+def test_strings_take_the_shortcut_whatever_their_lengths(run):
+    async def scenario(port, client, shortcuts):
+        await known(client)
+        for size in (1, 2, 3):
+            await answer(client, whole(client, strings(b"a" * size, b"b")))
+        shortcuts.since()
+        for size in (0, 4, 130, 3000, 7):
+            for way, request_id in ((whole, ""), (like_grpc, "x"), (parted, "y")):
+                found = await answer(client, way(client, strings(b"a" * size, b"b", id=request_id)))
+                response = service_pb2.ModelInferResponse.FromString(found[1][5:])
+                assert response.id == request_id
+                assert response.raw_output_contents[0] == struct.pack("<I", size) + b"a" * size + b"\1\0\0\0b"
+        assert shortcuts.since() == 10
+        for wrong in (b"", b"\1\0\0\0", b"\1\0\0\0a" * 3, b"\xff\xff\xff\xffa\1\0\0\0b", b"\1\0\0\0a\1\0\0\0bc"):
+            found = [await answer(client, way(client, strings(wrong, count=2))) for way in (parted, whole, like_grpc)]
+            assert found.count(found[0]) == 3
+            assert found[0][2]["grpc-status"] == "3"
+        assert shortcuts.since() == 0
 
     run(scenario)
 

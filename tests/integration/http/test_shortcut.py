@@ -158,6 +158,43 @@ def test_a_client_that_repeats_itself_follows_the_model_through_its_life(tmp_pat
     asyncio.run(main())
 
 
+ECHO = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.inputs()[0].as_numpy())]) for each in requests]
+"""
+
+
+def test_strings_take_the_shortcut_whatever_their_lengths(tmp_path, shortcuts):
+    write_model(tmp_path, "m", ECHO, CONFIG.replace("FP32", "STRING"))
+
+    def strings(raw):
+        tensor = {"name": "IN", "shape": [3], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+        body, headers = binary_body({"inputs": [tensor], "parameters": {"binary_data_output": True}}, raw)
+        return post("/v2/models/m/infer", body, headers)
+
+    async def main():
+        async with serving(tmp_path) as (_engine, client):
+            for round_ in range(6):
+                for size in (0, 3, 50, 9):
+                    raw = b"".join(struct.pack("<I", each) + bytes(each) for each in (size, round_ % 2, 4))
+                    client.writer.write(strings(raw))
+                    answer = await client.whole()
+                    assert answer.startswith(b"HTTP/1.1 200 ")
+                    assert answer.endswith(raw)
+            assert len(shortcuts) >= 8
+            before = len(shortcuts)
+            for wrong in (raw[:-1], raw + bytes(1), raw[:12], raw[:1] + b"\xff" + raw[2:]):
+                for _ in range(3):
+                    client.writer.write(strings(wrong))
+                    answer = await client.whole()
+                    assert answer.startswith(b"HTTP/1.1 400 ")
+                    assert b"inference input 'IN' for model 'm'" in answer
+            assert len(shortcuts) == before
+
+    asyncio.run(main())
+
+
 def test_the_shortcut_leads_to_the_same_answers(tmp_path, shortcuts):
     write_model(tmp_path, "m", adding(1), CONFIG)
 

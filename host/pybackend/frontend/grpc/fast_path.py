@@ -18,7 +18,7 @@ from pybackend.frontend.http2 import AnswerForm, Stream
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
-from pybackend.inference.validation import Checked
+from pybackend.inference.validation import Checked, has_whole_elements
 from pybackend.protocol.grpc.layouts import MessageLayout
 from pybackend.protocol.grpc.response import id_field, message_format
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
@@ -35,11 +35,13 @@ class Shortcut(NamedTuple):
 
     Attributes:
         called: the model's name, as clients send it.
+        needs_check: the sizes of the inputs must be checked, and the lengths of strings.
         request: has everything but the id and the inputs.
     """
 
     route: Route
     called: str
+    needs_check: bool
     names: tuple[str, ...]
     datatypes: tuple[str, ...]
     shapes: tuple[Any, ...]
@@ -71,7 +73,10 @@ class FastPath:
         if shortcut is None:
             return None
         inputs = [*map(InputTensor, shortcut.names, shortcut.datatypes, shortcut.shapes, raw)]
-        return layout, shortcut, request_like(shortcut.request, inputs, request_id)
+        request = request_like(shortcut.request, inputs, request_id)
+        if shortcut.needs_check and not has_whole_elements(request):
+            return None
+        return layout, shortcut, request
 
     def answer(self, stream: Stream, response: InferenceResponse) -> bool:
         """Send a result as a whole call's answer, after which its memory may be released. It has no parameters.
@@ -113,7 +118,7 @@ class FastPath:
         """Make the shortcut for the next requests with a layout, if nothing about this one is special."""
         request = plan.request
         if (
-            plan.checked is not Checked.ALL
+            plan.checked is Checked.NOTHING
             or plan.output_format is not ALL_BINARY
             or request.regions is not None
             or request.has_options
@@ -125,6 +130,7 @@ class FastPath:
         layout.user_data = Shortcut(
             route,
             layout.model_name,
+            plan.checked is not Checked.ALL or layout.is_unsized,
             tuple(each.name for each in request.inputs),
             tuple(each.datatype for each in request.inputs),
             tuple(each.shape for each in request.inputs),

@@ -38,7 +38,7 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import MAX_HEAD_BYTES, RequestHead
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
-from pybackend.inference.validation import Checked
+from pybackend.inference.validation import Checked, has_whole_elements
 from pybackend.protocol.infer_plan import ALL_BINARY, ALL_JSON
 from pybackend.protocol.json.infer_request import parse_header_length
 from pybackend.protocol.json.infer_response import binary_header, encode_values, json_frame
@@ -65,7 +65,11 @@ _READ = frozenset(
 )
 """The fields that a port for infer requests reads, whatever its settings are, but for the trace context."""
 
-_ALL, _CLOSING = Checked.ALL, State.CLOSING  # looked up once: an enumeration's members are found by a function
+_ALL, _HEADER, _CLOSING = (
+    Checked.ALL,
+    Checked.HEADER,
+    State.CLOSING,
+)  # looked up once: an enumeration's members are found by a function
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _has_context = re.compile(rb"\ntraceparent:", re.IGNORECASE).search
@@ -164,7 +168,9 @@ class FastPath:
         """Submit a whole request; False if it must take the ordinary way."""
         json_bytes, plans, route = shortcut
         plan = plans.whole(data, end, end + json_bytes) if json_bytes else plans.templates.filled(data[end:])
-        if plan is None or plan.checked is not _ALL:
+        if plan is None or (
+            plan.checked is not _ALL and not (plan.checked is _HEADER and has_whole_elements(plan.request))
+        ):
             return False
         answer = _FastAnswer(connection, self._frontend.answers, plan.output_format, None, known.head.takes_chunks)
         try:
@@ -224,19 +230,21 @@ class FastPath:
         ):
             return
         meaning = exchange.head
-        key = head.raw if self._leave_out is None else self._leave_out(b"", head.raw)
-        # The length of text differs from time to time, that of tensors does not.
-        if meaning.fields.header_length is None and meaning.forwarded is None:
-            key = _split_length(key)[0]
-        if len(key) > LARGEST_HEAD_BYTES or self._shows_credentials(meaning):
+        short = head.raw if self._leave_out is None else self._leave_out(b"", head.raw)
+        if len(short) > LARGEST_HEAD_BYTES or self._shows_credentials(meaning):
             return
-        if self._find_credential(key) is not None:
+        keys = [short]
+        if meaning.forwarded is None:  # text and strings have other lengths each time, but most tensors do not
+            without_length = _split_length(short)[0]
+            keys = [without_length] if meaning.fields.header_length is None else [short, without_length]
+        if self._find_credential(short) is not None:
             self._has_digests = True
-            key = self._digest(key)
+            keys = [*map(self._digest, keys)]
         if meaning.fields.context is not None:
             meaning = msgspec.structs.replace(meaning, fields=meaning.fields._replace(context=None))
-        if _comes_again(key, self._seen):
-            self._heads.remember(key, _KnownHead(meaning, head.content_length, answer_fields))
+        for key in keys:
+            if _comes_again(key, self._seen):
+                self._heads.remember(key, _KnownHead(meaning, head.content_length, answer_fields))
 
     def _shows_credentials(self, head: InferHead) -> bool:
         """True if models see credentials of a request."""

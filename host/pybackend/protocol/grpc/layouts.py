@@ -1,6 +1,7 @@
 """Cuts messages whose beginning is known: a client that repeats a request changes nothing before its tensors' bytes but the id.
 
-In front of ``message`` for small messages. Their length says how long the beginning is, its bytes where everything lies.
+In front of ``message`` for small messages. Their length says how long the beginning is, its bytes where everything lies. Strings have other sizes
+each time: once a beginning has come with two, its tensors are cut one by one.
 """
 
 from __future__ import annotations
@@ -39,17 +40,18 @@ _RAW_TAG = bytes((RAW,))
 class MessageLayout:
     """A message whose id and tensors may vary.
 
-    The ``head`` has neither id nor raw tensors. ``unpack`` yields the raw tensors, and between two of them the tag
+    The ``head`` has neither id nor raw tensors, of which there are ``count``; if it ``is_unsized``, they may have any sizes. ``unpack`` yields the raw tensors, and between two of them the tag
     and length of the second, which are ``tags``. ``user_data`` is a place for a front end, which this module never
     touches.
     """
 
-    __slots__ = ("head", "model_name", "model_version", "tags", "unpack", "user_data")
+    __slots__ = ("count", "head", "is_unsized", "model_name", "model_version", "tags", "unpack", "user_data")
 
     def __init__(self, message: InferMessage, sizes: Sequence[int], tags: Sequence[bytes]) -> None:
         self.model_name = message.model_name
         self.model_version = message.model_version
         self.head = message.head
+        self.count, self.is_unsized = len(message.raw), False
         self.user_data: Any = None
         self.tags = tuple(tags)
         others = (f"{len(tag)}s{size}s" for tag, size in zip(tags, sizes[1:], strict=True))
@@ -63,10 +65,14 @@ class MessageLayouts:
         # Bytes up to the first raw tensor's, by the message's length without an id; and layouts by that length and these bytes.
         self._beginnings: Recurring[int, tuple[int, ...]] = Recurring(MOST_LAYOUTS)
         self._layouts: Recurring[tuple[int, bytes], MessageLayout] = Recurring(MOST_LAYOUTS)
+        # Layouts of tensors of any sizes, by their heads; how long these are; and the sizes with which heads came, by hashes.
+        self._unsized: Recurring[bytes, MessageLayout] = Recurring(MOST_LAYOUTS)
+        self._head_sizes: tuple[int, ...] = ()
+        self._seen: Recurring[int, list[int]] = Recurring(MOST_LAYOUTS)
 
     def __len__(self) -> int:
         """The layouts that are remembered, or the lengths if these are more."""
-        return max(len(self._layouts), len(self._beginnings))
+        return max(len(self._layouts), len(self._beginnings), len(self._unsized))
 
     def find(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
         """Recognise a serialized ``ModelInferRequest`` that lies between two offsets.
@@ -80,7 +86,16 @@ class MessageLayouts:
             if layout is not None:
                 fields = layout.unpack(data, begin)
                 return (layout, "", fields[::2]) if fields[1::2] == layout.tags else None
-        return self._find_with_id(data, start, stop)
+        return self._find_unsized(data, start, stop) or self._find_with_id(data, start, stop)
+
+    def _find_unsized(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
+        """The same for a message without an id whose tensors may have any sizes."""
+        for size in self._head_sizes:
+            layout = self._unsized.get(data[start : start + size])
+            if layout is not None:
+                raw = _raw_tensors(data, start + size, stop)
+                return (layout, "", raw) if raw is not None and len(raw) == layout.count else None
+        return None
 
     def _find_with_id(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
         """The same for a message that has an id, behind the model's name and version."""
@@ -104,6 +119,13 @@ class MessageLayouts:
                 except UnicodeDecodeError:
                     return None
                 return (layout, request_id, fields[::2]) if fields[1::2] == layout.tags else None
+        if self._head_sizes:
+            found = self._find_unsized(data[start:at] + data[at + size : stop], 0, nbytes)
+            if found is not None:
+                try:
+                    return found[0], data[at + 2 : at + size].decode(), found[2]
+                except UnicodeDecodeError:
+                    return None
         return None
 
     def split(self, data: bytes, limits: BodyLimits) -> tuple[InferMessage, MessageLayout | None]:
@@ -136,3 +158,26 @@ class MessageLayouts:
         key = nbytes, beginning
         if key not in self._layouts:
             self._layouts.remember(key, MessageLayout(message, sizes, tags))
+        if self._seen.get(hash(message.head), sizes) != sizes and message.head not in self._unsized:
+            layout = MessageLayout(message, sizes, tags)
+            layout.is_unsized = True
+            self._unsized.remember(message.head, layout)
+            others = [size for size in self._head_sizes if size != len(message.head)]
+            self._head_sizes = len(message.head), *others[: _MOST_OF_ONE_LENGTH - 1]
+        self._seen.remember(hash(message.head), sizes)
+
+
+def _raw_tensors(data: bytes, at: int, stop: int) -> tuple[bytes, ...] | None:
+    """The raw tensors that fill the rest of a message; None if there is anything else, or if they are long."""
+    raw = []
+    while at < stop - 1:
+        size = data[at + 1]
+        begin = at + 2
+        if size > 0x7F and begin < stop:
+            size += (data[begin] << 7) - 0x80
+            begin += 1
+        if data[at] != RAW or size > SMALL_BYTES:
+            return None
+        at = begin + size
+        raw.append(data[begin:at])
+    return tuple(raw) if at == stop else None

@@ -103,8 +103,8 @@ class Downloader:
         needed_bytes = sum(file.nbytes for file in files)
         workers: list[asyncio.Task[None]] = []
         try:
-            room = await asyncio.to_thread(os.statvfs, objects.directory)
-            if needed_bytes + SPARE_BYTES > room.f_bavail * room.f_frsize:
+            disk = await asyncio.to_thread(os.statvfs, objects.directory)
+            if needed_bytes + SPARE_BYTES > disk.f_bavail * disk.f_frsize:
                 raise DiskFull(objects.directory, needed_bytes)
             parts = _parts(files, objects)
             workers += [asyncio.create_task(self._work(parts, transfer)) for _ in range(_AT_ONCE)]

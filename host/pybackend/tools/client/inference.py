@@ -34,7 +34,7 @@ _MISSING = "missing required input"
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """A request, as the command line describes it."""
 
     model: str
@@ -57,48 +57,48 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """A response."""
 
     document: Mapping[str, Any]
     outputs: Sequence[Output]
 
 
-def infer(connection: Connection, question: Question) -> Answer:
+def infer(connection: Connection, request: Request) -> Response:
     """Ask for tensors."""
-    return _decoded(_send(connection, question, binary=True))
+    return _decoded(_send(connection, request, binary=True))
 
 
-def infer_json(connection: Connection, question: Question) -> Any:
+def infer_json(connection: Connection, request: Request) -> Any:
     """Ask for a response in JSON, and return its document."""
-    return json.loads(_send(connection, question, binary=False).body)
+    return json.loads(_send(connection, request, binary=False).body)
 
 
-def infer_stream(connection: Connection, question: Question) -> Iterator[Any]:
+def infer_stream(connection: Connection, request: Request) -> Iterator[Any]:
     """Ask a decoupled model, by its ``generate_stream`` route. Yields the JSON object of each response as it arrives."""
-    path = model_path(question.model, question.version)
-    wanted = _wanted(connection, question)
-    document: dict[str, Any] = {"parameters": dict(question.parameters)}
-    for tensor in _tensors(question, wanted):
+    path = model_path(request.model, request.version)
+    wanted = _wanted(connection, request)
+    document: dict[str, Any] = {"parameters": dict(request.parameters)}
+    for tensor in _tensors(request, wanted):
         document[tensor.name] = _flat_values(tensor, wanted[tensor.name])
-    if question.request_id:
-        document["id"] = question.request_id
-    with _missing_inputs_described(question, wanted):
+    if request.request_id:
+        document["id"] = request.request_id
+    with _missing_inputs_described(request, wanted):
         yield from connection.events(f"{path}/generate_stream", document)
 
 
-def is_decoupled(connection: Connection, question: Question) -> bool:
+def is_decoupled(connection: Connection, request: Request) -> bool:
     """True if the model's configuration says that it may send several responses; False if the server does not tell."""
     with suppress(PybackendError, AttributeError):
-        config = connection.get(f"{model_path(question.model, question.version)}/config")
+        config = connection.get(f"{model_path(request.model, request.version)}/config")
         return bool(config.get("model_transaction_policy", {}).get("decoupled"))
     return False
 
 
-def output_names(connection: Connection, question: Question) -> list[str]:
+def output_names(connection: Connection, request: Request) -> list[str]:
     """The outputs that the model is to give, according to its metadata."""
-    metadata = connection.get(model_path(question.model, question.version))
-    return list(question.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
+    metadata = connection.get(model_path(request.model, request.version))
+    return list(request.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
 
 
 def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
@@ -118,12 +118,12 @@ def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
         ) from None
 
 
-def _send(connection: Connection, question: Question, *, binary: bool) -> Reply:
-    path = model_path(question.model, question.version)
-    wanted = _wanted(connection, question)
-    body, header_bytes = _encoded(question, _tensors(question, wanted), binary=binary)
+def _send(connection: Connection, request: Request, *, binary: bool) -> Reply:
+    path = model_path(request.model, request.version)
+    wanted = _wanted(connection, request)
+    body, header_bytes = _encoded(request, _tensors(request, wanted), binary=binary)
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_bytes)}
-    with _missing_inputs_described(question, wanted):
+    with _missing_inputs_described(request, wanted):
         return connection.post(f"{path}/infer", body, headers)
 
 
@@ -134,33 +134,33 @@ def _models(connection: Connection) -> list[str]:
     return []
 
 
-def _tensors(question: Question, wanted: Mapping[str, WantedTensor]) -> list[Tensor]:
-    tensors = [read_tensor(text, _named(name, wanted, question.model)) for name, text in question.inputs.items()]
-    if question.fills_up:
-        tensors += [random_tensor(each) for name, each in wanted.items() if name not in question.inputs]
+def _tensors(request: Request, wanted: Mapping[str, WantedTensor]) -> list[Tensor]:
+    tensors = [read_tensor(text, _named(name, wanted, request.model)) for name, text in request.inputs.items()]
+    if request.fills_up:
+        tensors += [random_tensor(each) for name, each in wanted.items() if name not in request.inputs]
     return tensors
 
 
 @contextmanager
-def _missing_inputs_described(question: Question, wanted: Mapping[str, WantedTensor]) -> Iterator[None]:
+def _missing_inputs_described(request: Request, wanted: Mapping[str, WantedTensor]) -> Iterator[None]:
     """Add to a server's error about missing inputs which types and shapes they have."""
     try:
         yield
     except InferenceError as error:
         if _MISSING not in error.message:
             raise
-        missing = [f"{each.name} ({each})" for name, each in wanted.items() if name not in question.inputs]
+        missing = [f"{each.name} ({each})" for name, each in wanted.items() if name not in request.inputs]
         advice = f"Not given: {', '.join(missing)}. Write NAME=VALUE, or --random for random values"
         raise InferenceError(f"{error.message.rstrip()} {advice}", error.code) from None
 
 
-def _wanted(connection: Connection, question: Question) -> dict[str, WantedTensor]:
+def _wanted(connection: Connection, request: Request) -> dict[str, WantedTensor]:
     try:
-        metadata = connection.get(model_path(question.model, question.version))
+        metadata = connection.get(model_path(request.model, request.version))
     except InferenceError as error:
         if _UNKNOWN not in error.message:
             raise
-        similar = closest(question.model, _models(connection))
+        similar = closest(request.model, _models(connection))
         advice = f"Did you mean '{similar}'?" if similar else "`pybackend status` lists the models"
         raise InferenceError(f"{error.message}. {advice}", error.code) from None
     try:
@@ -183,7 +183,7 @@ def _named(name: str, wanted: Mapping[str, WantedTensor], model: str) -> WantedT
     raise ServerError(f"unexpected inference input '{name}' for model '{model}'.{advice} Its inputs: {listed}")
 
 
-def _encoded(question: Question, tensors: Sequence[Tensor], *, binary: bool) -> tuple[bytes, int]:
+def _encoded(request: Request, tensors: Sequence[Tensor], *, binary: bool) -> tuple[bytes, int]:
     """The body, and the number of bytes of its JSON part."""
     document: dict[str, Any] = {
         "inputs": [
@@ -195,17 +195,17 @@ def _encoded(question: Question, tensors: Sequence[Tensor], *, binary: bool) -> 
             }
             for tensor in tensors
         ],
-        "parameters": {**question.parameters, "binary_data_output": binary},
+        "parameters": {**request.parameters, "binary_data_output": binary},
     }
-    if question.request_id:
-        document["id"] = question.request_id
-    if question.outputs:
-        document["outputs"] = [{"name": name, "parameters": {"binary_data": binary}} for name in question.outputs]
+    if request.request_id:
+        document["id"] = request.request_id
+    if request.outputs:
+        document["outputs"] = [{"name": name, "parameters": {"binary_data": binary}} for name in request.outputs]
     header = json.dumps(document).encode()
     return b"".join([header, *(tensor.data for tensor in tensors)]), len(header)
 
 
-def _decoded(reply: Reply) -> Answer:
+def _decoded(reply: Reply) -> Response:
     """The tensors of a response; JSON data are accepted too."""
     length = int(reply.headers.get(_HEADER_LENGTH.lower(), len(reply.body)))
     document = json.loads(reply.body[:length])
@@ -219,7 +219,7 @@ def _decoded(reply: Reply) -> Answer:
             values = _array(reply.body[at : at + size], datatype)
             at += size
         outputs.append(Output(each["name"], datatype, values.reshape(shape)))
-    return Answer(document, outputs)
+    return Response(document, outputs)
 
 
 def _array(data: bytes, datatype: str) -> np.ndarray:

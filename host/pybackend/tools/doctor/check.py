@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,8 +33,6 @@ from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
 from pybackend.repository.names import ModelNames
 from pybackend.settings import Settings
 from pybackend.tools.doctor.model_code import OWN_PYTHON, CodeReport, examine_code
-
-log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 

@@ -33,13 +33,10 @@ _LOOKS, _LOOK_S = 300, 0.01
 _OWN = "its log lines say why; `pybackend serve --log-verbose=1` shows all"
 
 
-async def examine(cache_directory: Path | None = None) -> list[Finding]:
-    """Start, fork and confine a process; stops at the first failure, which explains the rest.
-
-    ``cache_directory``: where the stub's code is staged; the default directory if None.
-    """
+async def examine() -> list[Finding]:
+    """Start, fork and confine a process; stops at the first failure, which explains the rest."""
     try:
-        bundle = stage_bundle(cache_directory)
+        bundle = stage_bundle()
     except PybackendError as error:
         return [fail("model processes", str(error), "set XDG_CACHE_HOME to a directory that this user can write")]
     orphans = Orphans()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pybackend.errors import ErrorCode
+from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest, request_prefix
 from pybackend.inference.tensor import InputTensor
-from pybackend.inference.validation import validate, validate_bytes_tensors, validate_header
+from pybackend.inference.validation import has_whole_elements, validate, validate_bytes_tensors, validate_header
+from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 
 
 def request_with(*inputs, request_id=""):
@@ -92,3 +95,22 @@ def test_elements_whose_sizes_only_add_up(make_signature, refusal):
 def test_request_prefix():
     assert request_prefix("") == "[request id: <id_unknown>] "
     assert request_prefix("a b") == "[request id: a b] "
+
+
+TEXTS = st.lists(st.sampled_from([b"", b"a", b"bcd" * 20, b"\0\0\0\0"]), max_size=5)
+
+
+@given(elements=TEXTS, cut=st.integers(0, 4), more=st.binary(max_size=4), numbers=st.sampled_from([3, 4, 5]))
+def test_the_quick_check_passes_only_what_is_valid(elements, cut, more, numbers):
+    data = b"".join(struct.pack("<I", len(element)) + element for element in elements)
+    data = data[: len(data) - cut] + more
+    signature = ModelSignature("m", 0, {"X": TensorSignature("X", "BYTES", (-1,))}, {})
+    request = request_with(InputTensor("X", "BYTES", [len(elements)], data))
+    try:
+        validate_bytes_tensors(request, signature)
+    except InferenceError:
+        assert not has_whole_elements(request)
+    else:
+        assert has_whole_elements(request)
+    assert has_whole_elements(request_with(InputTensor("Y", "INT16", [2], bytes(numbers)))) == (numbers == 4)
+    assert not has_whole_elements(request_with(InputTensor("X", "BYTES", [1])))

@@ -149,3 +149,56 @@ def test_plans_that_something_still_leads_to_are_forgotten_with_their_signature(
     del one
     gc.collect()
     assert kept.get(HEADER) is None
+
+
+def strings(preamble, *sizes):
+    """A plan with inputs of strings."""
+    inputs = [InputTensor(name, "BYTES", (1, 4)) for name in "AB"[: len(sizes)]]
+    request = InferenceRequest("m", "3", inputs=inputs)
+    made = InferPlan(request, [*zip(inputs, sizes, strict=True)], sum(sizes), ALL_BINARY, Checked.HEADER)
+    cache = PlanCache()
+    cache.put(preamble, made)
+    return cache
+
+
+def found(cache, preamble, nbytes):
+    plan = cache.whole(preamble + bytes(nbytes), 0, len(preamble))
+    return None if plan is None else [len(each.data) for each in plan.request.inputs]
+
+
+SIZED = (
+    b'{"inputs":[{"name":"A","parameters":{"binary_data_size":%d}},{"name":"B","parameters":{"binary_data_size": %d}}]}'
+)
+
+
+def test_strings_may_have_other_sizes():
+    cache = strings(SIZED % (8, 20), 8, 20)
+    assert found(cache, SIZED % (5, 0), 5) == [5, 0]
+    assert found(cache, SIZED % (30, 5000), 5030) == [30, 5000]
+    assert found(cache, b'{"id":"7",' + (SIZED % (3, 4))[1:], 7) == [3, 4]
+    assert cache.whole(SIZED % (3, 4) + bytes(7), 0, len(SIZED % (3, 4))).checked is Checked.HEADER
+    assert found(cache, SIZED % (3, 4), 8) is None
+    for other in (b"03", b"3.0", b"-3", b"3e0", b"", b'"3"', b"33333333"):
+        assert found(cache, SIZED.replace(b"%d", other, 1).replace(b"%d", b"4"), 7) is None
+
+
+@pytest.mark.parametrize(
+    "preamble",
+    [
+        SIZED.replace(b"}},", b',"binary_data_size" :8}},') % (8, 8),
+        SIZED.replace(b'{"name":"A"', b'{"name":"\\u0041"') % (8, 8),
+        SIZED.replace(b"]}", b'],"outputs":[{"name":"X","parameters":{"binary_data_size":8}}]}') % (8, 8),
+        SIZED.replace(b"}},", b',"binary\\u005fdata_size":8}},') % (8, 8),
+    ],
+)
+def test_sizes_that_could_be_mistaken_are_not_left_out(preamble):
+    cache = strings(preamble, 8, 8)
+    assert found(cache, preamble, 16) == [8, 8]
+    assert found(cache, preamble.replace(b":8", b":4").replace(b": 8", b": 4"), 8) is None
+
+
+def test_numbers_have_their_sizes():
+    cache, preamble = PlanCache(), b'{"inputs":[{"name":"A","parameters":{"binary_data_size":16}}]}'
+    cache.put(preamble, plan())
+    assert found(cache, preamble, 16) == [16]
+    assert found(cache, preamble.replace(b"16", b"20"), 20) is None
