@@ -220,7 +220,7 @@ def test_tls_and_new_certificates(repository, tmp_path):
         wait_until(lambda: first not in {serial(server.port) for _ in range(8)}, "the certificate is the old one")
 
 
-def test_new_keys_count_everywhere_at_once(repository, tmp_path):
+def test_old_keys_count_nowhere_any_more(repository, tmp_path):
     keys = tmp_path / "keys"
     first, second = "first-key-0123456789", "second-key-0123456789"
     keys.write_text(first)
@@ -232,9 +232,11 @@ def test_new_keys_count_everywhere_at_once(repository, tmp_path):
             server.process.send_signal(signal.SIGHUP)
             server.wait_for("Read the API keys" if key == first else "(?s)Read the API keys.*Read the API keys")
             for _ in range(8):
-                assert server.infer("identity", BODY, {"x-api-key": others}).status == 401
+                # 503 for a moment, from a front end that does not have the new keys yet: nobody gets in by an old one.
+                assert server.infer("identity", BODY, {"x-api-key": others}).status in {401, 503}
                 assert server.infer("identity", BODY, {"x-api-key": key}).status in {200, 503}
-            assert server.infer("identity", BODY, {"x-api-key": key}).status == 200
+            for given, status in ((others, 401), (key, 200)):
+                wait_until(lambda: server.infer("identity", BODY, {"x-api-key": given}).status == status, "no new keys")  # noqa: B023
 
 
 def test_a_unix_socket_is_shared(repository, tmp_path):
