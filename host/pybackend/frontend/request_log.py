@@ -49,6 +49,9 @@ class RequestLog:
     def _update(self) -> None:
         self.on = self.access is not None or LOG.settings.verbose_level > 0
 
+    def _announce(self, protocol: str, method: bytes, path: str) -> None:
+        log.debug("%s request: %s %s", _NAMES[protocol], method.decode("latin-1"), path)
+
     def begin_traced(self, record: RequestRecord | None, trace: RequestTrace) -> RequestRecord:
         """The record of a request that is traced; ``record`` is the one that it has, None if it has none yet."""
         record = record or RequestRecord(self, trace.protocol.lower(), "", "", "")
@@ -59,7 +62,7 @@ class RequestLog:
         """A request whose head has arrived."""
         path = target.partition(b"?")[0][:_LONGEST_PATH].decode("latin-1")
         if LOG.settings.verbose_level > 0:
-            log.debug("%s request: %s %s", _NAMES[protocol], method.decode("latin-1"), path)
+            self._announce(protocol, method, path)
         record = RequestRecord(self, protocol, client, method.decode("latin-1"), path)
         record.received_bytes = received_bytes
         return record

@@ -36,6 +36,7 @@ from pybackend.frontend.http2 import (
 )
 from pybackend.frontend.http2.settings import INITIAL_WINDOW_SIZE
 from pybackend.frontend.remote.engine import RemoteEngine
+from pybackend.frontend.remote.forwarding import forwards_all
 from pybackend.frontend.remote.tunnels import Tunnel, Tunneller
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import Secured
@@ -111,7 +112,7 @@ class ForwardingTable(InferTable):
 
     def begin(self, peer: Peer, stream: Stream, call_head: CallHead, head: RequestHead) -> StreamReceiver:
         """A call whose head has arrived."""
-        if call_head.path in _ANSWERED_HERE and call_head.refusal is None and not self._engine.tracer.active:
+        if call_head.path in _ANSWERED_HERE and call_head.refusal is None and not forwards_all(self._engine):
             call, refusal = begin_call(peer, stream, call_head)
             if refusal is None:
                 self.handle(call)
@@ -127,7 +128,7 @@ class ForwardingTable(InferTable):
     def begin_known(
         self, peer: Peer, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
     ) -> Call | None:
-        return None if self._engine.tracer.active else super().begin_known(peer, stream, head, data, start, stop)
+        return None if forwards_all(self._engine) else super().begin_known(peer, stream, head, data, start, stop)
 
     def left(self, peer: Peer) -> None:
         """A client has gone, and its calls were reset."""

@@ -21,6 +21,7 @@ from pybackend.frontend.http.routes import infer_target
 from pybackend.frontend.remote.engine import RemoteEngine
 from pybackend.frontend.remote.tunnels import Tunnel, Tunneller
 from pybackend.frontend.request_log import RequestLog
+from pybackend.observability.logging import LOG
 
 _TUNNEL_IDLE_SECONDS = IDLE_SECONDS // 2
 """An unused tunnel is closed before the engine's process would do so, which could cross with a request."""
@@ -45,15 +46,15 @@ class ForwardingPort(InferPort):
         self._tunnels: dict[HttpConnection, HttpTunnel] = {}
         self._take_known = self.take
 
-    def follow_tracing(self) -> None:
-        """While requests may be traced, the engine's process answers all of them."""
-        self.take = None if self._engine.tracer.active else self._take_known
+    def follow(self) -> None:
+        """Whether all requests are forwarded may have changed."""
+        self.take = None if forwards_all(self._engine) else self._take_known
 
     def begin(self, connection: HttpConnection, head: RequestHead) -> Exchange:
         target = infer_target(head.target)
         if (
             target is None
-            or self._engine.tracer.active
+            or forwards_all(self._engine)
             or not self._engine.knows(*target, "http")
             or (self._rules is not None and self._rules.denial(INFER_PATH, head.headers) is not None)
         ):
@@ -83,6 +84,11 @@ class ForwardingPort(InferPort):
         for connection, tunnel in list(self._tunnels.items()):
             if tunnel.exchange is None and self.seconds - tunnel.used_at >= _TUNNEL_IDLE_SECONDS:
                 self.forget(connection)
+
+
+def forwards_all(engine: RemoteEngine) -> bool:
+    """True while requests may be traced, or the log has verbose lines: then the engine's process answers all of them."""
+    return engine.tracer.active or LOG.settings.verbose_level > 0
 
 
 class HttpTunnel:

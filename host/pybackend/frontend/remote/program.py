@@ -77,7 +77,7 @@ class FrontEnd:
         self._sockets: dict[str, socket.socket] = {}
         self._certificates: dict[str, HandedCertificates] = {}
         self._keys: KnownKeys | None = None
-        self._request_log = RequestLog()
+        self._request_log = _QuietRequestLog()
         self._tasks: set[asyncio.Task[None]] = set()
         self._told_of_tracing = self._engine.handlers[messages.Tracing]
         self._engine.handlers.update(
@@ -108,9 +108,9 @@ class FrontEnd:
 
     def _begin(self, begin: control.Begin) -> None:
         LOG.change(verbose_level=begin.verbose_level)
-        if begin.logs_access:
-            self._request_log = RequestLog(_RemoteAccessLog(self._channel))
+        self._request_log = _QuietRequestLog(_RemoteAccessLog(self._channel) if begin.logs_access else None)
         self._request_log.open()
+        LOG.watch(self._follow)
         for each in begin.certificates:
             pem = Pem(each.chain, each.key, each.root)
             self._certificates[each.service] = HandedCertificates(pem, _PROTOCOLS[each.service], mutual=each.mutual)
@@ -134,7 +134,7 @@ class FrontEnd:
             self._http = ForwardingPort(self._tunneller, self._engine, infer, rules, self._request_log)
         if "grpc" in self._sockets:
             self._grpc = ForwardingGrpc(self._tunneller, self._engine, infer, rules, self._request_log, begin.grpc)
-        self._follow_tracing()
+        self._follow()
         self._do(repeat(1, self._engine.trim))
         gc.collect()
         gc.freeze()
@@ -162,11 +162,11 @@ class FrontEnd:
 
     def _on_tracing(self, told: messages.Tracing) -> None:
         self._told_of_tracing(told)
-        self._follow_tracing()
+        self._follow()
 
-    def _follow_tracing(self) -> None:
+    def _follow(self) -> None:
         if self._http is not None:
-            self._http.follow_tracing()
+            self._http.follow()
 
     def _stop(self, _asked: control.Stop) -> None:
         for port in self._ports:
@@ -210,6 +210,13 @@ class _ToEngine(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._channel.post(control.Line(record.levelno, record.filename, record.lineno, self.format(record)[:20_000]))
+
+
+class _QuietRequestLog(RequestLog):
+    """Says nothing at the beginning of a request: while the log is verbose, the engine's process answers all of them, and says it."""
+
+    def _announce(self, protocol: str, method: bytes, path: str) -> None:
+        pass
 
 
 class _RemoteAccessLog(AccessLog):
