@@ -287,8 +287,8 @@ def _fields_but(read: frozenset[bytes]) -> Callable[[bytes, bytes], bytes]:
     It leaves malformed fields where they are: such a head is not known.
     """
     names = b"|".join(map(re.escape, sorted(read)))
-    field = rb"\r\n(?!(?:%b):)%b:[\t\x20-\x7e\x80-\xff]*(?=\r\n[^\t ])" % (names, _TOKEN)
-    return re.compile(field, re.IGNORECASE).sub
+    field = rb"\r\n(?!(?i:%b):)%b+:[\t\x20-\x7e\x80-\xff]*+(?=\r\n[^\t ])" % (names, _TOKEN)  # no backtracking
+    return re.compile(field).sub
 
 
 def _split_length(head: bytes) -> tuple[bytes, bytes]:
