@@ -1,4 +1,4 @@
-"""The process of a group: several models live in it, each in a thread with a socket of its own.
+"""The process of a group: several models live in it, each with its own thread and socket.
 
 The main thread runs no model: it takes in new members. A member's thread does what the main thread of any other stub
 does. Members come and go one by one; the process ends when the host says so, or with any of them that dies.
@@ -65,7 +65,7 @@ class Group:
 
 
 class Member(StubLoop):
-    """One model of a group, from HELLO to FINALIZED, in a thread of its own."""
+    """One model of a group, from HELLO to FINALIZED, in its own thread."""
 
     def __init__(
         self, channel: HostChannel, nudges: int, confined: "Optional[Dict[str, str]]", neighbours: Neighbours
@@ -128,13 +128,13 @@ class Member(StubLoop):
         return super()._finalize()
 
     def _expect_forks(self) -> None:
-        """Nothing is to be done: the group expects them."""
+        """Do nothing: the group expects them."""
 
     def _lose_host(self) -> int:
         return 0
 
     def close(self) -> None:
-        """The model has ended, or the host has given it up: leave nothing of it behind."""
+        """The model has ended, or the host has given it up: remove everything that belongs to it."""
         executor, runtime, neighbour = self._instance.executor, self._runtime, self._neighbour
         if neighbour is not None:
             self._neighbours.remove(neighbour)

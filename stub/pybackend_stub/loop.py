@@ -32,7 +32,7 @@ class StubLoop:
 
     Args:
         confined: the sandbox's report about this process; None without a sandbox.
-        open_group: called if this is to be the process of a group; returns what takes its members in.
+        open_group: called if this becomes the process of a group; returns the object that takes its members in.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class StubMemory:
         """Input blocks for :meth:`take_released`."""
         self._watched: Dict[int, weakref.ref[Any]] = {}
         self.progress: Any = [0]
-        """What the host can read, also after a crash: the execution that began last."""
+        """The execution that began last. The host can read it even after a crash."""
         self._lent: Dict[int, _LentBlock] = {}
         self._lent_blocks: Dict[BlockPlace, _LentBlock] = {}
         self._dropped: Deque[int] = deque()

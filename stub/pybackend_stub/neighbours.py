@@ -132,7 +132,7 @@ class Neighbour:
     """A model that others in this process can call.
 
     Attributes:
-        busy: held while it executes, for whomever.
+        busy: held while it executes, whichever model has asked.
     """
 
     def __init__(self, name: str, runtime: SharedRuntime) -> None:

@@ -84,7 +84,7 @@ class Receiver:
         self._sleeping: List[Waiter] = []
         self._main = Waiter()
         self.work: Deque[Work] = deque()
-        """What the main thread has not taken yet. Work that must not wait is taken from its end, by any thread."""
+        """Messages that the main thread has not taken yet. Work that must not wait is taken from its end, by any thread."""
         self._unwatched = 0
         self._wanted = False
         self._missed = False

@@ -94,7 +94,7 @@ class ResultWriter:
         return None, places, parameters
 
     def chosen(self, response: InferenceResponse, requested_output_names: "Sequence[str]") -> "List[Tensor]":
-        """The outputs of a response that go to whoever has asked."""
+        """The outputs of a response that go to the client that asked."""
         outputs = prune(response, requested_output_names)
         if outputs is not response._output_tensors:
             outputs = self._unknown.after_pruning(response, outputs)

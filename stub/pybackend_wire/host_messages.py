@@ -64,7 +64,7 @@ class InputSignature(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What the requests to a model look like, for other models in its process that call it."""
+    """The form of requests to a model, for other models in its process that call it."""
 
     max_batch_size: Natural
     inputs: Sequence[InputSignature]

@@ -30,7 +30,7 @@ model) with REPLY until one is final, and every other question with one ANSWER. 
 whenever the model is ready; the answer to PROBE is READINESS.
 
 In the process of a group, the socket that the process was started with carries JOIN in place of LOAD: each brings the
-socket of another model, with which everything above happens in a thread of its own.
+socket of another model, with which everything above happens in a separate thread.
 
 There OFFER says whether other models in the process may run this one, LOCAL_CALL that one has done so, and OCCUPIED that
 one is at it, so that what the host has sent goes back.

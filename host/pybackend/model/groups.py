@@ -28,7 +28,7 @@ from pybackend.sandbox.options import SandboxOptions
 
 @dataclass(frozen=True)
 class GroupTerms:
-    """What all members of a group have in common.
+    """The facts that all members of a group share.
 
     Attributes:
         environment: None for the host's own Python.
@@ -160,7 +160,7 @@ def _names_group(directory: Path, name: str, config_name: str) -> bool:
 
 
 def joins_group(source: ModelSource) -> bool:
-    """Whether a version lives in the process of a group. What came with a load request, or is bounded, never does."""
+    """Whether a version lives in the process of a group. A version that came with a load request, or is bounded, never does."""
     return bool(process_group_of(source.config)) and source.is_as_installed and not source.bounds
 
 

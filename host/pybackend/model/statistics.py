@@ -83,7 +83,7 @@ class ShadowFigures:
 
 
 Counted = tuple[int, int, int, int, ExecutionTimes]
-"""Of an execution: the requests answered with a result, the sums of their batch sizes and of the times at which they were
+"""An execution's numbers: the requests answered with a result, the sums of their batch sizes and of the times at which they were
 queued, the sum of all its batch sizes, and its times."""
 
 

@@ -237,9 +237,9 @@ class VersionLoader:
         return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]
 
     def _signature_for_neighbours(self, version: CompletedVersion, spec: InstanceSpec) -> Signature | None:
-        """What requests look like, for models in the same process; None if all of them must come to the server.
+        """Describe requests for models in the same process; None if all of them must come to the server.
 
-        They must if it has a part in them: because it puts several into a batch, follows sequences, holds resources, keeps
+        They must if the server has a part in them: because it puts several into a batch, follows sequences, holds resources, keeps
         answers, changes outputs, limits the time, or passes on a stream.
         """
         config, options, signature = version.config, version.options, version.signature

@@ -60,7 +60,7 @@ PROCESS_GROUP = "PROCESS_GROUP"
 
 
 def process_group_of(config: ModelConfig) -> str:
-    """PROCESS_GROUP: the models of this name live in one process; ``""`` for a model with processes of its own."""
+    """PROCESS_GROUP: the models of this name live in one process; ``""`` for a model with its own processes."""
     return read_option(config, PROCESS_GROUP, "", _group_name, "a name of letters, digits, '_', '-' and '.'")
 
 

@@ -259,7 +259,7 @@ class StubProcess:
         """There is no other instance in the process."""
 
     def expect_end(self) -> None:
-        """The stub has said its last word: nothing is to be done, its process ends."""
+        """The stub has said its last word: do nothing, its process ends."""
 
     def on_hung_up(self) -> None:
         """The stub has closed its socket: its process says more."""
@@ -305,7 +305,7 @@ class StubLaunch:
     start: StartOptions = field(default_factory=StartOptions)
     # confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined
     sandbox: InstanceSandbox | None = None
-    # joins the process of a group, which it starts if there is none; None for a process of its own
+    # joins the process of a group, which it starts if there is none; None for a separate process
     seat: Callable[[Start], Awaitable[Any]] | None = None
 
     @property

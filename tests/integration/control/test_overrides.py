@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
-from tests.support.model_control import CONFIG, answer, answering, gone, refusal
+from tests.support.model_control import CONFIG, answer, answering, gone, refusal, until
 from tests.support.repositories import PREAMBLE, write_model
 
 
@@ -101,8 +101,7 @@ class TestFileOverride:
         run(gone(engine, model))
         model = engine.repository.catalogue.find("new")
         run(engine.control.unload("new"))
-        run(gone(engine, model))
-        assert list(root.iterdir()) == []
+        run(until(lambda: not list(root.iterdir())))
         error = refusal(run, engine.control.load("new"))
         assert error.message == (
             f"failed to load 'new', failed to poll from model repository: there is no directory 'new' in {repository}"

@@ -99,7 +99,7 @@ class CallPolicy:
 
 
 def use_of_metadata(policy: CallPolicy | None, name: bytes) -> Use:
-    """What a port does with metadata of a name."""
+    """Return the use that a port has for metadata of a name."""
     if name in _READ or (policy is not None and policy.reads(name)):
         return Use.READS
     return Use.READS_APART if name in _READ_APART else Use.IGNORES

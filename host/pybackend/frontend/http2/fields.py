@@ -44,11 +44,11 @@ OBEYED: Final = CONNECTION_SPECIFIC | _JUDGED | {b"te"}
 """Names of ordinary fields whose values matter to HTTP/2."""
 
 NO_MARK: Final = b"\0"
-"""Of a field about which nothing is known."""
+"""The use of a field about which nothing is known."""
 
 
 class Use(Enum):
-    """What the user of the package does with the fields of a name."""
+    """The use that the package's user has for the fields of a name."""
 
     READS = "reads"
     """It looks at the value, which recurs."""

@@ -17,7 +17,7 @@ _LENGTHS: Final = bytes(REQUEST_CODES_LENGTH[:256])
 """The codes' lengths in bits, by symbol."""
 
 _MOST_BITS: Final = 15
-"""Of a code of deflate."""
+"""The longest code of deflate."""
 
 _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 

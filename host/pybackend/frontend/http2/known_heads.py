@@ -39,7 +39,7 @@ _FIRST_MARK, _MOST_MARKS = 4, 124
 """Marks of fields that are read. Those above 0x80 are the indexes of the static table."""
 
 _LONGEST_FIELD_BYTES: Final = 512
-"""Of a field that is read, or to which an index leads. With the most marks this limits the memory of one connection to 64 KB."""
+"""The longest field that is read, or to which an index leads. With the most marks this limits the memory of one connection to 64 KB."""
 
 _OF_A_MARK_BYTES: Final = _LONGEST_FIELD_BYTES
 _MOST_KEYS_BYTES: Final = 64 * 1024
@@ -231,7 +231,7 @@ class KnownHeads:
         return made
 
     def _use(self, name: bytes) -> bytes:
-        """What stands for the use of a name. Fields are read if their names are no ordinary ones, or are HTTP/2's."""
+        """Return the mark that stands for the use of a name. Fields are read if their names are no ordinary ones, or are HTTP/2's."""
         use = Use.READS
         if self._use_of is not None and name not in OBEYED and NAME.match(name):
             use = self._use_of(name)
