@@ -79,11 +79,7 @@ def _middle(key: int) -> float:
 
 
 class RecentTimes:
-    """Quantiles of the last few values, at the price of an append for each; they are sorted only when somebody reads them.
-
-    Attributes:
-        add: takes a value in nanoseconds.
-    """
+    """Quantiles of the last few values, at the price of an append for each; they are sorted only when somebody reads them."""
 
     __slots__ = ("_count", "_figures", "_times_ns", "add")
 
@@ -91,7 +87,7 @@ class RecentTimes:
         self._times_ns: deque[int] = deque(maxlen=_MOST_RECENT)
         self._count = 0
         self._figures: tuple[tuple[str, float], ...] = ()
-        self.add = self._times_ns.append
+        self.add = self._times_ns.append  # takes a value in nanoseconds
 
     def quantiles_s(self, count: int) -> tuple[tuple[str, float], ...]:
         """Shares, and the values in seconds below which they lie; empty if there are none.
@@ -133,17 +129,12 @@ class FirstResponses:
     """A histogram of the times from requests to their first responses, and a stage of the response path.
 
     Errors are left out: a model that fails fast is no fast model.
-
-    Attributes:
-        bounds_ms: upper bounds of its buckets, ascending.
-        counts: responses by bucket; the last one has no bound.
-        sum_ns: of all times.
     """
 
     def __init__(self, bounds_ms: Sequence[float]) -> None:
-        self.bounds_ms = bounds_ms
-        self.counts = [0] * (len(bounds_ms) + 1)
-        self.sum_ns = 0
+        self.bounds_ms = bounds_ms  # upper bounds of its buckets, ascending
+        self.counts = [0] * (len(bounds_ms) + 1)  # responses by bucket; the last one has no bound
+        self.sum_ns = 0  # of all times
         self._streams: set[PendingRequest] = set()
 
     def stage(self, pass_on: ResponsePath) -> ResponsePath:

@@ -9,16 +9,11 @@ from pybackend.inference.request import InferenceRequest
 
 
 class OpenRequests:
-    """Counts open requests and holds, and wakes waiters when none are left.
-
-    Attributes:
-        count: requests without a final response.
-        holds: calls of :meth:`hold` that have not ended.
-    """
+    """Counts open requests and holds, and wakes waiters when none are left."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.holds = 0
+        self.count = 0  # requests without a final response
+        self.holds = 0  # calls of :meth:`hold` that have not ended
         self._of_clients = 0
         self._drain_is_over = False
         self._idle: asyncio.Event | None = None

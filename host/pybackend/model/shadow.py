@@ -40,25 +40,18 @@ _Answer = tuple[tuple[str, str, tuple[int, ...], bytes], ...] | ErrorCode
 
 
 class ShadowCopies:
-    """Makes copies for one shadow, of this share of the requests.
-
-    Attributes:
-        model: the version that gets the copies.
-        open: copies that it has not answered yet.
-        transfers: copies of which large inputs are on their way.
-        figures: counters.
-    """
+    """Makes copies for one shadow, of this share of the requests."""
 
     def __init__(self, model: Model, percent: float) -> None:
-        self.model = model
-        self.open = 0
-        self.transfers = 0
+        self.model = model  # the version that gets the copies
+        self.open = 0  # copies that it has not answered yet
+        self.transfers = 0  # copies of which large inputs are on their way
         self._share_ppm = round(percent * _WHOLE_PPM / 100)
         self._credit_ppm = 0
         self.tasks: set[asyncio.Task[None]] = set()
         if model.statistics.shadow is None:
             model.statistics.shadow = ShadowFigures()
-        self.figures: ShadowFigures = model.statistics.shadow
+        self.figures: ShadowFigures = model.statistics.shadow  # counters
 
     def copy_of(self, request: InferenceRequest) -> ShadowCopy | None:
         """A copy of a request that is about to be submitted; None if none is due, or it is dropped."""

@@ -54,22 +54,15 @@ class Duration:
 
 @dataclass(slots=True)
 class ResponseFigures:
-    """The responses at one place of their streams.
+    """The responses at one place of their streams."""
 
-    Attributes:
-        compute_infer: from the response before it, or the start of the execution, until the model sent it.
-        compute_output: passing it on to the sender of the request.
-        success: the sum of both.
-        empty_response: ends of streams without a response.
-        cancel: ends of streams whose sender had cancelled the request.
-    """
-
+    # from the response before it, or the start of the execution, until the model sent it
     compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
-    success: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)  # passing it on to the sender of the request
+    success: Duration = field(default_factory=Duration)  # the sum of both
     fail: Duration = field(default_factory=Duration)
-    empty_response: Duration = field(default_factory=Duration)
-    cancel: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)  # ends of streams without a response
+    cancel: Duration = field(default_factory=Duration)  # ends of streams whose sender had cancelled the request
 
 
 @dataclass(slots=True)
@@ -89,53 +82,34 @@ queued, the sum of all its batch sizes, and its times."""
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Counters of one model version; times are cumulative nanoseconds.
+    """Counters of one model version; times are cumulative nanoseconds."""
 
-    Attributes:
-        success_count: requests answered with a result.
-        success_ns: from submission to answer, of successful requests.
-        fail_ns: the same of failed requests.
-        queue_ns: waiting for an instance.
-        compute_input_ns: in the stub, before ``execute``.
-        compute_infer_ns: in ``execute``.
-        compute_output_ns: from the end of ``execute`` until the host has the outputs.
-        inference_count: sum of the batch sizes of executed requests.
-        cache_hit_count: requests answered from the response cache.
-        cache_hit_ns: time spent on lookups that found an answer.
-        cache_miss_count: executed requests of models that use the cache.
-        cache_miss_ns: time spent on lookups that found nothing, and on inserting the responses.
-        batches: those that the dynamic batcher sent, by the reason for their size.
-        batch_sizes: executions by the sum of their requests' batch sizes.
-        responses: of decoupled models, by the response's place in its stream.
-        summaries: recent latencies, None if the server does not show them.
-        recent: times in ``execute`` of the last executions that succeeded.
-        first_responses: histogram of the times to first responses, None likewise.
-        shadow: copies that it got, None if it was never a shadow.
-        last_success_ns: ``time.monotonic_ns()`` of the last successful answer, 0 if there was none.
-    """
-
-    success_count: int = 0
-    success_ns: int = 0
-    fail_ns: int = 0
-    queue_ns: int = 0
-    compute_input_ns: int = 0
-    compute_infer_ns: int = 0
-    compute_output_ns: int = 0
-    inference_count: int = 0
+    success_count: int = 0  # requests answered with a result
+    success_ns: int = 0  # from submission to answer, of successful requests
+    fail_ns: int = 0  # the same of failed requests
+    queue_ns: int = 0  # waiting for an instance
+    compute_input_ns: int = 0  # in the stub, before ``execute``
+    compute_infer_ns: int = 0  # in ``execute``
+    compute_output_ns: int = 0  # from the end of ``execute`` until the host has the outputs
+    inference_count: int = 0  # sum of the batch sizes of executed requests
     execution_count: int = 0
-    cache_hit_count: int = 0
-    cache_hit_ns: int = 0
-    cache_miss_count: int = 0
-    cache_miss_ns: int = 0
+    cache_hit_count: int = 0  # requests answered from the response cache
+    cache_hit_ns: int = 0  # time spent on lookups that found an answer
+    cache_miss_count: int = 0  # executed requests of models that use the cache
+    cache_miss_ns: int = 0  # time spent on lookups that found nothing, and on inserting the responses
     failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
+    # those that the dynamic batcher sent, by the reason for their size
     batches: Counter[BatchReason] = field(default_factory=Counter)
+    # executions by the sum of their requests' batch sizes
     batch_sizes: dict[int, BatchFigures] = field(default_factory=dict)
+    # of decoupled models, by the response's place in its stream
     responses: list[ResponseFigures] = field(default_factory=list)
-    summaries: LatencySummaries | None = None
+    summaries: LatencySummaries | None = None  # recent latencies, None if the server does not show them
+    # times in ``execute`` of the last executions that succeeded
     recent: RecentTimes = field(default_factory=RecentTimes)
-    first_responses: FirstResponses | None = None
-    shadow: ShadowFigures | None = None
-    last_success_ns: int = 0
+    first_responses: FirstResponses | None = None  # of times to first responses; None if the server does not show it
+    shadow: ShadowFigures | None = None  # copies that it got, None if it was never a shadow
+    last_success_ns: int = 0  # ``time.monotonic_ns()`` of the last successful answer, 0 if there was none
     load_duration_ns: int = 0
 
     def add_executions(self, executions: Sequence[Counted], now_ns: int) -> None:

@@ -38,13 +38,10 @@ class Traffic:
     Requests are distributed by smooth weighted round robin: with weights 3 and 1, one request of any four in a row goes
     to the second version. The weight of a version that is not ready is distributed over the others. Without weights, the
     newest ready version answers. A sequence stays on the version on which it began.
-
-    Attributes:
-        rules: the rules in effect.
     """
 
     def __init__(self, name: str, rules: TrafficRules) -> None:
-        self.rules = rules
+        self.rules = rules  # the rules in effect
         self._name = name
         self._shares: list[_Share] = []
         self._newest_first: tuple[Model, ...] = ()

@@ -6,7 +6,7 @@ Besides the configuration itself: its batching, its instances and the names by w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -255,12 +255,8 @@ def instances(config: ModelConfig) -> list[InstanceSpec]:
         )
         for group in config.instance_groups
         for index in range(group.count)
-        for device_id in _devices(group)
+        for device_id in (group.gpus if group.kind is InstanceKind.GPU else (0,))
     ]
-
-
-def _devices(group: InstanceGroup) -> Iterator[int]:
-    yield from group.gpus if group.kind is InstanceKind.GPU else (0,)
 
 
 Resource = tuple[str, int | None]

@@ -294,7 +294,7 @@ def _refused(config: ModelConfig) -> list[tuple[str, str]]:
 def _ignored(config: ModelConfig) -> list[str]:
     ignored = []
     batching = config.document.get("dynamic_batching")
-    if batching is not None and config.max_batch_size == 0 and not _QUEUEING.intersection(_given(batching)):
+    if batching is not None and config.max_batch_size == 0 and not any(batching.get(field) for field in _QUEUEING):
         ignored.append(
             "dynamic_batching has no effect, because max_batch_size is 0: write max_batch_size: 8 (every input and output "
             "then has a batch dimension in front of its dims), or remove dynamic_batching"
@@ -314,8 +314,3 @@ def _ignored(config: ModelConfig) -> list[str]:
         if not tensors
     ]
     return ignored
-
-
-def _given(block: Mapping[str, Any]) -> set[str]:
-    """The fields of a block that are not at their default."""
-    return {name for name, value in block.items() if value}

@@ -239,13 +239,10 @@ def _version_number(text: str) -> int:
 
 
 class Ensembles:
-    """The dependencies between models.
-
-    Attributes:
-        watchers: called after a model's versions have changed, before anybody is told.
-    """
+    """The dependencies between models."""
 
     def __init__(self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames) -> None:
+        # called after a model's versions have changed, before anybody is told
         self.watchers: list[Callable[[], None]] = []
         self._entries = entries
         self._names = names

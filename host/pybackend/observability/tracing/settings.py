@@ -84,10 +84,7 @@ class TraceSettingsBook:
 
     def of(self, model_name: str = "") -> TraceSettings:
         """The settings of a model; of the whole server for ``""``."""
-        return self._made(self._changes.get("", {}), self._changes.get(model_name, {}))
-
-    def _made(self, server: Mapping[str, Any], model: Mapping[str, Any]) -> TraceSettings:
-        return replace(self._initial, **{**server, **model})
+        return replace(self._initial, **{**self._changes.get("", {}), **self._changes.get(model_name, {})})
 
     @property
     def models(self) -> list[str]:
