@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -134,14 +133,6 @@ def wait_until(
         threading.Event().wait(0.2)
 
 
-@pytest.fixture
-def short_home() -> Iterator[Path]:
-    """Ray makes sockets below it, whose paths must be short."""
-    home = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
-    yield home
-    shutil.rmtree(home, ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs it")
@@ -149,14 +140,12 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
     for name in MODELS:
         source = next(EXAMPLES.glob(f"*/model_repository/{name}"))
         shutil.copytree(source, models / name)
-    home = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
+    shutil.copytree(Path(__file__).parent / "models", models, dirs_exist_ok=True)
+    # Models may read all below /tmp, and Ray makes sockets below it, whose paths must be short.
+    home = Path(tempfile.mkdtemp(prefix="h", dir=Path.home()))
     started = Application(models, home, "--replicas=2")
     yield started
     assert started.stop() == 0, started.output
     left = {pid: command for pid, command in processes().items() if str(home) in command or str(models) in command}
     assert not left
     shutil.rmtree(home, ignore_errors=True)
-
-
-def port_of(text: str) -> int:
-    return int(re.search(r":(\d+)$", text)[1])  # type: ignore[index]

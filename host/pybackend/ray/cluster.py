@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,7 @@ class Report:
         node: of the machine, as Ray has it.
         address: of the server, for the ports.
         generation: of the newest change that it has made, or tried.
+        seat: that the coordinator gave it; 0 before.
         ready: the server says that all of its models are.
         sequences: models with a sequence batcher.
         version: of pybackend.
@@ -164,6 +165,7 @@ class Report:
     metrics_port: int
     version: str
     generation: int = 0
+    seat: int = 0
     ready: bool = False
     sequences: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
@@ -175,6 +177,7 @@ class Roster:
 
     Attributes:
         number: of this state; a later one is greater.
+        complete: False soon after the coordinator has started: replicas that it does not know yet may be there.
         places: the replica of each seat that has one.
         leaving: seats of replicas that get no new requests.
         sequences: models with a sequence batcher.
@@ -182,10 +185,23 @@ class Roster:
     """
 
     number: int
+    complete: bool
     places: Mapping[int, Report]
     leaving: frozenset[int]
     sequences: frozenset[str]
     coordinator: tuple[str, int, int]
+
+    def after(self, before: Roster | None) -> Roster:
+        """The same with the replicas of an earlier state that this one does not name."""
+        if before is None:
+            return self
+        others = {seat: report for seat, report in before.places.items() if seat not in self.places}
+        return replace(
+            self,
+            places={**others, **self.places},
+            leaving=self.leaving | (before.leaving & others.keys()),
+            sequences=self.sequences | before.sequences,
+        )
 
 
 def follower() -> list[str]:

@@ -71,6 +71,8 @@ class Coordinator:
         self._settled = 0  # all replicas that were there have made, or tried, the changes up to this one
         # It starts above the numbers of a coordinator before this one.
         self._roster_number = time.time_ns()
+        self._began_s = time.monotonic()
+        self._is_complete = False
         self._applied: dict[str, int] = {}
         self._news = asyncio.Event()  # another one after each piece of news
         self._changing = asyncio.Lock()
@@ -85,8 +87,8 @@ class Coordinator:
 
     # Replicas
 
-    async def join(self, report: Report, changes: Iterable[Change]) -> list[Change]:
-        """Take a replica in. Returns the changes that it must make; ``changes``: those that it has made."""
+    async def join(self, report: Report, changes: Iterable[Change]) -> tuple[int, list[Change]]:
+        """Take a replica in. Returns its seat, and the changes that it must make; ``changes``: those that it has made."""
         for change in changes:
             known = self._changes.get(change.key)
             if known is None or known.generation < change.generation:
@@ -94,10 +96,11 @@ class Coordinator:
         self._generation = max([self._generation, report.generation, *(each.generation for each in changes)])
         self._settled = max([self._settled, *(each.generation for each in changes)])
         taken = {member.seat for member in self._members.values()}
-        seat = min(number for number in range(1, self._cluster.seats + 1) if number not in taken)
+        free = [number for number in range(1, self._cluster.seats + 1) if number not in taken]
+        seat = report.seat if report.seat in free else free[0]  # sequences know it by its seat
         self._members[report.name] = _Member(report, seat, time.monotonic())
         self._tell()
-        return self._kept()
+        return seat, self._kept()
 
     async def report(self, report: Report) -> list[Change] | None:
         """Note how a replica is. Returns the changes that it must make, or None if it must join first."""
@@ -143,8 +146,12 @@ class Coordinator:
         self._wake()
         await self._wait(lambda: self._roster_number > number)
         self._forget_silent()
+        if not self._is_complete and time.monotonic() - self._began_s > _SILENT_S:
+            self._is_complete = True
+            self._tell()
         return Roster(
             number=self._roster_number,
+            complete=self._is_complete,
             places={member.seat: member.report for member in self._members.values()},
             leaving=frozenset(member.seat for member in self._members.values() if member.leaving),
             sequences=frozenset(name for member in self._members.values() for name in member.report.sequences),

@@ -41,6 +41,7 @@ class Entrance:
         file.write_text(configuration(cluster, self._directory))
         self._runtime = Runtime(self._directory / "admin", cluster, self._directory)
         self._roster: Roster | None = None
+        self._applying = asyncio.Lock()
         self._process = await self._start()
         self._tasks = [asyncio.create_task(self._keep_running()), asyncio.create_task(self._follow())]
 
@@ -103,7 +104,11 @@ class Entrance:
             self._runtime.forget()
             self._process = await self._start()
             if self._roster is not None:
-                await self._runtime.apply(self._roster)
+                await self._apply(self._roster)
+
+    async def _apply(self, roster: Roster) -> None:
+        async with self._applying:
+            await self._runtime.apply(roster)
 
     async def _follow(self) -> None:
         number = 0
@@ -111,11 +116,11 @@ class Entrance:
             try:
                 roster = await asyncio.wait_for(_reply(self._coordinator.follow.remote(self._name, number)), _ANSWER_S)
                 if roster.number != number:
-                    self._roster = roster
-                    await self._runtime.apply(roster)
-                    number = roster.number
+                    number, self._roster = roster.number, roster if roster.complete else roster.after(self._roster)
+                    await self._apply(self._roster)
             except Exception as error:  # noqa: BLE001  whatever it is, HAProxy must hear of later changes
                 log.warning("Cannot tell HAProxy about the replicas: %r", error)
+                number = 0  # tell it all again
                 await asyncio.sleep(_RETRY_S)
 
 

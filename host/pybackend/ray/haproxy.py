@@ -24,6 +24,7 @@ NO_SHARED_MEMORY = (
     "shared memory of clients cannot be used here: each request may go to another machine, which has no part of that memory. "
     "Send the tensors with the requests"
 )
+_LOST = "the connection with the replica that had this request broke: whether it has run is unknown"
 _NO_SERVER = "no replica can take this request now: try again"
 SHARED_MEMORY = tuple(
     f"{kind}SharedMemory{action}" for kind in ("System", "Cuda") for action in ("Register", "Unregister", "Status")
@@ -103,6 +104,7 @@ defaults
     balance leastconn
     http-reuse always
     default-server inter 1s fastinter 200ms downinter 500ms rise 1 fall 2 error-limit 2 observe layer4 on-error mark-down
+    http-error status 502 content-type application/json string '{json.dumps({"error": _LOST})}'
     http-error status 503 content-type application/json string '{json.dumps({"error": _NO_SERVER})}'
 
 frontend http_front

@@ -225,7 +225,9 @@ class Replica:
         await self._server.stop()
 
     async def _join(self) -> None:
-        await self._make(await _reply(self._coordinator.join.remote(self._report, list(self._changes.values()))))
+        seat, changes = await _reply(self._coordinator.join.remote(self._report, list(self._changes.values())))
+        self._report = replace(self._report, seat=seat)
+        await self._make(changes)
 
     async def _follow(self) -> None:
         while True:

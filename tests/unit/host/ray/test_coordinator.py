@@ -28,7 +28,9 @@ class Player:
 
     async def join(self, coordinator: Coordinator | None = None) -> None:
         self._coordinator = coordinator or self._coordinator
-        self._make(await self._coordinator.join(self.report, list(self.made)))
+        seat, changes = await self._coordinator.join(self.report, list(self.made))
+        self.report = replace(self.report, seat=seat)
+        self._make(changes)
         if self.report.outcomes:
             await self.tell()
 
@@ -166,9 +168,14 @@ def test_another_coordinator_learns_the_changes_from_replicas() -> None:
             await first.change(LOAD, {})
             await first.change("/v2/logging", {"log_info": True})
         assert await second.report(one.report) is None
-        await one.join(second)
-        assert not second.is_ready
+        before = await first.follow("entrance", 0)
         await two.join(second)
+        roster = await second.follow("entrance", 0)
+        assert not second.is_ready
+        assert not roster.complete
+        assert {seat: report.name for seat, report in roster.places.items()} == {2: "two"}
+        assert {seat: report.name for seat, report in roster.after(before).places.items()} == {1: "one", 2: "two"}
+        await one.join(second)
         assert second.is_ready
         await late.join()
         assert [change.path for change in late.made] == [LOAD, "/v2/logging"]

@@ -75,7 +75,7 @@ class Entrance:
             for seat, name in enumerate(names, start=1)
         }
         control = ("127.0.0.1", self.ports["coordinator"], self.ports["coordinator"])
-        asyncio.run(self.runtime.apply(Roster(1, places, leaving, frozenset(sequences), control)))
+        asyncio.run(self.runtime.apply(Roster(1, True, places, leaving, frozenset(sequences), control)))
 
     def ask(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.cluster.http_port, timeout=DEADLINE_S)

@@ -1,0 +1,48 @@
+import urllib.error
+import urllib.request
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError as error:
+        return f"cannot: {error}"
+
+
+def get(url):
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            return str(response.status)
+    except urllib.error.HTTPError as error:
+        return str(error.code)
+
+
+def call(address, method):
+    import grpc
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(method)(b"", timeout=60)
+        except grpc.RpcError as error:
+            return error.code().name
+    return "an answer"
+
+
+class TritonPythonModel:
+    """Does as it is told, and says what came of it."""
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            orders = pb_utils.get_input_tensor_by_name(request, "ORDER").as_numpy()
+            found = [self.obey(*order.decode().split()) for order in orders]
+            tensor = pb_utils.Tensor("FOUND", np.array(found, object))
+            answers.append(pb_utils.InferenceResponse([tensor]))
+        return answers
+
+    def obey(self, order, *words):
+        return {"read": read, "get": get, "call": call}[order](*words)
