@@ -245,8 +245,14 @@ class GroupProcesses:
         if output is None:
             output = self._outputs[number] = ModelOutput(name)
         stub.send_output_to(output)
-        ended = self._ended[number] = asyncio.Event()
-        return GroupProcess(stub, name, ended.set)
+        ended = asyncio.Event()
+        try:
+            process = GroupProcess(stub, name, ended.set)
+        except OSError:
+            stub.discard()
+            raise
+        self._ended[number] = ended
+        return process
 
     async def ended(self) -> None:
         """Wait until all processes have ended; their last members have left."""

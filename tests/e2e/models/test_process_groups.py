@@ -228,6 +228,9 @@ def calling(tmp_path_factory):
     for name, extra in (("x", GROUP), ("y", GROUP), ("stuck", GROUP), ("outside", "")):
         write_model(repository, name, CHAIN, f"{CONFIG} {extra}")
     with serving(repository) as server:
+        for model in ("keeper", "copying", "x", "y"):  # once it has answered, a model has heard that calls are for it
+            infer(server, model, IN)
+        infer(server, "whereabouts", {"IN": np.zeros(1, np.int64)})
         yield server
 
 
