@@ -183,7 +183,7 @@ LIES = {
     ),
     "work handed back again and again": ("stub.send((HANDED_BACK, [stub.execution]))", "all work is handed back"),
     "a model is run in a process that has no other": (
-        "stub.send((LOCAL_CALL, 'never_0', 1, 2, 3, 4, 1, False, []))",
+        "stub.send((LOCAL_CALL, 'never_0', 1, 2, 3, 4, 1, None, []))",
         "a call of another model in a process that has none",
     ),
     "it is occupied by another model in a process that has no other": (

@@ -107,7 +107,7 @@ MESSAGES = st.one_of(
     message(
         Kind.CALL, NUMBERS, st.just("callee"), st.just(-1), FLAGS, EXECUTIONS, PLACES, st.just([]), OPTIONS, st.just([])
     ),
-    message(Kind.LOCAL_CALL, TEXTS, *map(st.just, TIMES), NUMBERS, FLAGS, PLACES),
+    message(Kind.LOCAL_CALL, TEXTS, *map(st.just, TIMES), NUMBERS, st.none() | st.integers(0, 8), PLACES),
     message(Kind.OCCUPIED, FLAGS),
     message(Kind.CANCEL_CALL, NUMBERS),
     message(Kind.DROPPED_OUTPUT, TEXTS),
