@@ -252,7 +252,7 @@ class Neighbour:
                 end_ns,
                 clock(),
                 batch_size,
-                response._error is not None,
+                None if response._error is None else int(response._error.code()),
                 layouts,
             )
         )

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from pybackend_wire.messages import (
     BlockPlace,
+    Code,
     Failure,
     MetricChangeNumber,
     MetricKindNumber,
@@ -169,6 +170,7 @@ class LocalCall(NamedTuple):
 
     Attributes:
         instance: that ran.
+        error: the code of its error; None for a result.
         new_outputs: outputs with a layout that it has not returned before, without their bytes.
     """
 
@@ -178,7 +180,7 @@ class LocalCall(NamedTuple):
     infer_end_ns: Natural
     done_ns: Natural
     batch_size: Natural
-    failed: bool
+    error: Optional[Code]
     new_outputs: List[TensorPlace]
 
 

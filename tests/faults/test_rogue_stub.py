@@ -95,7 +95,7 @@ def result(*outputs: str, error: str = "None") -> str:
 
 def call(*inputs: str) -> str:
     """The text of a message that runs a model."""
-    return f"[{CALL}, 1, 'honest', -1, False, 0, [{', '.join(inputs)}], [], None]"
+    return f"[{CALL}, 1, 'honest', -1, False, 0, [{', '.join(inputs)}], [], None, []]"
 
 
 TOO_LARGE = "['COMMAND', 'UINT8', [8193], 0, 0, 8193]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 from pybackend.inference.request import InferenceRequest
 from tests.floor import environments
-from tests.support.callers import write_caller, write_targets
+from tests.support.callers import ONE, write_caller, write_targets
 from tests.support.engine import engine_on, input_tensor, output_array
+from tests.support.repositories import identity_config, write_model
 
 DEADLINE_S = 60
 THREADS = """
@@ -64,6 +66,29 @@ EXPECTED = {
 """Model, code and what it gives."""
 
 
+GROUP = 'parameters { key: "PROCESS_GROUP" value { string_value: "floor" } }'
+MAKER = """
+class TritonPythonModel:
+    # Answers with a new array, or from a buffer that it uses again if IN begins with 1. The parameter says which array it was.
+    def initialize(self, args):
+        self.buffer = np.zeros(5000, np.float32)
+
+    def execute(self, requests):
+        data = requests[0].inputs()[0].as_numpy()
+        result = self.buffer if data[0] else data + 1
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", result)], parameters={"array": id(result)})]
+"""
+WHOSE = """
+call("maker", IN=np.zeros(1, np.float32)).exec()  # once it has answered, it has heard that calls are for it
+found = []
+for first in (0, 1):
+    response = call("maker", IN=np.full(5000, first, np.float32)).exec()
+    array = response.output_tensors()[0].as_numpy()
+    found.append([json.loads(response.parameters())["array"] == id(array), array.flags.writeable])
+return found
+"""
+
+
 @pytest.fixture(scope="module", params=environments.rows(), ids=str)
 def python(request: pytest.FixtureRequest) -> str:
     """The interpreter of a row's environment."""
@@ -73,10 +98,10 @@ def python(request: pytest.FixtureRequest) -> str:
         pytest.skip(f"{request.param} was not run: {reason}")
 
 
-async def _use_every_way(repository: Path, python: str) -> dict[str, object]:
+async def _use(ways: Mapping[str, tuple[str, str, object]], repository: Path, python: str) -> dict[str, object]:
     found: dict[str, object] = {}
     async with engine_on(repository, python=python) as engine:
-        for name, (model, code, _) in EXPECTED.items():
+        for name, (model, code, _) in ways.items():
             text = np.array([textwrap.dedent(code)], object)
             request = InferenceRequest(model, inputs=[input_tensor("CODE", text)])
             async with asyncio.timeout(DEADLINE_S):
@@ -91,5 +116,14 @@ def test_models_call_models(python, tmp_path):
     write_caller(tmp_path)
     write_caller(tmp_path, "coroutines", asynchronous=True)
     write_targets(tmp_path, "double", "repeat")
-    found = asyncio.run(_use_every_way(tmp_path, python))
+    found = asyncio.run(_use(EXPECTED, tmp_path, python))
     assert found == {name: expected for name, (_, _, expected) in EXPECTED.items()}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_a_new_output_changes_hands_within_a_group(python, tmp_path):
+    write_caller(tmp_path, extra=f"{ONE} {GROUP}")
+    write_model(tmp_path, "maker", MAKER, f"{identity_config()} {ONE} {GROUP}")
+    found = asyncio.run(_use({"whose": ("caller", WHOSE, None)}, tmp_path, python))
+    assert found == {"whose": [[True, True], [False, True]]}

@@ -92,7 +92,7 @@ class ExecutionsInFlight:
             heard.Respond: self.on_respond,
             heard.Rescheduled: lambda rescheduled, _: self.on_rescheduled(rescheduled),
             heard.DroppedOutput: lambda dropped, _: self.on_dropped_output(dropped),
-            heard.Occupied: lambda message, _: self.prefetch.occupy(occupied=message.occupied),
+            heard.Occupied: lambda message, _: self.on_occupied(message),
             heard.HandedBack: lambda handed_back, _: self.on_handed_back(handed_back.executions),
         }
 
@@ -218,6 +218,12 @@ class ExecutionsInFlight:
         if execution is None or not self._reschedules:
             raise RemoteProtocolError("a request to be executed once more that the stub did not have")
         execution.reschedule(rescheduled.requests)
+
+    def on_occupied(self, message: heard.Occupied) -> None:
+        """Another model in the process runs this one, or does not any more."""
+        assert self.session is not None
+        self.session.check_shared()
+        self.prefetch.occupy(occupied=message.occupied)
 
     def on_handed_back(self, executions: Sequence[int]) -> None:
         """The stub is busy, and gives back what it has not begun."""

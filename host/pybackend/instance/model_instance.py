@@ -205,11 +205,11 @@ class ModelInstance:
         )
         if not times[0] <= times[1] <= times[2] <= done_ns <= now_ns:
             times, done_ns = (now_ns, now_ns, now_ns), now_ns  # a stub's word is worth no more
-        self._services.on_local_call(failed=call.failed)
+        self._services.on_local_call(call.error)
         if self._settings is not None and self._settings.outputs is not None:
             for output in call.new_outputs:
                 self._settings.outputs.on_new_output(output.name, output.datatype, output.shape)
-        self._owner.on_local_call(times, done_ns, call.batch_size, failed=call.failed)
+        self._owner.on_local_call(times, done_ns, call.batch_size, failed=call.error is not None)
 
     async def stop(self, finalize_timeout_s: float | None) -> bool:
         """Finalize the model and end its stub; False if it had to be killed after the time-out, or at once for 0."""

@@ -166,8 +166,8 @@ class StubServices(Protocol):
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         """The model runs another model."""
 
-    def on_local_call(self, *, failed: bool) -> None:
-        """A model has run another one in the process that they share."""
+    def on_local_call(self, code: int | None) -> None:
+        """A model has run another one in the process that they share, which answered with this error or a result."""
 
     def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call; nothing happens if it is finished."""

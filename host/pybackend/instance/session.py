@@ -349,9 +349,13 @@ class StubSession:
         self._process.read_output()
         self._life.reach(_REACHED.get(type(message)), outcome)
 
-    def _on_local_call(self, call: heard.LocalCall) -> None:
+    def check_shared(self) -> None:
+        """Raise RemoteProtocolError unless other models live in the same process."""
         if not self.is_shared:
             raise RemoteProtocolError("a call of another model in a process that has none")
+
+    def _on_local_call(self, call: heard.LocalCall) -> None:
+        self.check_shared()
         callee = self._process.neighbour(call.instance)
         if callee is not None:  # otherwise it has left meanwhile
             callee.on_local_call(call)

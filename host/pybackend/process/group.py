@@ -151,6 +151,15 @@ class GroupProcess:
 
     def join(self) -> MemberProcess:
         """Let another model join. Raises OSError: the server has no descriptors left."""
+        try:
+            member = self._join()
+        except OSError:
+            self._end_if_empty()
+            raise
+        self._members.append(member)
+        return member
+
+    def _join(self) -> MemberProcess:
         with ExitStack() as ours, ExitStack() as theirs:
             our_end, their_end = socket_ends(ours, theirs)
             their_nudges, our_nudges = os.pipe()
@@ -159,9 +168,7 @@ class GroupProcess:
             os.set_blocking(our_nudges, False)
             self._channel.post_attach(Join(self._name), their_end.fileno(), their_nudges)
             ours.pop_all()
-        member = MemberProcess(self, our_end, our_nudges)
-        self._members.append(member)
-        return member
+        return MemberProcess(self, our_end, our_nudges)
 
     def find(self, instance_name: str) -> Any:
         """The instance of this name; None if it is not in the process."""
@@ -172,10 +179,13 @@ class GroupProcess:
         if member in self._members:
             self._members.remove(member)
             self._loop.call_soon(member.exited)
-            if not self._members:
-                self.is_open = False
-                self._channel.post(Finalize())
-                self._killing = self._loop.call_later(_EXIT_GRACE_S, self.stub.kill)
+            self._end_if_empty()
+
+    def _end_if_empty(self) -> None:
+        if not self._members and self.is_open:
+            self.is_open = False
+            self._channel.post(Finalize())
+            self._killing = self._loop.call_later(_EXIT_GRACE_S, self.stub.kill)
 
     @property
     def exit_cause(self) -> str:
@@ -245,8 +255,14 @@ class GroupProcesses:
         if output is None:
             output = self._outputs[number] = ModelOutput(name)
         stub.send_output_to(output)
-        ended = self._ended[number] = asyncio.Event()
-        return GroupProcess(stub, name, ended.set)
+        ended = asyncio.Event()
+        try:
+            process = GroupProcess(stub, name, ended.set)
+        except OSError:
+            stub.discard()
+            raise
+        self._ended[number] = ended
+        return process
 
     async def ended(self) -> None:
         """Wait until all processes have ended; their last members have left."""

@@ -55,7 +55,10 @@ class StubLauncher:
         """Start a stub that has not sent any message yet. Raises ModelLoadError if the process cannot be started."""
         if launch.seat is None:
             return await self._start(launch)
-        process: ModelProcess = await launch.seat(partial(self._start, launch))
+        try:
+            process: ModelProcess = await launch.seat(partial(self._start, launch))
+        except OSError as error:
+            raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
         return process
 
     async def _start(self, launch: StubLaunch) -> StubProcess:

@@ -228,6 +228,9 @@ def calling(tmp_path_factory):
     for name, extra in (("x", GROUP), ("y", GROUP), ("stuck", GROUP), ("outside", "")):
         write_model(repository, name, CHAIN, f"{CONFIG} {extra}")
     with serving(repository) as server:
+        for model in ("keeper", "copying", "x", "y"):  # once it has answered, a model has heard that calls are for it
+            infer(server, model, IN)
+        infer(server, "whereabouts", {"IN": np.zeros(1, np.int64)})
         yield server
 
 
@@ -256,6 +259,14 @@ def test_a_call_stays_in_the_process_and_counts_as_any_other(calling, lab):
         spent = [figures["inference_stats"][part] for figures in (before, after)]
         assert spent[1]["count"] - spent[0]["count"] == 5
         assert spent[1]["ns"] >= spent[0]["ns"]
+
+
+def test_a_failure_counts_as_any_other(calling, lab):
+    name = 'pybackend_answers_total{code="INTERNAL",protocol="model"}'
+    before, failures = calling.metrics(), statistics(calling, "keeper")["inference_stats"]["fail"]["count"]
+    assert lab("return failure(call('keeper', IN=np.full(10_000, -1, np.int32)).exec())[0]") == "INTERNAL"
+    assert statistics(calling, "keeper")["inference_stats"]["fail"]["count"] == failures + 1
+    assert calling.metrics()[name] == before.get(name, 0) + 1
 
 
 def test_edits_in_place_are_refused_unless_inputs_are_copied(lab):

@@ -35,7 +35,7 @@ LIES = {
         "a frame does not decode",
     ),
     "a call with very many parameters": (
-        "stub.send((CALL, 1, 'never', -1, False, 0, [], [], ['', 0, 0, 0, 0, {str(n): n for n in range(100000)}, 0, '']))",
+        "stub.send((CALL, 1, 'never', -1, False, 0, [], [], ['', 0, 0, 0, 0, {str(n): n for n in range(100000)}, 0, ''], []))",
         "a frame does not decode",
     ),
     "a shape of very many dimensions": (
@@ -93,7 +93,7 @@ LIES = {
     ),
     "inputs of calls that share bytes in the frame": (
         "place = ['IN', 'UINT8', [1 << 13], 0, 0, 1 << 13]\n"
-        "stub.send(*[(CALL, number, 'callee', -1, False, 0, [place], [], None) for number in range(100)], tail=bytes(1 << 13))",
+        "stub.send(*[(CALL, number, 'callee', -1, False, 0, [place], [], None, []) for number in range(100)], tail=bytes(1 << 13))",
         "shares bytes of its frame with others",
     ),
     "files of models that share bytes in the frame": (
@@ -182,8 +182,16 @@ LIES = {
         "handed back that the stub did not have",
     ),
     "work handed back again and again": ("stub.send((HANDED_BACK, [stub.execution]))", "all work is handed back"),
+    "a model is run in a process that has no other": (
+        "stub.send((LOCAL_CALL, 'never_0', 1, 2, 3, 4, 1, None, []))",
+        "a call of another model in a process that has none",
+    ),
+    "it is occupied by another model in a process that has no other": (
+        "stub.send((OCCUPIED, True))",
+        "a call of another model in a process that has none",
+    ),
     "a call with a number that is taken": (
-        "call = (CALL, 1, 'never', -1, False, 0, [], [], None)\nstub.send(call, call)",
+        "call = (CALL, 1, 'never', -1, False, 0, [], [], None, [])\nstub.send(call, call)",
         "call 1 is open already",
     ),
     "a call with an input in foreign memory": (
@@ -208,7 +216,7 @@ LIES = {
     ),
     "a call with memory that is being copied": (
         "segment = stub.output_segment(2 << 20)\n"
-        "calls = [(CALL, number, 'callee', -1, False, 0, [['IN', 'FP32', [1 << 19], segment, 0, 2 << 20]], [], None)\n"
+        "calls = [(CALL, number, 'callee', -1, False, 0, [['IN', 'FP32', [1 << 19], segment, 0, 2 << 20]], [], None, [])\n"
         "    for number in (1, 2)]\nstub.send(*calls)",
         "lies in memory that the stub may not use",
     ),
@@ -265,6 +273,8 @@ LATE = {
     "a call without what its model needs": "stub.call(1)\n"
     "assert 'expected 1 inputs but got 0' in stub.until(REPLY)[3][0][1]\nstub.result()",
     "a call for an execution that is not there": "stub.call(1, 'nobody', execution=999)\nstub.until(REPLY)\nstub.result()",
+    "a call for which a model waits that is not there": "stub.send((CALL, 1, 'nobody', -1, False, stub.execution, [], [], None, ['never_0']))\n"
+    "stub.until(REPLY)\nstub.result()",
     "a call that outlives what it was made for": "stub.call(stub.executions, 'never', execution=stub.execution)\nstub.result()",
     "a question about a model that is not there": "stub.send((IS_MODEL_READY, 1, 'nobody', 'x' * 1000))\n"
     "assert stub.until(ANSWER)[2]\nstub.result()",

@@ -58,7 +58,7 @@ def engine_and_run(tmp_path_factory, request):
     )
     scripts["calls without end"] = script(
         "for first in range(0, 1 << 40, 1000):\n"
-        "    stub.send(*[(CALL, first + n, 'never', -1, False, 0, [], [], None) for n in range(1000)])"
+        "    stub.send(*[(CALL, first + n, 'never', -1, False, 0, [], [], None, []) for n in range(1000)])"
     )
     scripts["asks without reading"] = script("while True:\n    stub.send(*[(IS_MODEL_READY, 1, 'n' * 1000, '')] * 100)")
     scripts["descriptors"] = script(
@@ -69,21 +69,21 @@ def engine_and_run(tmp_path_factory, request):
     scripts["calls with much to carry"] = script(
         "options = ['', 0, 0, 0, 0, {'p': 'x' * (15 << 20)}, 0, '']\n"
         "for number in range(10):\n"
-        "    stub.send((CALL, number, 'never', -1, False, 0, [], [], options))\n"
+        "    stub.send((CALL, number, 'never', -1, False, 0, [], [], options, []))\n"
         "refused = [stub.until(REPLY) for _ in range(6)]\n"
         "assert all('exceed its limit' in reply[3][0][1] and reply[2] for reply in refused), refused\n"
         "assert [reply[1] for reply in refused] == list(range(4, 10))\n"
         "stub.send((CANCEL_CALL, 3))\n"
         "reply = stub.until(REPLY)\n"
         "assert reply[1] == 3, reply\n"
-        "stub.send((CALL, 3, 'never', -1, False, 0, [], [], options))\n"
-        "stub.send((CALL, 10, 'never', -1, False, 0, [], [], options))\n"
+        "stub.send((CALL, 3, 'never', -1, False, 0, [], [], options, []))\n"
+        "stub.send((CALL, 10, 'never', -1, False, 0, [], [], options, []))\n"
         "assert stub.until(REPLY)[1] == 10\n"
         "stub.result(['OUT', 'UINT8', [4], 0, 0, 4], tail=b'done')"
     )
     scripts["calls and sleeps"] = script(
         "import time\n"
-        "for n in range(3500):\n    stub.send((CALL, n, 'n' * 1000, -1, False, 0, [], [], None))\n"
+        "for n in range(3500):\n    stub.send((CALL, n, 'n' * 1000, -1, False, 0, [], [], None, []))\n"
         "time.sleep(1000)"
     )
     scripts["responds without end"] = script("while True:\n    stub.respond(final=False)")

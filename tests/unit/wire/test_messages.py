@@ -48,7 +48,7 @@ SAMPLES = {
             messages.RequestOptions("id", "sequence", 3, 0, 5, {"a": 1}),
             ["third_0"],
         ),
-        said.LocalCall("other_0", 1, 2, 3, 4, 5, False, [PLACE]),
+        said.LocalCall("other_0", 1, 2, 3, 4, 5, 4, [PLACE]),
         said.Occupied(True),
         said.CancelCall(1),
         said.Readiness(False, "not yet"),

@@ -177,9 +177,9 @@ class ModelCalls:
         self._outboxes: dict[CallingStub, _Outbox] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def count(self, *, failed: bool) -> None:
-        """Count the answer to a call that came and went within a process."""
-        self._answers.add(ErrorCode.INTERNAL.name if failed else "OK")
+    def count(self, code: int | None) -> None:
+        """Count the answer to a call: an error of this code, or a result."""
+        self._answers.add("OK" if code is None else ErrorCode(code).name)
 
     def open_calls(self, caller: CallingStub) -> Sequence[OpenCall]:
         outbox = self._outboxes.get(caller)
@@ -405,7 +405,7 @@ class ModelCalls:
         caller.reply(call.message.call, final=final, result=result)
         if final:
             error = result[0] if result is not None else None
-            self._answers.add("OK" if error is None else ErrorCode(error[0]).name)
+            self.count(None if error is None else error[0])
             call.pending = None  # it has a reference to the call
             call.let_go_of_held()
             outbox = self._outboxes.get(caller)

@@ -62,10 +62,10 @@ class ModelServices:
             )
             pending.cancel()
 
-    def on_local_call(self, *, failed: bool) -> None:
-        """A model has run another one in the process that they share."""
+    def on_local_call(self, code: int | None) -> None:
+        """A model has run another one in the process that they share, which answered with this error or a result."""
         assert self._calls is not None
-        self._calls.count(failed=failed)
+        self._calls.count(code)
 
     def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call."""
