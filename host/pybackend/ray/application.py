@@ -17,6 +17,9 @@ from pybackend.ray.entrance import Entrance
 from pybackend.ray.replica import Replica
 
 _HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 20.0}
+_FIRST_MACHINE = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+"""The machine without which Ray does not work anyway; clients know its address."""
+
 _MANY_CALLS = 10_000
 """Replicas and entrances wait in calls of the coordinator for news."""
 
@@ -52,7 +55,7 @@ def application(cluster: Cluster) -> Any:
         name="Coordinator",
         num_replicas=1,
         max_ongoing_requests=_MANY_CALLS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=_FIRST_MACHINE,
         **_HEALTH,
     ).bind(cluster)
     scale: dict[str, Any] = {"num_replicas": cluster.min_replicas}
@@ -84,7 +87,7 @@ def application(cluster: Cluster) -> Any:
         name="Entrance",
         num_replicas=cluster.entrances,
         graceful_shutdown_wait_loop_s=0.1,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0} if cluster.entrances > 1 else _FIRST_MACHINE,
         **({"max_replicas_per_node": 1} if cluster.entrances > 1 else {}),
         **_HEALTH,
     ).bind(cluster, coordinator, replicas)

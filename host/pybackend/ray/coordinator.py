@@ -26,6 +26,9 @@ _NEWS_S = 1.0
 _SILENT_S = 15.0
 """A replica that has said nothing for this long is forgotten."""
 
+_HEARD_S = 5.0
+"""A replica that has said nothing for this long may have died, and does not count as ready."""
+
 _APPLIED_S = 5.0
 """How long a replica that leaves waits for the entrances to know it."""
 
@@ -199,7 +202,8 @@ class Coordinator:
 
     def _serves(self, member: _Member) -> bool:
         report = member.report
-        return report.ready and report.generation >= self._settled and not member.lags
+        is_heard = time.monotonic() - member.seen_s < _HEARD_S
+        return is_heard and report.ready and report.generation >= self._settled and not member.lags
 
     async def change(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Let each replica post this at itself, and answer when all have. A caller that goes away ends nothing."""

