@@ -238,7 +238,7 @@ def test_lies(codec, message):
 )
 def test_json_numbers_that_no_other_stub_could_be_sent(options, version):
     """They would go on in a message to another model's process, whose codec may be unable to say them."""
-    message = (StubMessage.CALL, 1, "m", version, False, 0, [], [], options)
+    message = (StubMessage.CALL, 1, "m", version, False, 0, [], [], options, [])
     with pytest.raises(RemoteProtocolError):
         stub_messages.decode("json", Frame(json.dumps([message]).encode(), bytearray()))
 
