@@ -34,7 +34,7 @@ _PART_BYTES = 64 * 1024
 _SOCKET_BYTES = 1024 * 1024
 """Room in a socket for a peer that is busy; the kernel may allow less."""
 
-MOST_MESSAGES = 4096
+MOST_MESSAGES = 2048
 """Most messages in a frame: each takes many times more memory than its bytes. Further messages begin another frame."""
 
 MOST_FRAME_BYTES = 64 * 1024 * 1024
@@ -99,6 +99,7 @@ class Channel:
         on_end: OnEnd,
         *,
         takes_descriptors: bool = False,
+        most_frame_bytes: int = MOST_FRAME_BYTES,
     ) -> None:
         sock.setblocking(False)
         self.loop = loop
@@ -113,7 +114,9 @@ class Channel:
         self._view = memoryview(self._buffer)
         self._parts = bytearray()
         self._frame = bytearray()
+        self._most_frame_bytes = most_frame_bytes
         self._messages: list[Any] = []
+        self._large_bytes = 0
         self._descriptors: list[int] = []
         self._backlog: deque[tuple[bytes, list[int]]] = deque()
         self._ahead: deque[tuple[list[Any], list[int]]] = deque()
@@ -134,6 +137,12 @@ class Channel:
         elif self.is_open:
             messages.append(message)
             self.loop.call_soon(self.flush)
+
+    def reserve(self, nbytes: int) -> None:
+        """Begin another frame if the next message, which is large, does not fit into this one."""
+        if self._large_bytes + nbytes > MOST_FRAME_BYTES // 2:
+            self.flush()
+        self._large_bytes += nbytes
 
     def post_with(self, message: Any, descriptor: int) -> None:
         """Add a message that tells of a file descriptor, which is sent and then closed here.
@@ -157,6 +166,7 @@ class Channel:
         _encode_into(messages, frame, 1)
         frame[0] = _LAST
         messages.clear()
+        self._large_bytes = 0
         if len(frame) > _PART_BYTES or self._backlog or descriptors:
             self._descriptors = []
             self._send_slowly(frame, descriptors)
@@ -259,8 +269,8 @@ class Channel:
             frame = view[1:count]
         else:
             self._parts += view[1:count]
-            if len(self._parts) > MOST_FRAME_BYTES:
-                self._end(RemoteProtocolError(f"a frame has more than {MOST_FRAME_BYTES} bytes"))
+            if len(self._parts) > self._most_frame_bytes:
+                self._end(RemoteProtocolError(f"a frame has more than {self._most_frame_bytes} bytes"))
                 return None
             if self._buffer[0] != _LAST:
                 return None

@@ -21,7 +21,7 @@ from pybackend.engine.admission import Sender
 from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.frontend.remote import messages
-from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, Channel, OnEnd
+from pybackend.frontend.remote.channel import MOST_BACKLOG_BYTES, MOST_FRAME_BYTES, Channel, OnEnd
 from pybackend.frontend.remote.memory import BlockLease, FrontEndMemory, InputPool
 from pybackend.inference.region import IN_REGION, RegionPart, source_of
 from pybackend.inference.request import InferenceRequest
@@ -311,8 +311,15 @@ class RemoteEngine:
             **self._urgent,
         }
         self.descriptor_handlers = {**self._urgent_descriptors}
+        # The engine is trusted: what models answer may be large.
         self.channel = Channel(
-            asyncio.get_running_loop(), sock, messages.from_engine, self._on_messages, on_end, takes_descriptors=True
+            asyncio.get_running_loop(),
+            sock,
+            messages.from_engine,
+            self._on_messages,
+            on_end,
+            takes_descriptors=True,
+            most_frame_bytes=MOST_BACKLOG_BYTES,
         )
 
     # Messages
@@ -440,12 +447,15 @@ class RemoteEngine:
                 inline.append(messages.PADDING[nbytes & 15])
         preamble = _encode((layout, request.requested_outputs))
         whole = b"".join(inline)
-        if len(preamble) + len(whole) > _MOST_INFER_BYTES:
-            raise InferenceError(
-                f"{request.prefix}the request has {len(preamble) + len(whole)} bytes of names and small tensors, and "
-                f"{_MOST_INFER_BYTES} are the most that a front end takes: send fewer inputs",
-                ErrorCode.UNAVAILABLE,
-            )
+        size = len(preamble) + len(whole)
+        if size > INLINE_BYTES:
+            if size > _MOST_INFER_BYTES:
+                raise InferenceError(
+                    f"{request.prefix}the request has {size} bytes of names and small tensors, and {_MOST_INFER_BYTES} are "
+                    "the most that a front end takes: send fewer inputs",
+                    ErrorCode.UNAVAILABLE,
+                )
+            self.channel.reserve(size)
         options = None
         if request.has_options:
             options = (

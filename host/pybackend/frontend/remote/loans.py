@@ -24,6 +24,9 @@ from pybackend.model.model import Model
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES
 
+_MOST_INLINE_BYTES = 16 * INLINE_BYTES
+"""Most bytes of outputs in one message."""
+
 MOST_COPIES_BYTES = 1024 * 1024 * 1024
 """Most bytes of large answers of the server's own, such as those of the response cache, that wait in one front end."""
 
@@ -139,10 +142,12 @@ class OutputLoans:
         places: list[tuple[int, int, int] | None] = []
         copies: list[ArenaLease] = []
         number = 0
+        left = _MOST_INLINE_BYTES
         failure = None if response.error is None else (response.error.code, response.error.message)
         try:
             for output in response.outputs if failure is None else ():
-                place = self._place(output, copies)
+                left -= len(output.data)
+                place = self._place(output, copies, inline=left >= 0)
                 places.append(place)
                 data = b"" if place is not None else bytes(output.data)
                 outputs.append((output.name, output.datatype, output.shape, data))
@@ -153,6 +158,7 @@ class OutputLoans:
         if any(place is not None and place[0] for place in places):
             number = next(self._numbers)
             self._lent[number] = (response, copies)
+        self._channel.reserve(_MOST_INLINE_BYTES - max(left, 0))
         self._channel.post(
             (
                 36,
@@ -170,13 +176,13 @@ class OutputLoans:
         if not number:
             response.release()
 
-    def _place(self, output: OutputTensor, copies: list[ArenaLease]) -> tuple[int, int, int] | None:
+    def _place(self, output: OutputTensor, copies: list[ArenaLease], *, inline: bool) -> tuple[int, int, int] | None:
         """Where the front end finds an output; None for one that travels in the message."""
         data = output.data
         if data is IN_REGION:
             return (0, 0, 0)
         nbytes = len(data)
-        if nbytes <= INLINE_BYTES:
+        if not nbytes or (inline and nbytes <= INLINE_BYTES):
             return None
         found = place_of(data) if isinstance(data, memoryview) else None
         if found is None or not self._attach(found[0]):

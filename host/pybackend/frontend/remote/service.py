@@ -357,10 +357,12 @@ class FrontEndService:
         ):
             self._post(ticket, response)
             return
+        nbytes = 0
         for output in response.outputs:
-            if len(output.data) > INLINE_BYTES:
-                self._post(ticket, response)
-                return
+            nbytes += len(output.data)
+        if nbytes > INLINE_BYTES:
+            self._post(ticket, response)
+            return
         del self._open[ticket]
         self.channel.post((_ANSWERED, ticket, response.model_version, response.outputs))
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from pybackend.frontend.remote import channel as channel_module
-from pybackend.frontend.remote.channel import MOST_MESSAGES, Channel, decoder, socket_pair
+from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, MOST_MESSAGES, Channel, decoder, socket_pair
 
 
 class Word(msgspec.Struct, array_like=True, tag=1):
@@ -40,13 +40,13 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 class End:
     """One end: what it has heard, and how it ended."""
 
-    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
+    def __init__(self, sock: socket.socket, **options: Any) -> None:
         self.frames: list[list[Any]] = []
         self.descriptors: list[int] = []
         self.ended: list[str | None] = []
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self.channel = Channel(loop, sock, DECODE, self._on_messages, self._on_end, takes_descriptors=takes_descriptors)
+        self.channel = Channel(loop, sock, DECODE, self._on_messages, self._on_end, **options)
 
     def _on_messages(self, messages: list[Any], descriptors: Any) -> None:
         self.frames.append(messages)
@@ -128,6 +128,19 @@ async def test_more_messages_than_a_frame_holds_make_several(sockets: Sockets) -
 
 
 @in_loop
+async def test_large_messages_make_several_frames(sockets: Sockets) -> None:
+    ours, theirs = End(sockets[0]), End(sockets[1])
+    sent = [Word("x" * (MOST_FRAME_BYTES // 5)) for _ in range(4)]
+    for message in sent:
+        theirs.channel.reserve(len(message.text))
+        theirs.channel.post(message)
+    assert await ours.hears(len(sent)) == sent
+    assert [len(frame) for frame in ours.frames] == [2, 2]
+    ours.channel.close()
+    theirs.channel.close()
+
+
+@in_loop
 async def test_descriptors_arrive_with_their_messages_and_are_closed_here(sockets: Sockets) -> None:
     ours, theirs = End(sockets[0]), End(sockets[1], takes_descriptors=True)
     readers = []
@@ -174,11 +187,8 @@ _ONE = b"\0" + msgspec.msgpack.encode([Word("a")])
     ],
 )
 @in_loop
-async def test_garbage_ends_the_channel_with_a_sentence(
-    sockets: Sockets, datagrams: list[bytes], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channel_module, "MOST_FRAME_BYTES", 2000)
-    ours = End(sockets[0])
+async def test_garbage_ends_the_channel_with_a_sentence(sockets: Sockets, datagrams: list[bytes], reason: str) -> None:
+    ours = End(sockets[0], most_frame_bytes=2000)
     for datagram in datagrams:
         sockets[1].send(datagram)
     assert reason in (await ours.end() or "")
