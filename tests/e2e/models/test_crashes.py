@@ -123,6 +123,7 @@ def test_readiness_follows_and_liveness_stays(server, repository, number):
         server.wait_until(path, 200)
 
 
+@pytest.mark.one_process  # each front end that meets the model keeps warm memory for it
 @pytest.mark.spec("pb-H06")
 def test_nothing_is_left_of_a_dead_process(server):
     lab = laboratory(server, "parent")

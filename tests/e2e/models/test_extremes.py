@@ -152,6 +152,7 @@ def test_surrogates_elsewhere_are_refused_where_they_come_from(lab, expression):
     assert "\n  <laboratory>(2): run\n" in answer.error
 
 
+@pytest.mark.one_process  # clients of two front ends overtake each other
 def test_a_slow_request_in_a_burst_holds_up_none_before_it(server):
     """Fast requests are sent to the model several at a time; their answers do not wait for a slow one among them."""
     fast = np.zeros(1, np.float32)
