@@ -213,6 +213,7 @@ def command(server, **members):
 
 
 @pytest.mark.spec("srv-M01")
+@pytest.mark.one_process  # front ends have families of metrics, see test_front_ends.py
 def test_families(fresh):
     text = page(fresh)
     families = {

@@ -71,6 +71,7 @@ def test_the_decompressed_bytes_of_a_body_count(server):
             assert numbers_of(connection.reply()).tolist() == [START, START + 1, START + 2]
 
 
+@pytest.mark.one_process  # each front end has its part of the memory for clients
 @pytest.mark.parametrize("binary", [False, True], ids=["JSON", "binary"])
 def test_answers_that_nobody_reads(server, binary):
     """Nine of them, of which the limit allows two; and none is kept as text, which is longer and made as it is read."""

@@ -15,6 +15,7 @@ from pybackend.errors import ErrorCode, InferenceError, UnknownModelError
 from pybackend.frontend.remote.channel import socket_pair
 from pybackend.frontend.remote.engine import RemoteAdmission, RemoteEngine
 from pybackend.frontend.remote.service import FrontEndService
+from pybackend.inference.region import RegionOutput
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
@@ -158,6 +159,23 @@ def test_errors_are_those_of_the_engine(lab: Lab) -> None:
         assert caught.value.code is ErrorCode.UNAVAILABLE
 
     lab.there(main())
+
+
+@pytest.mark.parametrize("inputs", [[InputTensor("IN", "FP32", [1], b"1234")], []], ids=["small", "none"])
+def test_the_engine_knows_the_regions_of_outputs(lab: Lab, inputs: list[InputTensor]) -> None:
+    """A request may have none but for its outputs."""
+
+    async def main() -> str:
+        admission = lab.remote.open("identity", "", CLIENT)
+        part = admission.regions.find("nowhere", 0, 4)
+        answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+        request = InferenceRequest("identity", inputs=inputs, regions={"OUT": RegionOutput.of(part)})
+        admission.submit(request, answer.set_result, Checked.ALL)
+        error = (await answer).error
+        assert error is not None
+        return error.message
+
+    assert "Unable to find shared memory region: 'nowhere'" in lab.there(main())
 
 
 def test_a_stream_is_paused_resumed_and_cancelled(lab: Lab) -> None:

@@ -435,7 +435,11 @@ class RemoteEngine:
         inline: list[Any] = []
         leases: list[BlockLease] | None = None
         regions: Any = None
-        for tensor in request.inputs:
+        inputs = request.inputs
+        if request.regions is not None:
+            layout, inline, leases, regions = _places(version, request)
+            inputs = []
+        for tensor in inputs:
             data = tensor.data
             nbytes = len(data)  # type: ignore[arg-type]  # the bytes are there
             if tensor.lease is not None or nbytes > INLINE_BYTES:
