@@ -294,6 +294,38 @@ def test_counts_are_settled(front_end: ScriptedFrontEnd, run: Run, engine: Any) 
     run(main())
 
 
+def test_a_late_settlement_breaks_no_rule(front_end: ScriptedFrontEnd, run: Run) -> None:
+    async def main() -> None:
+        settled = asyncio.create_task(front_end.service.settle())
+        asked = await front_end.hears(messages.Settle)
+        settled.cancel()
+        await asyncio.wait([settled])
+        front_end.channel.post(messages.Settled(asked.number))
+        await front_end.opens()
+        assert not front_end.ended.done()
+
+    run(main())
+
+
+def test_the_memory_of_a_request_that_breaks_a_rule_comes_back(
+    front_end: ScriptedFrontEnd, run: Run, engine: Any
+) -> None:
+    async def main() -> None:
+        handle = await front_end.opens()
+        memory, mapping = await front_end.gets_memory(handle, LARGE.nbytes)
+        mapping.close()
+        each = "FP32", [len(LARGE)], LARGE.nbytes, messages.IN_BLOCK
+        known, first = preamble(("IN", *each), ("OTHER", *each)), (memory.segment, 0)
+        front_end.channel.post(
+            messages.Infer(1, handle, 1, "", known, b"", [first, (memory.segment + 1, 0)], None, None)
+        )
+        assert await front_end.ended == "a request names memory that it may not use"
+        front_end.service.end()
+        await returned(engine.open("identity").model)
+
+    run(main())
+
+
 async def _with_memory(front_end: ScriptedFrontEnd, handle: int, *places: tuple[int, int]) -> list[messages.Infer]:
     memory, mapping = await front_end.gets_memory(handle, LARGE.nbytes)
     mapping.close()
