@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode
-from pybackend.frontend.remote import messages
+from pybackend.frontend.remote import control, messages
 from pybackend.frontend.remote.channel import Channel, socket_pair
 from pybackend.frontend.remote.service import FrontEndService
 from pybackend_wire.messages import INLINE_BYTES
@@ -326,6 +326,16 @@ def test_the_memory_of_a_request_that_breaks_a_rule_comes_back(
     run(main())
 
 
+@pytest.mark.parametrize("ended_s", [float("nan"), float("inf"), 1e300, -1.0])
+def test_a_time_that_no_log_can_write_ends_the_front_end(ended_s: float, front_end: ScriptedFrontEnd, run: Run) -> None:
+    async def main() -> None:
+        front_end.channel.post(control.Accessed("http", "", "GET", "/", 200, 0, 0, 0, ended_s, {}))
+        async with asyncio.timeout(TIMEOUT_S):
+            assert "a frame does not decode" in await front_end.ended
+
+    run(main())
+
+
 async def _with_memory(front_end: ScriptedFrontEnd, handle: int, *places: tuple[int, int]) -> list[messages.Infer]:
     memory, mapping = await front_end.gets_memory(handle, LARGE.nbytes)
     mapping.close()
@@ -400,7 +410,7 @@ def test_a_lie_ends_the_front_end_and_nobody_else(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("places", [[(0, 1 << 30)], [(1, 0)], [(0, 0), (0, 0)]])
+@pytest.mark.parametrize("places", [[(0, 1 << 30)], [(1, 0)], [(0, 0), (0, 0)], [(0, 8)]])
 def test_blocks_outside_or_in_use_end_the_front_end(
     places: list[tuple[int, int]], front_end: ScriptedFrontEnd, run: Run, engine: Any
 ) -> None:

@@ -177,7 +177,7 @@ class Channel:
             self._keep([bytes(frame)], [], error)
 
     def _flush_apart(self) -> None:
-        """Send each message in a frame of its own: they are too long together, or one of them cannot be sent."""
+        """Send each message in a separate frame: they are too long together, or one of them cannot be sent."""
         messages, self._messages = self._messages, []
         descriptors, self._descriptors = self._descriptors, []
         tellers, self._tellers = self._tellers, []

@@ -330,7 +330,7 @@ class RemoteEngine:
     def _on_messages(self, heard: list[Any], descriptors: list[int]) -> None:
         handlers = self.handlers
         if len(heard) > 1:
-            # What answers a message may look ahead, and must not find out about a version's end before its beginning.
+            # Handlers may look ahead: the end of a version must not be heard before its beginning.
             heard, descriptors = self._take_urgent(heard, descriptors)
         for message in heard:
             handler = handlers.get(type(message))
