@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.loop import StubLoop
-from pybackend_stub.model_modules import ModelModules
+from pybackend_stub.model_modules import ModelModules, renew_lock
 from pybackend_stub.neighbours import Neighbour, NeighbourCalls, Neighbours
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.runtimes import SharedRuntime, attach, detach, enter
@@ -60,6 +60,7 @@ class Group:
             os._exit(1)
 
     def _on_fork(self) -> None:
+        renew_lock()
         for member in self._members:
             member.on_fork()
 

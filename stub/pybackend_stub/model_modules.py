@@ -129,6 +129,12 @@ class ModelModules:
         return isinstance(filename, str) and _top(module.__name__) in self.names and self.has(filename)
 
 
+def renew_lock() -> None:
+    """Have a free lock in a forked process: the thread that held it may not be there."""
+    global _lock
+    _lock = threading.RLock()
+
+
 def caller_modules() -> Optional[ModelModules]:
     """Return the calling model, by the innermost frame of a model's code; None if there is none."""
     innermost: Optional[FrameType] = sys._getframe(1)

@@ -46,19 +46,20 @@ _entered: "ContextVar[Optional[SharedRuntime]]" = ContextVar("pybackend_model", 
 
 def attach(runtime: SharedRuntime) -> None:
     """Let model code call this runtime from now on."""
-    global _bound_before
+    global _attached, _bound_before
     with _lock:
         if not _attached:
             _bound_before = bind_runtime(_dispatcher)
-        _attached.append(runtime)
+        _attached = [*_attached, runtime]  # others may be looking through the present one
 
 
 def detach(runtime: SharedRuntime) -> None:
     """Forget a model that has ended. After the last one, the runtime bound before the first is bound again."""
+    global _attached
     with _lock:
         if runtime not in _attached:
             return
-        _attached.remove(runtime)
+        _attached = [each for each in _attached if each is not runtime]
         if not _attached and current_runtime() is _dispatcher:  # otherwise a test has bound its own since
             bind_runtime(_bound_before)
 

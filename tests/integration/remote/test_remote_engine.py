@@ -12,10 +12,11 @@ import pytest
 
 from pybackend.engine.admission import Sender
 from pybackend.errors import ErrorCode, InferenceError, UnknownModelError
+from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import socket_pair
 from pybackend.frontend.remote.engine import RemoteAdmission, RemoteEngine
 from pybackend.frontend.remote.service import FrontEndService
-from pybackend.inference.region import RegionOutput
+from pybackend.inference.region import RegionOutput, tensor_in_region
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
@@ -144,6 +145,92 @@ def test_small_tensors_options_and_large_private_ones_cross(lab: Lab) -> None:
             response.release()
 
     lab.there(main())
+
+
+@pytest.mark.parametrize("name", ["priority", "timeout_us"])
+def test_the_largest_numbers_that_clients_may_send_cross(lab: Lab, name: str) -> None:
+    async def main() -> None:
+        admission = lab.remote.open("identity", "", CLIENT)
+        response = await infer(admission, input_tensor("IN", np.ones(3, np.float32)), **{name: 2**64 - 1})
+        assert response.error is None
+
+    lab.there(main())
+
+
+def test_a_region_beyond_all_memory_is_refused_as_by_the_engine(lab: Lab) -> None:
+    async def main() -> None:
+        admission = lab.remote.open("identity", "", CLIENT)
+        part = admission.regions.find("region", 2**64 - 1, 4)
+        tensor = tensor_in_region("IN", "FP32", [1], part)
+        response = await infer(admission, tensor, regions={})
+        assert response.error is not None
+        assert "region" in response.error.message
+
+    lab.there(main())
+
+
+@pytest.mark.parametrize(
+    "members", [{"parameters": {f"p{number}": 1 for number in range(70_000)}}, {"id": "x" * 40_000_000}]
+)
+def test_a_request_that_is_too_much_for_a_front_end_is_refused_there(lab: Lab, members: dict[str, Any]) -> None:
+    async def main() -> None:
+        admission = lab.remote.open("identity", "", CLIENT)
+        tensor = input_tensor("IN", np.ones(3, np.float32))
+        with pytest.raises(InferenceError, match="the most that a front end takes") as caught:
+            await infer(admission, tensor, **members)
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert (await infer(admission, tensor)).error is None
+
+    lab.there(main())
+
+
+def test_what_is_known_of_tracing_is_told_however_it_was_heard(lab: Lab) -> None:
+    async def main() -> list[bool]:
+        told: list[bool] = []
+        lab.remote.on_tracing = lambda: told.append(lab.remote.tracer.active)
+        for active in (True, False):
+            lab.service.channel.loop.call_soon_threadsafe(lab.service.channel.post, messages.Tracing(active))
+            while lab.remote.tracer.active is not active:
+                lab.remote.look()
+        return told
+
+    assert lab.there(main()) == [True, False]
+
+
+def test_a_version_that_ends_while_an_answer_is_handled_does_not_stay(lab: Lab) -> None:
+    channel = lab.service.channel
+
+    async def tell(*told: Any) -> None:
+        versions = lab.service._versions  # the front end will forget the handle
+        versions[10**6] = next(iter(versions.values()))
+        for each in told:
+            channel.post(each)
+        channel.flush()
+
+    async def main() -> bool:
+        engine = lab.remote
+        engine.open("identity", "", CLIENT)
+        handlers, key = engine.handlers, ("again", "", "http")
+        again = messages.Opened("again", "", "http", 10**6, "again", "again", "1", False, "again", 0, [], [])
+        heard = asyncio.Event()
+
+        def settle(_asked: messages.Settle) -> None:
+            engine.look()
+            heard.set()
+
+        before, handlers[messages.Settle] = handlers[messages.Settle], settle
+        try:
+            for frame in ([messages.Settle(1), again], [messages.Closed(10**6)]):
+                asyncio.run_coroutine_threadsafe(tell(*frame), channel.loop).result(
+                    60
+                )  # this loop reads nothing meanwhile
+            engine.channel._read()
+            await heard.wait()
+        finally:
+            handlers[messages.Settle] = before
+        return engine.knows(*key)
+
+    assert not lab.there(main())
 
 
 def test_errors_are_those_of_the_engine(lab: Lab) -> None:

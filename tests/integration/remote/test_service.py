@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode
-from pybackend.frontend.remote import messages
+from pybackend.frontend.remote import control, messages
 from pybackend.frontend.remote.channel import Channel, socket_pair
 from pybackend.frontend.remote.service import FrontEndService
 from pybackend_wire.messages import INLINE_BYTES
@@ -294,6 +294,48 @@ def test_counts_are_settled(front_end: ScriptedFrontEnd, run: Run, engine: Any) 
     run(main())
 
 
+def test_a_late_settlement_breaks_no_rule(front_end: ScriptedFrontEnd, run: Run) -> None:
+    async def main() -> None:
+        settled = asyncio.create_task(front_end.service.settle())
+        asked = await front_end.hears(messages.Settle)
+        settled.cancel()
+        await asyncio.wait([settled])
+        front_end.channel.post(messages.Settled(asked.number))
+        await front_end.opens()
+        assert not front_end.ended.done()
+
+    run(main())
+
+
+def test_the_memory_of_a_request_that_breaks_a_rule_comes_back(
+    front_end: ScriptedFrontEnd, run: Run, engine: Any
+) -> None:
+    async def main() -> None:
+        handle = await front_end.opens()
+        memory, mapping = await front_end.gets_memory(handle, LARGE.nbytes)
+        mapping.close()
+        each = "FP32", [len(LARGE)], LARGE.nbytes, messages.IN_BLOCK
+        known, first = preamble(("IN", *each), ("OTHER", *each)), (memory.segment, 0)
+        front_end.channel.post(
+            messages.Infer(1, handle, 1, "", known, b"", [first, (memory.segment + 1, 0)], None, None)
+        )
+        assert await front_end.ended == "a request names memory that it may not use"
+        front_end.service.end()
+        await returned(engine.open("identity").model)
+
+    run(main())
+
+
+@pytest.mark.parametrize("ended_s", [float("nan"), float("inf"), 1e300, -1.0])
+def test_a_time_that_no_log_can_write_ends_the_front_end(ended_s: float, front_end: ScriptedFrontEnd, run: Run) -> None:
+    async def main() -> None:
+        front_end.channel.post(control.Accessed("http", "", "GET", "/", 200, 0, 0, 0, ended_s, {}))
+        async with asyncio.timeout(TIMEOUT_S):
+            assert "a frame does not decode" in await front_end.ended
+
+    run(main())
+
+
 async def _with_memory(front_end: ScriptedFrontEnd, handle: int, *places: tuple[int, int]) -> list[messages.Infer]:
     memory, mapping = await front_end.gets_memory(handle, LARGE.nbytes)
     mapping.close()
@@ -368,7 +410,7 @@ def test_a_lie_ends_the_front_end_and_nobody_else(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("places", [[(0, 1 << 30)], [(1, 0)], [(0, 0), (0, 0)]])
+@pytest.mark.parametrize("places", [[(0, 1 << 30)], [(1, 0)], [(0, 0), (0, 0)], [(0, 8)]])
 def test_blocks_outside_or_in_use_end_the_front_end(
     places: list[tuple[int, int]], front_end: ScriptedFrontEnd, run: Run, engine: Any
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import threading
 
+from pybackend_stub import model_modules
+from pybackend_stub.group import Group
 from pybackend_stub.model_modules import ModelModules
 
 MODEL = """
@@ -45,3 +47,25 @@ def test_a_model_that_is_being_imported_takes_no_names_from_another(tmp_path, mo
         assert "helper" in found[0].names
     finally:
         first.close()
+
+
+def test_a_process_that_was_forked_while_another_model_was_imported_can_import(monkeypatch):
+    monkeypatch.setattr(model_modules, "_lock", threading.RLock())
+    group = Group.__new__(Group)
+    group._members = []
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with model_modules._lock:
+            held.set()
+            done.wait()
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait()
+    group._on_fork()  # as in the fork, which has no other thread
+    try:
+        assert model_modules._lock.acquire(timeout=5)
+    finally:
+        done.set()
+        other.join()

@@ -116,8 +116,8 @@ class Channel:
         self._frame = bytearray()
         self._most_frame_bytes = most_frame_bytes
         self._messages: list[Any] = []
-        self._large_bytes = 0
         self._descriptors: list[int] = []
+        self._tellers: list[int] = []
         self._backlog: deque[tuple[bytes, list[int]]] = deque()
         self._ahead: deque[tuple[list[Any], list[int]]] = deque()
         self.backlog_bytes = 0
@@ -138,12 +138,6 @@ class Channel:
             messages.append(message)
             self.loop.call_soon(self.flush)
 
-    def reserve(self, nbytes: int) -> None:
-        """Begin another frame if the next message, which is large, does not fit into this one."""
-        if self._large_bytes + nbytes > MOST_FRAME_BYTES // 2:
-            self.flush()
-        self._large_bytes += nbytes
-
     def post_with(self, message: Any, descriptor: int) -> None:
         """Add a message that tells of a file descriptor, which is sent and then closed here.
 
@@ -154,6 +148,7 @@ class Channel:
             return
         if len(self._descriptors) == MOST_DESCRIPTORS:
             self.flush()
+        self._tellers.append(len(self._messages))
         self._descriptors.append(descriptor)
         self.post(message)
 
@@ -163,10 +158,17 @@ class Channel:
         if not messages or not self.is_open:
             return
         frame = self._frame
-        _encode_into(messages, frame, 1)
+        try:
+            _encode_into(messages, frame, 1)
+        except (ValueError, OverflowError, TypeError):
+            self._flush_apart()
+            return
+        if len(frame) > MOST_FRAME_BYTES and len(messages) > 1:
+            self._flush_apart()
+            return
         frame[0] = _LAST
         messages.clear()
-        self._large_bytes = 0
+        self._tellers.clear()
         if len(frame) > _PART_BYTES or self._backlog or descriptors:
             self._descriptors = []
             self._send_slowly(frame, descriptors)
@@ -175,6 +177,28 @@ class Channel:
             self._socket.send(frame)
         except OSError as error:
             self._keep([bytes(frame)], [], error)
+
+    def _flush_apart(self) -> None:
+        """Send each message in a separate frame: they are too long together, or one of them cannot be sent."""
+        messages, self._messages = self._messages, []
+        descriptors, self._descriptors = self._descriptors, []
+        tellers, self._tellers = self._tellers, []
+        self._frame = bytearray()
+        of_message = dict(zip(tellers, descriptors, strict=True))
+        for number, message in enumerate(messages):
+            own = [of_message[number]] if number in of_message else []
+            frame = bytearray(1)
+            try:
+                _encode_into([message], frame, 1)
+            except (ValueError, OverflowError, TypeError):  # others must not wait for it
+                log.exception("a message between the server's processes cannot be sent")
+                _close_all(own)
+                continue
+            frame[0] = _LAST
+            if self.is_open:
+                self._send_slowly(frame, own)
+            else:
+                _close_all(own)
 
     def _send_slowly(self, frame: bytearray, descriptors: list[int]) -> None:
         """Send a frame that has several parts, or descriptors, or must wait behind others."""
@@ -340,6 +364,7 @@ class Channel:
         for _, descriptors in self._backlog:
             _close_all(descriptors)
         self._messages.clear()
+        self._tellers.clear()
         self._backlog.clear()
         self._waiting.clear()
         self.backlog_bytes = 0

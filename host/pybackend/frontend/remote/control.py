@@ -59,7 +59,7 @@ class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
     received_bytes: int
     sent_bytes: int
     duration_ns: Natural
-    ended_s: float
+    ended_s: Annotated[float, Meta(ge=0, lt=2**33)]
     about: Annotated[dict[str, str], Meta(max_length=10)]
 
 

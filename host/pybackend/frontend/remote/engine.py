@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from pybackend.engine.admission import Sender
 from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
@@ -37,6 +37,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 _MOST_INFER_BYTES = MOST_FRAME_BYTES // 2
 """Most bytes of a request that do not lie in memory: names, parameters and small tensors."""
+
+_MOST_UTF8_BYTES = 4
+"""Most bytes of a character."""
 
 _SHORTAGE_NS = 10_000_000
 """For so long after the engine had no memory, nobody asks it for as much: the front end waits for each answer."""
@@ -274,6 +277,7 @@ class RemoteEngine:
         descriptor_handlers: of those that bring a descriptor.
         waiting: the requests without a final response, by ticket.
         memory: the segments that the engine has lent.
+        on_tracing: called when the engine has said whether requests may be traced.
     """
 
     def __init__(self, sock: socket.socket, on_end: OnEnd) -> None:
@@ -281,6 +285,7 @@ class RemoteEngine:
         self.refusals = RemoteRefusals(self)
         self.tracer = RemoteTracer()
         self.regions = RemoteRegions()
+        self.on_tracing: Callable[[], None] = lambda: None
         self.waiting: dict[int, RemotePending] = {}
         self._ticket = 0
         self._versions: dict[tuple[str, str, str], RemoteVersion] = {}
@@ -326,6 +331,9 @@ class RemoteEngine:
 
     def _on_messages(self, heard: list[Any], descriptors: list[int]) -> None:
         handlers = self.handlers
+        if len(heard) > 1:
+            # Handlers may look ahead: the end of a version must not be heard before its beginning.
+            heard, descriptors = self._take_urgent(heard, descriptors)
         for message in heard:
             handler = handlers.get(type(message))
             if handler is not None:
@@ -421,6 +429,7 @@ class RemoteEngine:
 
     def _on_tracing(self, told: messages.Tracing) -> None:
         self.tracer.active = told.active
+        self.on_tracing()
 
     def trim(self) -> None:
         """Give back memory that is not used, and report counts; call this about once a second."""
@@ -451,23 +460,19 @@ class RemoteEngine:
                 inline.append(messages.PADDING[nbytes & 15])
         preamble = _encode((layout, request.requested_outputs))
         whole = b"".join(inline)
-        size = len(preamble) + len(whole)
-        if size > INLINE_BYTES:
-            if size > _MOST_INFER_BYTES:
-                raise InferenceError(
-                    f"{request.prefix}the request has {size} bytes of names and small tensors, and {_MOST_INFER_BYTES} are "
-                    "the most that a front end takes: send fewer inputs",
-                    ErrorCode.UNAVAILABLE,
-                )
-            self.channel.reserve(size)
+        size = len(preamble) + len(whole) + _MOST_UTF8_BYTES * len(request.id)
         options = None
         if request.has_options:
-            options = (
-                request.correlation_id,
-                request.flags,
-                request.priority,
-                request.timeout_us,
-                request.parameters,
+            options = Raw(_options(request))
+            size += len(options)
+        if regions is not None:
+            regions = Raw(_encode(regions))
+            size += len(regions)
+        if size > _MOST_INFER_BYTES:
+            raise InferenceError(
+                f"{request.prefix}the request has {size} bytes of names, parameters and small tensors, and {_MOST_INFER_BYTES} are the "
+                "most that a front end takes: send fewer of them",
+                ErrorCode.UNAVAILABLE,
             )
         self._ticket = ticket = self._ticket + 1
         pending = self.waiting[ticket] = RemotePending(self, ticket, request.model_name, request.id, on_response)
@@ -525,6 +530,18 @@ class RemoteEngine:
         self._report()
         self.channel.post(messages.Settled(told.number))
         self.channel.flush()
+
+
+def _options(request: InferenceRequest) -> bytes:
+    """The encoded :class:`~.messages.Options` of a request. Raises InferenceError if the engine would not take them."""
+    parameters = request.parameters
+    if parameters is not None and len(parameters) > messages.MOST_ITEMS:
+        raise InferenceError(
+            f"{request.prefix}the request has {len(parameters)} parameters, and {messages.MOST_ITEMS} are the most "
+            "that a front end takes: send fewer",
+            ErrorCode.UNAVAILABLE,
+        )
+    return _encode((request.correlation_id, request.flags, request.priority, request.timeout_us, parameters))
 
 
 def _places(version: RemoteVersion, request: InferenceRequest) -> tuple[Any, Any, Any, Any]:

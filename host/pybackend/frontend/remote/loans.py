@@ -21,6 +21,7 @@ from pybackend.ipc.arena import ArenaLease, TensorArena
 from pybackend.ipc.segment import Segment, place_of
 from pybackend.loop_turn import loop_turn_of
 from pybackend.model.model import Model
+from pybackend_wire.allocation import ALIGNMENT_BYTES
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES
 
@@ -90,7 +91,13 @@ class InputLoans:
         """The block that a request names. Raises RemoteProtocolError if the front end may not use it."""
         number, offset = place
         lent = self._segments.get(number)
-        if lent is None or offset + nbytes > lent.segment.size_bytes or offset in lent.used or not nbytes:
+        if (
+            lent is None
+            or offset + nbytes > lent.segment.size_bytes
+            or offset % ALIGNMENT_BYTES
+            or offset in lent.used
+            or not nbytes
+        ):
             raise RemoteProtocolError("a request names memory that it may not use")
         lent.used.add(offset)
         lent.arena.leased_bytes += nbytes
@@ -158,7 +165,6 @@ class OutputLoans:
         if any(place is not None and place[0] for place in places):
             number = next(self._numbers)
             self._lent[number] = (response, copies)
-        self._channel.reserve(_MOST_INLINE_BYTES - max(left, 0))
         self._channel.post(
             (
                 36,

@@ -83,17 +83,17 @@ class Options(Struct, array_like=True, frozen=True, gc=False):
 
     correlation_id: Annotated[int, Meta(ge=0)] | str
     flags: Unsigned32
-    priority: Natural
+    priority: Annotated[int, Meta(ge=0)]
     timeout_us: Annotated[int, Meta(ge=0)]
     parameters: Annotated[dict[str, bool | int | float | str], Meta(max_length=MOST_ITEMS)] | None
 
 
 class RegionPlace(Struct, array_like=True, frozen=True, gc=False):
-    """A part of a client's region, by the region's name; the offset counts from the region's beginning."""
+    """A part of a client's region, by the region's name; the offset counts from the region's beginning. Both are a client's words."""
 
     region: str
-    offset: Natural
-    nbytes: Natural
+    offset: Annotated[int, Meta(ge=0)]
+    nbytes: Annotated[int, Meta(ge=0)]
 
 
 class Regions(Struct, array_like=True, frozen=True, gc=False):

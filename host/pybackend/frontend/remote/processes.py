@@ -299,7 +299,12 @@ class FrontEnd:
         self._gone.clear()
         self._cause = ""
         self._attention = _Attention()
-        loop, sockets = asyncio.get_running_loop(), socket_pair()
+        loop = asyncio.get_running_loop()
+        try:
+            sockets = socket_pair()
+        except OSError as error:
+            self._gone.set()
+            raise ServerError(f"a socket cannot be made: {error.strerror}") from error
         own = {name: service.sockets[self._index].fileno() for name, service in self._services.items()}
         try:
             process = self._launcher.start_host_program(

@@ -24,7 +24,7 @@ from pybackend.frontend.access.restrictions import Concealed, Secrets
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.remote import control, messages
+from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import Channel
 from pybackend.frontend.remote.engine import RemoteEngine
 from pybackend.frontend.remote.forwarded_calls import ForwardingGrpc
@@ -79,7 +79,7 @@ class FrontEnd:
         self._keys: KnownKeys | None = None
         self._request_log = _QuietRequestLog()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told_of_tracing = self._engine.handlers[messages.Tracing]
+        self._engine.on_tracing = self._follow
         self._engine.handlers.update(
             {
                 control.NoTunnel: lambda message: self._tunneller.refused(message.number),
@@ -90,7 +90,6 @@ class FrontEnd:
                 control.Keys: self._take_keys,
                 control.LogLevel: lambda message: LOG.change(verbose_level=message.verbose_level),
                 control.Stop: self._stop,
-                messages.Tracing: self._on_tracing,
             }
         )
         self._engine.descriptor_handlers[control.Tunnel] = lambda message, descriptor: self._tunneller.opened(
@@ -159,10 +158,6 @@ class FrontEnd:
         for port in self._ports:
             port.forget_heads()
         self._channel.post(control.KeysTaken(told.generation))
-
-    def _on_tracing(self, told: messages.Tracing) -> None:
-        self._told_of_tracing(told)
-        self._follow()
 
     def _follow(self) -> None:
         if self._http is not None:

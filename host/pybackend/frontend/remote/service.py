@@ -319,6 +319,9 @@ class FrontEndService:
             request.release()
             self._engine.refusals.add_error(opened.protocol, opened.full_name, error)
             self._outputs.post(ticket, InferenceResponse(name, version, error=error))
+        except RemoteProtocolError:
+            request.release()
+            raise
 
     def _find_inputs(self, request: InferenceRequest, asked: messages.Infer, known: KnownPreamble) -> None:
         """Find the inputs that lie in blocks or regions; the others are there."""
@@ -404,16 +407,13 @@ class FrontEndService:
         number = next(self._settle_numbers)
         settled = self._settling[number] = asyncio.get_running_loop().create_future()
         self.channel.post(messages.Settle(number))
-        try:
-            await settled
-        finally:
-            self._settling.pop(number, None)
+        await settled
 
     def _settled(self, asked: messages.Settled) -> None:
-        settled = self._settling.get(asked.number)
+        settled = self._settling.pop(asked.number, None)
         if settled is None:
             raise RemoteProtocolError("an answer without a question")
-        if not settled.done():
+        if not settled.done():  # otherwise nobody waits any more
             settled.set_result(None)
 
     # The end
