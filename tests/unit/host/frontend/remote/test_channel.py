@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from pybackend.frontend.remote import channel as channel_module
-from pybackend.frontend.remote.channel import MOST_FRAME_BYTES, MOST_MESSAGES, Channel, decoder, socket_pair
+from pybackend.frontend.remote.channel import MOST_MESSAGES, Channel, decoder, socket_pair
 
 
 class Word(msgspec.Struct, array_like=True, tag=1):
