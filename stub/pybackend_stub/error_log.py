@@ -36,14 +36,10 @@ _MOST_HEAD_CHARACTERS = 2000
 
 
 class ErrorLog:
-    """Writes failed executions to the server's log. Any thread may use it.
-
-    Attributes:
-        place: file and line to name for errors that come from no line of code.
-    """
+    """Writes failed executions to the server's log. Any thread may use it."""
 
     def __init__(self) -> None:
-        self.place = "", 0
+        self.place = "", 0  # file and line to name for errors that come from no line of code
         self._lock = threading.Lock()
         self._sent_ns: Dict[int, int] = {}
 

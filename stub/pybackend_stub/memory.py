@@ -21,11 +21,7 @@ class OutputBlock(NamedTuple):
 
 
 class _LentBlock:
-    """A block of output memory that an array of the model's views.
-
-    Attributes:
-        sent: the host has it, too.
-    """
+    """A block of output memory that an array of the model's views."""
 
     __slots__ = ("block", "nbytes", "reference", "sent")
 
@@ -33,7 +29,7 @@ class _LentBlock:
         self.block = block
         self.nbytes = nbytes
         self.reference = reference
-        self.sent = False
+        self.sent = False  # the host has it, too
 
 
 class _Segment:

@@ -31,13 +31,9 @@ _records: "Optional[int]" = None
 
 
 class Executing(threading.local):
-    """The requests that the calling thread executes, for the lines that the model logs meanwhile.
+    """The requests that the calling thread executes, for the lines that the model logs meanwhile."""
 
-    Attributes:
-        requests: cleared after the execution, because they would keep their memory.
-    """
-
-    requests: "Sequence[InferenceRequest]" = ()
+    requests: "Sequence[InferenceRequest]" = ()  # cleared after the execution, because they would keep their memory
 
 
 EXECUTING = Executing()

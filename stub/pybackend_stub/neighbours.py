@@ -73,17 +73,12 @@ class _LocalRequest:
 
 
 class Frame(NamedTuple):
-    """A call that is being served in the calling thread, by a model of this process.
+    """A call that is being served in the calling thread, by a model of this process."""
 
-    Attributes:
-        outermost: the calls of the model at the beginning of all such calls, by which the others reach the host, too.
-        execution: of that model, 0 if it is not known.
-        held: the instances that serve calls in this thread, the innermost one last.
-    """
-
+    # the calls of the model at the beginning of all such calls, by which the others reach the host, too
     outermost: ModelCalls
-    execution: int
-    held: "Tuple[str, ...]"
+    execution: int  # of that model, 0 if it is not known
+    held: "Tuple[str, ...]"  # the instances that serve calls in this thread, the innermost one last
     answers: AnswerQueue
     request: _LocalRequest
 
@@ -129,17 +124,13 @@ class Lent:
 
 
 class Neighbour:
-    """A model that others in this process can call.
-
-    Attributes:
-        busy: held while it executes, whichever model has asked.
-    """
+    """A model that others in this process can call."""
 
     def __init__(self, name: str, runtime: SharedRuntime) -> None:
         self.name = name
         self.instance_name = runtime.instance_name
         self.runtime = runtime
-        self.busy = threading.Lock()
+        self.busy = threading.Lock()  # held while it executes, whichever model has asked
         self._is_offered = False
         self._is_open = False
         self._told: Dict[Any, None] = {}

@@ -23,12 +23,7 @@ _NO_CALLS_NOW = (
 
 
 class StubRuntime(Runtime):
-    """The services of the host that a model can use through ``pb_utils``.
-
-    Attributes:
-        models: runs BLS calls; None until ``initialize`` has returned and from ``finalize`` on.
-        control: loads and unloads models; None before ``initialize`` and from ``finalize`` on.
-    """
+    """The services of the host that a model can use through ``pb_utils``."""
 
     reason = "It is available from 'initialize' until 'finalize'."
 
@@ -36,8 +31,10 @@ class StubRuntime(Runtime):
         self.model_directory = model_directory
         self.instance_name = instance_name
         self.backend_settings = backend_settings
+        # runs BLS calls; None until ``initialize`` has returned and from ``finalize`` on
         self.models: Optional[ModelCalls] = None
         self.metrics: Optional[StubMetrics] = None
+        # loads and unloads models; None before ``initialize`` and from ``finalize`` on
         self.control: Optional[ModelControl] = None
         self.responder: Optional[Responder] = None
         self.outputs: Optional[OutputWriter] = None

@@ -35,21 +35,14 @@ class OutputMemoryExhausted(TritonModelException):
 
 
 class PlacedOutputs(Tuple[str, ...]):  # noqa: SLOT001  it has an attribute, for which tuples have no slots
-    """The names of the requested outputs of a request whose client wants some of them in its own memory.
+    """The names of the requested outputs of a request whose client wants some of them in its own memory."""
 
-    Attributes:
-        places: region, offset and size by name; None for outputs that the host gets.
-    """
-
+    # region, offset and size by name; None for outputs that the host gets
     places: "Dict[str, Optional[Tuple[int, int, int]]]"
 
 
 class TensorReader:
-    """Builds the tensors and requests for models; arrays view the bytes in place.
-
-    Attributes:
-        refused: the results of requests of the last message that are not executed, by their index.
-    """
+    """Builds the tensors and requests for models; arrays view the bytes in place."""
 
     def __init__(
         self,
@@ -59,6 +52,7 @@ class TensorReader:
         copy_inputs: bool,
         model_name: str,
     ) -> None:
+        # the results of requests of the last message that are not executed, by their index
         self.refused: Dict[int, RequestResult] = {}
         self._memory = memory
         self._regions = regions

@@ -62,17 +62,12 @@ _IMPORTED_BY_MANY = ("triton_python_backend_utils", "pybackend_stub.sandbox", "d
 
 
 class Birth(NamedTuple):
-    """The start of a fork as a stub.
-
-    Attributes:
-        confinement: as JSON; empty for a process that is not confined.
-        wake: restores the libraries' threads, once the process is confined.
-    """
+    """The start of a fork as a stub."""
 
     socket: int
     nudges: int
-    confinement: bytes
-    wake: "Callable[[], None]"
+    confinement: bytes  # as JSON; empty for a process that is not confined
+    wake: "Callable[[], None]"  # restores the libraries' threads, once the process is confined
 
 
 class Zygote:

@@ -38,45 +38,30 @@ READ, EXECUTE, WRITE, DEVICE, LIST = "r", "x", "w", "d", "l"
 
 
 class Confinement(NamedTuple):
-    """The permissions of one process. All values are plain, so that it can travel as JSON.
-
-    Attributes:
-        paths: pairs of a path and access letters; all other paths are unreachable. A path that does not exist or
-            contains a symbolic link is left out.
-        limits: soft and hard limit by name, which is that of ``resource.RLIMIT_...`` without the prefix.
-        variables: environment variables to set; None removes one.
-        missing: layers that the host left out, with reasons; they are part of the report.
-        required: layers without which the process must not continue.
-        uid: the user to change to, -1 to stay.
-        gid: the group to change to, -1 to stay.
-        umask: for new files, -1 to leave it.
-        unix_sockets: whether sockets with a path are allowed.
-        subprocesses: whether it may start processes; threads are always allowed.
-        changes_modes: whether it may change the permissions of files. Landlock does not control that: if the user is
-            shared, only this prevents a process from changing the files of other processes.
-        oom_score_adj: minimum value, 0 to leave it.
-        scrubbed: whether to withhold the host's environment variables.
-        canary: a world-readable file that this process must fail to open; empty for none.
-        users: number of users and groups, counted from ``uid``, that it may change to later; this is the only privilege
-            it keeps. Used only for a process that forks models' processes: each fork gives the privilege up for itself.
-    """
+    """The permissions of one process. All values are plain, so that it can travel as JSON."""
 
     level: str
+    # pairs of a path and access letters; all other paths are unreachable. A path that does not exist or contains a
+    # symbolic link is left out.
     paths: "Sequence[Sequence[str]]"
-    limits: "Dict[str, int]"
-    variables: "Dict[str, Optional[str]]"
-    missing: "Dict[str, str]"
-    required: "Sequence[str]" = ()
-    uid: int = -1
-    gid: int = -1
-    umask: int = -1
+    limits: "Dict[str, int]"  # soft and hard limit by name, which is that of ``resource.RLIMIT_...`` without the prefix
+    variables: "Dict[str, Optional[str]]"  # environment variables to set; None removes one
+    missing: "Dict[str, str]"  # layers that the host left out, with reasons; they are part of the report
+    required: "Sequence[str]" = ()  # layers without which the process must not continue
+    uid: int = -1  # the user to change to, -1 to stay
+    gid: int = -1  # the group to change to, -1 to stay
+    umask: int = -1  # for new files, -1 to leave it
     network: bool = True
-    unix_sockets: bool = True
-    subprocesses: bool = True
+    unix_sockets: bool = True  # whether sockets with a path are allowed
+    subprocesses: bool = True  # whether it may start processes; threads are always allowed
+    # whether it may change the permissions of files. Landlock does not control that: if the user is shared, only this
+    # prevents a process from changing the files of other processes.
     changes_modes: bool = True
-    oom_score_adj: int = 0
-    scrubbed: bool = False
-    canary: str = ""
+    oom_score_adj: int = 0  # minimum value, 0 to leave it
+    scrubbed: bool = False  # whether to withhold the host's environment variables
+    canary: str = ""  # a world-readable file that this process must fail to open; empty for none
+    # number of users and groups, counted from ``uid``, that it may change to later; this is the only privilege it
+    # keeps. Used only for a process that forks models' processes: each fork gives the privilege up for itself.
     users: int = 0
 
     def to_json(self) -> str:
@@ -110,16 +95,11 @@ def hides_memory(confinement: Confinement, report: "Mapping[str, str]") -> bool:
 
 
 class Ending(NamedTuple):
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        status: its exit status, negative for a signal; None if it was killed because its time ran out or the host gave
-            up.
-        left: number of processes that it left behind, which were killed.
-    """
-
+    # its exit status, negative for a signal; None if it was killed because its time ran out or the host gave up
     status: Optional[int]
-    left: int
+    left: int  # number of processes that it left behind, which were killed
 
 
 LIBRARY_PATH = "PYBACKEND_LIBRARY_PATH"

@@ -6,20 +6,13 @@ import numpy as np
 
 
 class DataType(NamedTuple):
-    """One tensor datatype.
-
-    Attributes:
-        config_name: name in config.pbtxt, e.g. ``TYPE_FP32`` (``TYPE_STRING`` for ``BYTES``).
-        code: number in the C enumeration, the argument of ``triton_to_numpy_type``.
-        itemsize: bytes per element; 0 for ``BYTES``, whose elements have individual lengths.
-        numpy: native numpy dtype; None if numpy has no such type (``BF16``).
-    """
+    """One tensor datatype."""
 
     name: str
-    config_name: str
-    code: int
-    itemsize: int
-    numpy: "Optional[np.dtype]"
+    config_name: str  # name in config.pbtxt, e.g. ``TYPE_FP32`` (``TYPE_STRING`` for ``BYTES``).
+    code: int  # number in the C enumeration, the argument of ``triton_to_numpy_type``
+    itemsize: int  # bytes per element; 0 for ``BYTES``, whose elements have individual lengths
+    numpy: "Optional[np.dtype]"  # native numpy dtype; None if numpy has no such type (``BF16``)
 
 
 def _row(name: str, code: int, itemsize: int, numpy_type: object) -> DataType:

@@ -25,33 +25,23 @@ class DebuggerPoint(NamedTuple):
 
 
 class ModelToLoad(NamedTuple):
-    """The model that a stub runs; the same for every process of an instance.
-
-    Attributes:
-        version_directory: the result of ``get_model_dir()``.
-    """
+    """The model that a stub runs; the same for every process of an instance."""
 
     model_file: str
     model_name: str
     instance_name: str
-    version_directory: str
+    version_directory: str  # the result of ``get_model_dir()``
     of_backend: bool = False
     debugger: Optional[DebuggerPoint] = None
     backend_settings: Mapping[str, str] = {}
 
 
 class Load(NamedTuple):
-    """Import the model and, if required, let it complete its configuration.
+    """Import the model and, if required, let it complete its configuration."""
 
-    Attributes:
-        codec: for both sides from now on.
-        auto_complete_config: the configuration to complete, None if it is complete.
-        model: on the wire, a plain sequence in the order of the fields of :class:`ModelToLoad`.
-    """
-
-    codec: str
-    auto_complete_config: Optional[str]
-    model: ModelToLoad
+    codec: str  # for both sides from now on
+    auto_complete_config: Optional[str]  # the configuration to complete, None if it is complete
+    model: ModelToLoad  # on the wire, a plain sequence in the order of the fields of :class:`ModelToLoad`
 
 
 class InputSignature(NamedTuple):
@@ -71,26 +61,19 @@ class Signature(NamedTuple):
 
 
 class Initialize(NamedTuple):
-    """Call ``initialize(args)`` and prepare to execute.
-
-    Attributes:
-        output_names: configured outputs, the default for requests that name none.
-        concurrency: most executions of an ``async def execute`` that may overlap if each request is answered once.
-        drops_unknown_outputs: whether outputs whose names are not configured are dropped; otherwise the host gets them too.
-        maps_regions: whether the stub maps clients' regions, which are not expected to shrink, and models view them.
-        calls_neighbours: whether it may call other models in its process without the host.
-        signature: for calls of other models in its process; None if they must go to the host. On the wire a plain sequence.
-    """
+    """Call ``initialize(args)`` and prepare to execute."""
 
     args: Dict[str, str]
-    output_names: List[str]
+    output_names: List[str]  # configured outputs, the default for requests that name none
     copy_inputs: bool
     decoupled: bool
-    concurrency: int
+    concurrency: int  # most executions of an ``async def execute`` that may overlap if each request is answered once
     reschedules: bool
+    # whether outputs whose names are not configured are dropped; otherwise the host gets them too
     drops_unknown_outputs: bool
-    maps_regions: bool
-    calls_neighbours: bool = False
+    maps_regions: bool  # whether the stub maps clients' regions, which are not expected to shrink, and models view them
+    calls_neighbours: bool = False  # whether it may call other models in its process without the host
+    # for calls of other models in its process; None if they must go to the host. On the wire a plain sequence.
     signature: Optional[Signature] = None
 
 
@@ -117,15 +100,12 @@ class RegionSource(NamedTuple):
 
     It takes the place of the segment in a :class:`~pybackend_wire.messages.TensorPlace`, whose offset is then that of the
     block.
-
-    Attributes:
-        offset: first byte in the region's shared memory object.
-        block: segment of input memory into which the stub copies the bytes; :data:`~pybackend_wire.messages.TAIL` for a
-            private copy, :data:`VIEW` for none.
     """
 
     region: Natural
-    offset: Natural
+    offset: Natural  # first byte in the region's shared memory object
+    # segment of input memory into which the stub copies the bytes; :data:`~pybackend_wire.messages.TAIL` for a private
+    # copy, :data:`VIEW` for none
     block: int
 
 
@@ -224,13 +204,9 @@ class Collect(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Run another model in this process; its socket and its pipe for nudges travel with the frame.
+    """Run another model in this process; its socket and its pipe for nudges travel with the frame."""
 
-    Attributes:
-        process_name: of the process, which several models share.
-    """
-
-    process_name: str
+    process_name: str  # of the process, which several models share
 
 
 class Offer(NamedTuple):

@@ -203,19 +203,13 @@ class SegmentRole(IntEnum):
 
 
 class TensorPlace(NamedTuple):
-    """A tensor and the location of its bytes.
-
-    Attributes:
-        shape: its dimensions, at most :data:`MOST_DIMENSIONS`.
-        segment: number of a shared segment, or :data:`TAIL`.
-        offset: first byte, in the segment or the tail.
-    """
+    """A tensor and the location of its bytes."""
 
     name: str
     datatype: str
-    shape: Shape
-    segment: Natural
-    offset: Natural
+    shape: Shape  # its dimensions, at most :data:`MOST_DIMENSIONS`
+    segment: Natural  # number of a shared segment, or :data:`TAIL`
+    offset: Natural  # first byte, in the segment or the tail
     nbytes: Natural
 
 
@@ -227,22 +221,16 @@ class BlockPlace(NamedTuple):
 
 
 class RequestOptions(NamedTuple):
-    """Rarely used options of a request; None on the wire if all have their defaults.
-
-    Attributes:
-        priority: 1 is the highest.
-        trace: number of the trace to which it belongs, 0 for none.
-        trace_context: how other services continue the trace, as a JSON object. Only the host sends it.
-    """
+    """Rarely used options of a request; None on the wire if all have their defaults."""
 
     id: str = ""
     correlation_id: Union[Unsigned, str] = 0
     flags: Unsigned32 = 0
-    priority: Natural = 0
+    priority: Natural = 0  # 1 is the highest
     timeout_us: Unsigned = 0
     parameters: Optional[Dict[str, ParameterValue]] = None
-    trace: Natural = 0
-    trace_context: str = ""
+    trace: Natural = 0  # number of the trace to which it belongs, 0 for none
+    trace_context: str = ""  # how other services continue the trace, as a JSON object. Only the host sends it.
 
 
 class Failure(NamedTuple):

@@ -27,17 +27,14 @@ Document = Optional[Dict[str, Any]]
 
 
 class Hello(NamedTuple):
-    """The stub's first message, always in json.
-
-    Attributes:
-        confined: by layer of the sandbox, the reason why it is not in force, ``""`` if it is; empty without a sandbox.
-    """
+    """The stub's first message, always in json."""
 
     protocol_version: int
     pid: int
     python: str
     numpy: str
     codecs: List[str]
+    # by layer of the sandbox, the reason why it is not in force, ``""`` if it is; empty without a sandbox
     confined: Dict[str, str]
 
 
@@ -143,45 +140,31 @@ class Detached(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Run a model.
+    """Run a model."""
 
-    Attributes:
-        call: the stub's number for it; questions share the numbering.
-        model_version: -1 lets the host choose.
-        execution: the execution that cannot end before the call does, 0 if that is not known.
-        inputs: in output memory, or in the tail.
-        requested_outputs: empty for all.
-        held: the instances of other models in the process that wait for it, too, because they serve a call of this execution.
-    """
-
-    call: Natural
+    call: Natural  # the stub's number for it; questions share the numbering
     model_name: str
-    model_version: Signed
+    model_version: Signed  # -1 lets the host choose
     decoupled: bool
-    execution: Natural
-    inputs: List[TensorPlace]
-    requested_outputs: List[str]
+    execution: Natural  # the execution that cannot end before the call does, 0 if that is not known
+    inputs: List[TensorPlace]  # in output memory, or in the tail
+    requested_outputs: List[str]  # empty for all
     options: Optional[RequestOptions]
+    # the instances of other models in the process that wait for it, too, because they serve a call of this execution
     held: List[str]
 
 
 class LocalCall(NamedTuple):
-    """Another model in the process was run, without the host; times are ``time.monotonic_ns()``.
+    """Another model in the process was run, without the host; times are ``time.monotonic_ns()``."""
 
-    Attributes:
-        instance: that ran.
-        error: the code of its error; None for a result.
-        new_outputs: outputs with a layout that it has not returned before, without their bytes.
-    """
-
-    instance: str
+    instance: str  # that ran
     began_ns: Natural
     infer_start_ns: Natural
     infer_end_ns: Natural
     done_ns: Natural
     batch_size: Natural
-    error: Optional[Code]
-    new_outputs: List[TensorPlace]
+    error: Optional[Code]  # the code of its error; None for a result
+    new_outputs: List[TensorPlace]  # outputs with a layout that it has not returned before, without their bytes
 
 
 class Occupied(NamedTuple):

@@ -24,18 +24,12 @@ always identifies the owner of a process."""
 
 
 class Fork(NamedTuple):
-    """Turn the spare into a stub.
-
-    Attributes:
-        mark: for the process and everything it starts; 0 for none.
-        cores: the cores that it may use; empty for all.
-        confinement: as JSON; empty for a process that is not confined.
-    """
+    """Turn the spare into a stub."""
 
     number: int
-    mark: int
-    cores: "Sequence[int]"
-    confinement: str
+    mark: int  # for the process and everything it starts; 0 for none
+    cores: "Sequence[int]"  # the cores that it may use; empty for all
+    confinement: str  # as JSON; empty for a process that is not confined
 
 
 class Forked(NamedTuple):

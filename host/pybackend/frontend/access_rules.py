@@ -23,15 +23,9 @@ _RESTRICTED_API = "This API is restricted, expecting header"
 
 
 class AccessRules:
-    """The rules. In a process that was handed the ``keys``, the settings have digests in the place of secrets.
+    """The rules. In a process that was handed the ``keys``, the settings have digests in the place of secrets."""
 
-    Attributes:
-        keys: the API keys; None if calls need none. A ServerError says that their file cannot be used.
-        cors: the web pages that may call the HTTP port; None if only its origin may.
-        http_forwards: headers of HTTP requests that models see; None for none.
-    """
-
-    keys: KnownKeys | None
+    keys: KnownKeys | None  # the API keys; None if calls need none. A ServerError says that their file cannot be used.
 
     def __init__(
         self, settings: Settings, refusals: Refusals, *, is_handed: bool = False, keys: KnownKeys | None = None
@@ -42,7 +36,9 @@ class AccessRules:
         self._refusals = refusals
         self._exempt = frozenset[KeyExemption]() if own_keys is None else own_keys.exempt
         self.keys = keys if is_handed or own_keys is None else ApiKeys(own_keys.file)
+        # the web pages that may call the HTTP port; None if only its origin may
         self.cors = None if http.cors is None else Cors(http.cors)
+        # headers of HTTP requests that models see; None for none
         self.http_forwards = _forwards(http.forwarded_headers)
 
     def http_guard(self) -> HttpGuard | None:

@@ -39,9 +39,6 @@ class Inflater:
     """Decompresses a stream whose bytes arrive in pieces.
 
     The data itself says which of the two formats it has: clients that confuse them are understood.
-
-    Attributes:
-        waiting_bytes: compressed bytes that were not used yet.
     """
 
     def __init__(self, coding: Coding, limits: BodyLimits) -> None:
@@ -52,7 +49,7 @@ class Inflater:
         self._rest = b""
         self._has_more = False
         self._inflated_bytes = 0
-        self.waiting_bytes = 0
+        self.waiting_bytes = 0  # compressed bytes that were not used yet
 
     @property
     def is_idle(self) -> bool:

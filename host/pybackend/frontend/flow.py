@@ -193,19 +193,13 @@ class Flow:
 
 
 class ClientMemory:
-    """The account of memory that the clients of all ports take.
-
-    Attributes:
-        used_bytes: the current total.
-        counted: the flows of which bytes are counted.
-        sending: the flows that may hold memory of models while their requests arrive.
-    """
+    """The account of memory that the clients of all ports take."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self.sending: set[Flow] = set()
-        self.counted: set[Flow] = set()
+        self.used_bytes = 0  # the current total
+        self.sending: set[Flow] = set()  # the flows that may hold memory of models while their requests arrive
+        self.counted: set[Flow] = set()  # the flows of which bytes are counted
         self._leaving: list[tuple[set[Flow], Callable[[], None]]] = []
 
     def count(self, flow: Flow) -> bool:

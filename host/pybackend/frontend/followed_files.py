@@ -27,9 +27,6 @@ class FollowedFiles(Generic[_T]):
 
     ``read`` may block, and runs in a thread; a ServerError leaves everything as it was, but the first reading passes it on.
     ``take`` gets what was read again, on the event loop. The log calls the files ``what``, a plural.
-
-    Attributes:
-        first: what was read first.
     """
 
     def __init__(self, what: str, files: Sequence[Path], read: Callable[[], _T], take: Callable[[_T], None]) -> None:
@@ -39,7 +36,7 @@ class FollowedFiles(Generic[_T]):
         self._take = take
         self._stamps = self._look()  # before the reading: what changes meanwhile is read again
         self._wanted = asyncio.Event()
-        self.first = read()
+        self.first = read()  # what was read first
 
     def read_again(self) -> None:
         """Read the files soon, whether or not they seem to have changed."""

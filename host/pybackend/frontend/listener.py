@@ -76,22 +76,14 @@ _C = TypeVar("_C", bound=Connection)
 
 
 class Port(Generic[_C]):
-    """A port and its connections.
-
-    Attributes:
-        connections: those that are open.
-        seconds: incremented once a second; reading it costs nothing, unlike a timer per connection.
-        slices: the scheduler of long work.
-        closing: True once the server stops.
-        ended: set when a connection has ended.
-    """
+    """A port and its connections."""
 
     def __init__(self) -> None:
-        self.connections: set[_C] = set()
-        self.seconds = 0
-        self.slices = Slices()
-        self.closing = False
-        self.ended = asyncio.Event()
+        self.connections: set[_C] = set()  # those that are open
+        self.seconds = 0  # incremented once a second; reading it costs nothing, unlike a timer per connection
+        self.slices = Slices()  # the scheduler of long work
+        self.closing = False  # True once the server stops
+        self.ended = asyncio.Event()  # set when a connection has ended
         self._sock: socket.socket | None = None
         self._listener: asyncio.Server | _SecureListener | None = None
         self._ticking: asyncio.Task[None] | None = None

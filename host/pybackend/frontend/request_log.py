@@ -69,16 +69,7 @@ class RequestLog:
 
 
 class RequestRecord:
-    """A request and its answer.
-
-    Attributes:
-        about: facts about the request, as far as they are known, and the same for all requests of a stream: ``model``,
-            ``version``, ``request_id``, ``trace_id``.
-        status: of the answer; None before there is one.
-        received_bytes: size of the request's body.
-        sent_bytes: size of the answer's body.
-        trace: its trace; None if it is not traced, or its trace does not end with it.
-    """
+    """A request and its answer."""
 
     def __init__(self, request_log: RequestLog, protocol: str, client: str, method: str, path: str) -> None:
         self._request_log = request_log
@@ -87,11 +78,13 @@ class RequestRecord:
         self._method = method
         self._path = path
         self._began_ns = time.monotonic_ns()
+        # facts about the request, as far as they are known, and the same for all requests of a stream: ``model``,
+        # ``version``, ``request_id``, ``trace_id``
         self.about: dict[str, str] = {}
-        self.status: int | str | None = None
-        self.received_bytes = 0
-        self.sent_bytes = 0
-        self.trace: RequestTrace | None = None
+        self.status: int | str | None = None  # of the answer; None before there is one
+        self.received_bytes = 0  # size of the request's body
+        self.sent_bytes = 0  # size of the answer's body
+        self.trace: RequestTrace | None = None  # its trace; None if it is not traced, or its trace does not end with it
 
     def asks(self, model: str, version: str = "", request_id: str = "") -> None:
         """Note whom the request asks."""

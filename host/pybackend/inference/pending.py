@@ -86,42 +86,32 @@ class PendingRequest(Struct, eq=False):
     """A request, the destination of its responses, and the handle by which its sender cancels, pauses and resumes it.
 
     Several components handle it in turn. Each attribute has its own writers; all other code only reads it.
-
-    Attributes:
-        request: the inference request. Never replaced.
-        on_response: the sender's callback; it receives every response and must release it. Never replaced: the stages
-            of the model's response path (:mod:`pybackend.inference.pending`) process responses before they reach
-            it, and only the end of that path calls it.
-        queue: the model's queue. Never replaced.
-        answered: True once the final response has been sent. The model writes it.
-        cancelled: True once the sender has cancelled the request. :meth:`cancel` writes it.
-        holder: the current holder; the model's queue while the request waits. An instance or an ensemble run writes
-            itself here when it takes the request, and returns it with :meth:`wait`.
-        execution: number of the request's execution at the instance that holds it; 0 while the request waits, or if its
-            model has no instances. The instance writes it, and :meth:`wait` resets it.
-        index: position in that execution; meaningless outside one. The instance writes it.
-        succeeded: False once a response was an error. The model writes it.
-        losses: number of stubs that died after receiving the request and before starting it. The instance writes it.
-        paused: True while the sender accepts no responses. :meth:`pause` and :meth:`resume` write it.
-        streamed: number of responses, without the final one, of its execution so far. The instance writes it.
-        granted: number of such responses that the stub was told it may send; 0 if it was told none. The instance writes it.
-        is_filler: True if the request only pads a batch; it has no sender and is not counted. The scheduler sets it
-            when it creates the request.
     """
 
-    request: InferenceRequest
+    request: InferenceRequest  # the inference request. Never replaced.
+    # the sender's callback; it receives every response and must release it. Never replaced: the stages of the model's
+    # response path (:mod:`pybackend.inference.pending`) process responses before they reach it, and only the end of
+    # that path calls it.
     on_response: OnResponse
-    queue: RequestHolder
+    queue: RequestHolder  # the model's queue. Never replaced.
+    # the current holder; the model's queue while the request waits. An instance or an ensemble run writes itself here
+    # when it takes the request, and returns it with :meth:`wait`.
     holder: RequestHolder = _NOBODY
-    answered: bool = False
-    cancelled: bool = False
+    answered: bool = False  # True once the final response has been sent. The model writes it.
+    cancelled: bool = False  # True once the sender has cancelled the request. :meth:`cancel` writes it.
+    # number of the request's execution at the instance that holds it; 0 while the request waits, or if its model has no
+    # instances. The instance writes it, and :meth:`wait` resets it.
     execution: int = 0
-    index: int = 0
-    succeeded: bool = True
+    index: int = 0  # position in that execution; meaningless outside one. The instance writes it.
+    succeeded: bool = True  # False once a response was an error. The model writes it.
+    # number of stubs that died after receiving the request and before starting it. The instance writes it.
     losses: int = 0
-    paused: bool = False
-    streamed: int = 0
+    paused: bool = False  # True while the sender accepts no responses. :meth:`pause` and :meth:`resume` write it.
+    streamed: int = 0  # number of responses, without the final one, of its execution so far. The instance writes it.
+    # number of such responses that the stub was told it may send; 0 if it was told none. The instance writes it.
     granted: int = 0
+    # True if the request only pads a batch; it has no sender and is not counted. The scheduler sets it when it creates
+    # the request.
     is_filler: bool = False
 
     def __post_init__(self) -> None:

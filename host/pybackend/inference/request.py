@@ -32,40 +32,29 @@ PackedInputs = tuple[bytes, Sequence[tuple[str, str, Sequence[int], int, int]]]
 
 
 class InferenceRequest(Struct, eq=False):
-    """One request to one model. It owns its inputs' memory until :meth:`release`.
-
-    Attributes:
-        model_version: decimal version, or ``""`` for the newest ready version.
-        inputs: in the client's order.
-        requested_outputs: names in the client's order; empty means every configured output.
-        parameters: custom parameters that the model may read; None if there are none.
-        correlation_id: sequence id, 0 or ``""`` if the request belongs to no sequence.
-        flags: :class:`RequestFlags` bits.
-        priority: 1 is the highest; 0 means the model's default.
-        timeout_us: the client's timeout in microseconds; 0 means none.
-        batch_size: the first dimension for models that batch, otherwise 1 (never 0).
-        is_inner: True if a model sent the request while it executed another request.
-        queued_ns: ``time.monotonic_ns()`` when the engine, or a front end in a separate process, accepted the request.
-        regions: the destinations of outputs that clients want in shared memory regions; empty if only inputs lie in
-            regions, None if no tensor does.
-        packed: the small inputs once more, as they came in one piece; they count if none was added since. None if there are others.
-    """
+    """One request to one model. It owns its inputs' memory until :meth:`release`."""
 
     model_name: str
-    model_version: str = ""
+    model_version: str = ""  # decimal version, or ``""`` for the newest ready version
     id: str = ""
-    inputs: list[InputTensor] = field(default_factory=list)
-    requested_outputs: tuple[str, ...] = ()
-    batch_size: int = 1
+    inputs: list[InputTensor] = field(default_factory=list)  # in the client's order
+    requested_outputs: tuple[str, ...] = ()  # names in the client's order; empty means every configured output
+    batch_size: int = 1  # the first dimension for models that batch, otherwise 1 (never 0)
+    # custom parameters that the model may read; None if there are none
     parameters: Mapping[str, ParameterValue] | None = None
-    correlation_id: int | str = 0
-    flags: int = 0
-    priority: int = 0
-    timeout_us: int = 0
-    is_inner: bool = False
+    correlation_id: int | str = 0  # sequence id, 0 or ``""`` if the request belongs to no sequence
+    flags: int = 0  # :class:`RequestFlags` bits
+    priority: int = 0  # 1 is the highest; 0 means the model's default
+    timeout_us: int = 0  # the client's timeout in microseconds; 0 means none
+    is_inner: bool = False  # True if a model sent the request while it executed another request
+    # ``time.monotonic_ns()`` when the engine, or a front end in a separate process, accepted the request
     queued_ns: int = 0
+    # the destinations of outputs that clients want in shared memory regions; empty if only inputs lie in regions, None
+    # if no tensor does
     regions: RegionOutputs | None = None
     trace: RequestTrace | None = None
+    # the small inputs once more, as they came in one piece; they count if none was added since. None if there are
+    # others.
     packed: PackedInputs | None = None
 
     @property

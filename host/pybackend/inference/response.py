@@ -12,26 +12,17 @@ from pybackend.inference.tensor import OutputTensor
 
 
 class InferenceResponse(Struct, eq=False):
-    """One response. Its outputs may lie in shared memory: call :meth:`release` once they have been sent or copied.
-
-    Attributes:
-        model_version: decimal version that answered.
-        outputs: in the order in which the model produced them.
-        on_release: called by :meth:`release`; None if the outputs' memory is private.
-        error: the failure, None for a result.
-        final: True on the last element of the stream.
-        empty: True if this only ends the stream: the model sent its final flag without a response.
-    """
+    """One response. Its outputs may lie in shared memory: call :meth:`release` once they have been sent or copied."""
 
     model_name: str
-    model_version: str
+    model_version: str  # decimal version that answered
     id: str = ""
-    outputs: list[OutputTensor] = field(default_factory=list)
+    outputs: list[OutputTensor] = field(default_factory=list)  # in the order in which the model produced them
     parameters: Mapping[str, ParameterValue] | None = None
-    on_release: Callable[[], None] | None = None
-    error: InferenceError | None = None
-    final: bool = True
-    empty: bool = False
+    on_release: Callable[[], None] | None = None  # called by :meth:`release`; None if the outputs' memory is private
+    error: InferenceError | None = None  # the failure, None for a result
+    final: bool = True  # True on the last element of the stream
+    empty: bool = False  # True if this only ends the stream: the model sent its final flag without a response
 
     def release(self) -> None:
         """Release the outputs' memory. Further calls do nothing."""

@@ -46,21 +46,15 @@ class Lease(Protocol):
 
 
 class InputTensor(Struct, eq=False):
-    """One input of a request.
-
-    Attributes:
-        datatype: wire name, e.g. ``FP32`` or ``BYTES``.
-        shape: dimensions as the client sent them, including the batch dimension.
-        data: the tensor's bytes in wire form; a view of ``lease`` if there is one. None until they have arrived. Only their
-            number is known while they lie in a client's region (:func:`pybackend.inference.region.tensor_in_region`).
-        lease: the memory that holds ``data``; None while the bytes are private to the host.
-    """
+    """One input of a request."""
 
     name: str
-    datatype: str
-    shape: Sequence[int]
+    datatype: str  # wire name, e.g. ``FP32`` or ``BYTES``.
+    shape: Sequence[int]  # dimensions as the client sent them, including the batch dimension
+    # the tensor's bytes in wire form; a view of ``lease`` if there is one. None until they have arrived. Only their
+    # number is known while they lie in a client's region (:func:`pybackend.inference.region.tensor_in_region`).
     data: Buffer | None = None
-    lease: Lease | None = None
+    lease: Lease | None = None  # the memory that holds ``data``; None while the bytes are private to the host
 
     def leave(self) -> None:
         """Copy the bytes to private memory of the host, and release the model's memory."""

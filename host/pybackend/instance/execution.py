@@ -47,25 +47,18 @@ NOT_OVER: ExecutionTimes = (0, 0, 0)
 
 
 class Execution(Struct, eq=False):
-    """One call of ``execute``.
+    """One call of ``execute``."""
 
-    Attributes:
-        number: counts from 1 in each stub's life.
-        gate: the gate it has passed; it learns when the execution is over.
-        ahead: it was sent to wait behind another execution.
-        rescheduled: places of the requests that the model wants to execute once more; told before ``execute`` returns.
-        unanswered: how many of its requests still wait for their final response.
-    """
-
-    number: int
+    number: int  # counts from 1 in each stub's life
     pending: list[PendingRequest]
     sent_ns: int
     owner: ExecutionOwner
-    gate: ExecutionGate
+    gate: ExecutionGate  # the gate it has passed; it learns when the execution is over
     frame: int
-    ahead: bool
-    unanswered: int
+    ahead: bool  # it was sent to wait behind another execution
+    unanswered: int  # how many of its requests still wait for their final response
     responded: bool = False
+    # places of the requests that the model wants to execute once more; told before ``execute`` returns
     rescheduled: Sequence[int] = ()
     times: ExecutionTimes = NOT_OVER
 

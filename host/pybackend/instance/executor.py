@@ -30,16 +30,12 @@ class InstanceExecutor:
     """One instance, as its scheduler sees it: takes executions and sends them to the stub.
 
     See :class:`pybackend.scheduler.scheduler.BatchExecutor` and :class:`pybackend.inference.pending.RequestHolder`.
-
-    Attributes:
-        is_up: there is a process that can serve, be it busy or not.
-        holders: executions of other models in the process that this instance serves, and that wait for something meanwhile.
-        death_cause: how the last stub ended, completing the sentence "The process ..."; empty if none ever did.
     """
 
     def __init__(self, name: str, version: str, owner: InstanceOwner, services: StubServices) -> None:
         self.name = name
-        self.is_up = False
+        self.is_up = False  # there is a process that can serve, be it busy or not
+        # how the last stub ended, completing the sentence "The process ..."; empty if none ever did
         self.death_cause = ""
         self.gate: ExecutionGate = OPEN
         self.executions = executions = ExecutionsInFlight(version, owner)
@@ -49,6 +45,7 @@ class InstanceExecutor:
         self._services = services
         self._concurrency = 1
         self._cancels_calls = False
+        # executions of other models in the process that this instance serves, and that wait for something meanwhile
         self.holders: list[RunningExecution] = []
 
     def limit_by(self, table: ResourceTable, limit: RateLimit) -> None:

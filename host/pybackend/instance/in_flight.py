@@ -38,18 +38,13 @@ MOST_LOSSES = 3
 
 
 class ExecutionsInFlight:
-    """The executions of one instance; see :class:`~pybackend.instance.session.ExecutionListener`.
-
-    Attributes:
-        in_flight: those that the stub has not returned from, by number, oldest first.
-        streaming: those that it has returned from and not answered.
-    """
+    """The executions of one instance; see :class:`~pybackend.instance.session.ExecutionListener`."""
 
     def __init__(self, version: str, owner: InstanceOwner) -> None:
         self.session: StubSession | None = None
         self.last_number = 0
-        self.in_flight: dict[int, Execution] = {}
-        self.streaming: dict[int, Execution] = {}
+        self.in_flight: dict[int, Execution] = {}  # those that the stub has not returned from, by number, oldest first
+        self.streaming: dict[int, Execution] = {}  # those that it has returned from and not answered
         self.prefetch = Prefetch(self.in_flight, owner)
         self._version = version
         self._owner = owner

@@ -80,15 +80,11 @@ def _region_of(part: RegionPart) -> ClientRegion:
 
 
 class LentInputs:
-    """The blocks that one stub has, and the segments it has mapped for them.
-
-    Attributes:
-        unread_bytes: how much was lent by messages that the stub may not have read yet.
-    """
+    """The blocks that one stub has, and the segments it has mapped for them."""
 
     def __init__(self, channel: StubChannel) -> None:
         self.regions = LentRegions(channel)
-        self.unread_bytes = 0
+        self.unread_bytes = 0  # how much was lent by messages that the stub may not have read yet
         self._channel = channel
         self._attached: set[int] = set()
         self._lent: dict[tuple[int, int], ArenaLease] = {}

@@ -104,11 +104,7 @@ _COMES_BACK = frozenset({InstanceState.STARTING, InstanceState.RESTARTING, Insta
 
 
 class ModelInstance:
-    """Starts, initialises, warms up and ends a stub, and restarts it when it dies.
-
-    Attributes:
-        executor: sends executions to it; what schedulers and requests see of the instance.
-    """
+    """Starts, initialises, warms up and ends a stub, and restarts it when it dies."""
 
     def __init__(
         self,
@@ -122,6 +118,7 @@ class ModelInstance:
         self.name = name
         self.state = InstanceState.STARTING
         self.output = ModelOutput(name, failures)
+        # sends executions to it; what schedulers and requests see of the instance
         self.executor = InstanceExecutor(name, version, owner, services)
         self._executions = self.executor.executions
         self.monitor = ExecutionMonitor(self.executor, self.output)

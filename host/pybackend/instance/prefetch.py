@@ -50,12 +50,6 @@ class Prefetch:
 
     Args:
         in_flight: the executions that the stub was sent and has not returned from, by number, oldest first.
-
-    Attributes:
-        rests: nothing is to run beside what runs now, or beside what another model in the process runs.
-        is_timed: a timer makes sure that no execution waits for long behind another one.
-        handed_back: how often the stub has handed work back since it returned from an execution.
-        usual_ns: how long an execution usually takes, 0 if none was measured.
     """
 
     def __init__(
@@ -64,9 +58,9 @@ class Prefetch:
         owner: InstanceOwner,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.rests = False
-        self.is_timed = False
-        self.handed_back = 0
+        self.rests = False  # nothing is to run beside what runs now, or beside what another model in the process runs
+        self.is_timed = False  # a timer makes sure that no execution waits for long behind another one
+        self.handed_back = 0  # how often the stub has handed work back since it returned from an execution
         self._in_flight = in_flight
         self._owner = owner
         self._clock_ns = clock_ns
@@ -75,7 +69,7 @@ class Prefetch:
         self._caution = 0
         self._paused_until_ns = 0
         self._answered = 0
-        self.usual_ns = 0.0
+        self.usual_ns = 0.0  # how long an execution usually takes, 0 if none was measured
         self._last_answer_ns = 0
         self._progress = (0, 0)
         self._silences = 0

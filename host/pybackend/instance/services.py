@@ -42,12 +42,6 @@ class CallingStub:
 
     Args:
         instance: tells the services which stubs follow each other.
-
-    Attributes:
-        model_name: the full name of its model.
-        lease: allocates memory for a tensor that goes to the model; raises InferenceError (UNAVAILABLE) at its limit.
-        inputs: the memory that was lent to the stub.
-        outputs: the memory in which it leaves tensors.
     """
 
     def __init__(
@@ -66,14 +60,15 @@ class CallingStub:
         self.neighbour: Callable[[str], Any] = lambda _name: None
         self.instance_name = settings.model.instance_name
         self.namespace = settings.namespace
-        self.model_name = full_name(settings.namespace, settings.model.model_name)
+        self.model_name = full_name(settings.namespace, settings.model.model_name)  # the full name of its model
         self.instance: Any = instance
         self._settings = settings
+        # allocates memory for a tensor that goes to the model; raises InferenceError (UNAVAILABLE) at its limit
         self.lease = lease_input
         self._channel = channel
         self._life = life
-        self.inputs = inputs
-        self.outputs = outputs
+        self.inputs = inputs  # the memory that was lent to the stub
+        self.outputs = outputs  # the memory in which it leaves tensors
         self._loop = asyncio.get_running_loop()
         self._answer_bytes = 0
         settings.callers.add(self)

@@ -144,9 +144,6 @@ class StubSession:
     Args:
         on_end: called once the stub is gone, expected or not, with the end of the sentence "The process ...".
         find_trace: finds the trace with a number, if the stub executes a request of it.
-
-    Attributes:
-        confined: the stub's report of its sandbox: for each layer the reason why it is not in force, ``""`` if it is.
     """
 
     def __init__(
@@ -161,6 +158,7 @@ class StubSession:
         services: StubServices,
     ) -> None:
         self.has_is_ready = False
+        # the stub's report of its sandbox: for each layer the reason why it is not in force, ``""`` if it is
         self.confined: dict[str, str] = {}
         self._instance_name = settings.model.instance_name
         self._services = services

@@ -44,21 +44,15 @@ def no_clients(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable
 
 @dataclass(frozen=True)
 class StubSettings:
-    """What a stub of an instance loads: all that is known before the model has completed its configuration.
-
-    Attributes:
-        output_memory_limit_bytes: most that the instance's output segments may hold together.
-        namespace: of the model; ``""`` on a server without namespaces.
-        callers: the model's processes, as those who answer their calls see them.
-    """
+    """What a stub of an instance loads: all that is known before the model has completed its configuration."""
 
     launch: StubLaunch
     model: ModelToLoad
-    output_memory_limit_bytes: int
-    namespace: str = ""
+    output_memory_limit_bytes: int  # most that the instance's output segments may hold together
+    namespace: str = ""  # of the model; ``""`` on a server without namespaces
     disconnect_slow_clients: DisconnectSlowClients = no_clients
     budget: TensorBudget | None = None
-    callers: set[Any] = field(default_factory=set)
+    callers: set[Any] = field(default_factory=set)  # the model's processes, as those who answer their calls see them
     terminal: Terminal | None = None
 
 
@@ -74,22 +68,16 @@ class OutputListener(Protocol):
 
 @dataclass(frozen=True)
 class InstanceSettings:
-    """How an instance serves once its model is loaded, and how it is brought back when its stub dies.
-
-    Attributes:
-        execution_limit_s: how long ``execute`` may run before the stub is killed; 0 for as long as it likes.
-        readiness_limit_s: how long ``is_ready`` may take to answer one who asks; None for as long as it likes.
-        restart_limit: restarts in a row, none of which lived for a minute, before the instance is given up; 0 for none.
-        restart_retry_s: how often an instance that was given up is tried again; 0 for never.
-        cancels_calls: a cancelled request cancels the calls that the model makes for it.
-    """
+    """How an instance serves once its model is loaded, and how it is brought back when its stub dies."""
 
     stub: StubSettings
     initialize: Initialize
-    execution_limit_s: float = 0
+    execution_limit_s: float = 0  # how long ``execute`` may run before the stub is killed; 0 for as long as it likes
+    # how long ``is_ready`` may take to answer one who asks; None for as long as it likes
     readiness_limit_s: float | None = READINESS_LIMIT_S
+    # restarts in a row, none of which lived for a minute, before the instance is given up; 0 for none
     restart_limit: int = 0
-    restart_retry_s: float = 0
-    cancels_calls: bool = False
+    restart_retry_s: float = 0  # how often an instance that was given up is tried again; 0 for never
+    cancels_calls: bool = False  # a cancelled request cancels the calls that the model makes for it
     warmup: tuple[WarmupSample, ...] = ()
     outputs: OutputListener | None = None

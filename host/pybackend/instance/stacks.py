@@ -25,14 +25,10 @@ _MOST_STACKS, _MOST_CHARACTERS = 200, 500
 
 @dataclass(frozen=True)
 class Frame:
-    """A call that has not returned.
-
-    Attributes:
-        line: the one that runs, 0 if it is unknown.
-    """
+    """A call that has not returned."""
 
     file: str
-    line: int
+    line: int  # the one that runs, 0 if it is unknown
     function: str
 
     def __str__(self) -> str:

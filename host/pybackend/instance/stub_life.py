@@ -16,14 +16,11 @@ _MOST_CHARACTERS = 300
 
 
 class StubLife:
-    """The states of one stub, from its start to its end.
-
-    Attributes:
-        end_cause: why it ended or is about to, completing the sentence "The process ..."; empty while it lives.
-    """
+    """The states of one stub, from its start to its end."""
 
     def __init__(self, instance_name: str) -> None:
         self.state = StubState.STARTING
+        # why it ended or is about to, completing the sentence "The process ..."; empty while it lives
         self.end_cause = ""
         self._instance_name = instance_name
         self._loop = asyncio.get_running_loop()

@@ -33,16 +33,12 @@ IDLE_NS = 10_000_000_000
 
 
 class TensorBudget:
-    """The memory that the tensors of all models may take together: each of them has a limit, and there may be many.
-
-    Attributes:
-        is_short: the last one to want more did not get it.
-    """
+    """The memory that the tensors of all models may take together: each of them has a limit, and there may be many."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.is_short = False
+        self.is_short = False  # the last one to want more did not get it
         self._arenas: WeakSet[TensorArena] = WeakSet()
 
     def add(self, arena: TensorArena) -> None:
@@ -138,11 +134,7 @@ class ArenaLease:
 
 
 class _Chunk:
-    """A segment of an arena, and the parts of it that take memory: those that were written to.
-
-    Attributes:
-        filled_bytes: the memory it takes, in whole parts.
-    """
+    """A segment of an arena, and the parts of it that take memory: those that were written to."""
 
     __slots__ = ("_budget", "_filled", "blocks", "filled_bytes", "memory")
 
@@ -150,7 +142,7 @@ class _Chunk:
         self.memory = memory
         self._budget = budget
         self.blocks = BlockMap(memory.size_bytes)
-        self.filled_bytes = 0
+        self.filled_bytes = 0  # the memory it takes, in whole parts
         self._filled = bytearray(-(-memory.size_bytes // PART_BYTES))
 
     def is_filled(self, begin: int, end: int) -> bool:
@@ -199,9 +191,6 @@ class TensorArena:
 
     Args:
         limit_bytes: most memory for all segments together; beyond it :meth:`lease` fails with UNAVAILABLE.
-
-    Attributes:
-        leased_bytes: sum of all leases so far, each of which is filled by a copy.
     """
 
     def __init__(self, limit_bytes: int, owner: str, budget: TensorBudget | None = None) -> None:
@@ -215,7 +204,7 @@ class TensorArena:
         self._dropped: list[int] = []
         self._lent: dict[int, Segment] = {}
         self._lent_bytes = 0
-        self.leased_bytes = 0
+        self.leased_bytes = 0  # sum of all leases so far, each of which is filled by a copy
 
     @property
     def used_bytes(self) -> int:

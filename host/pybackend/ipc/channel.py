@@ -139,11 +139,6 @@ class StubChannel:
 
     Messages posted in one turn of the loop, or while one frame is handled, leave in one frame. Nothing here ever waits
     for the stub.
-
-    Attributes:
-        is_open: False after the end of file, a protocol error, or :meth:`close`.
-        codec: encodes and decodes from the next frame on.
-        next_frame: the number of the frame in which a message leaves that is posted now.
     """
 
     def __init__(
@@ -156,15 +151,15 @@ class StubChannel:
         self._descriptor = sock.fileno()
         self._on_messages = on_messages
         self._on_end = on_end
-        self.codec = "json"
+        self.codec = "json"  # encodes and decodes from the next frame on
         self._decoder = FrameDecoder()
-        self.next_frame = 1
+        self.next_frame = 1  # the number of the frame in which a message leaves that is posted now
         self._messages: list[Any] = []
         self._tail: list[Any] = []
         self._tail_bytes = 0
         self._writer = _SocketWriter(loop, sock)
         self._arrived: deque[Frame] = deque()
-        self.is_open = True
+        self.is_open = True  # False after the end of file, a protocol error, or :meth:`close`
         self._draining = False
         loop.add_reader(self._descriptor, self._read)
 

@@ -20,15 +20,10 @@ _LONGEST_KEY_BYTES = 255
 
 
 class Access(NamedTuple):
-    """One way to a region's bytes.
+    """One way to a region's bytes."""
 
-    Attributes:
-        number: under which stubs know it, unique in this process.
-        descriptor: for sending to a stub. It permits no more than this way.
-    """
-
-    number: int
-    descriptor: int
+    number: int  # under which stubs know it, unique in this process
+    descriptor: int  # for sending to a stub. It permits no more than this way.
 
 
 class ClientRegion:
@@ -36,12 +31,6 @@ class ClientRegion:
 
     Its descriptors are closed, and stubs let go of it, when nothing refers to it any more: neither the table of
     registered regions nor a request. A shared memory object of the same name that is created later is another one.
-
-    Attributes:
-        key: the name of the shared memory object, as the client gave it.
-        offset: start of the region in the object, in bytes.
-        reading: for stubs that read inputs.
-        writing: for stubs that write outputs.
     """
 
     def __init__(self, name: str, key: str, offset: int, nbytes: int) -> None:
@@ -51,8 +40,8 @@ class ClientRegion:
             InferenceError: INVALID_ARG, the key is invalid or the object too small. INTERNAL, it cannot be opened.
         """
         self.name = name
-        self.key = key
-        self.offset = offset
+        self.key = key  # the name of the shared memory object, as the client gave it
+        self.offset = offset  # start of the region in the object, in bytes
         self.nbytes = nbytes
         writing = _open(name, key)
         try:
@@ -65,8 +54,8 @@ class ClientRegion:
         except InferenceError:
             os.close(writing)
             raise
-        self.reading = Access(new_segment_number(), reading)
-        self.writing = Access(new_segment_number(), writing)
+        self.reading = Access(new_segment_number(), reading)  # for stubs that read inputs
+        self.writing = Access(new_segment_number(), writing)  # for stubs that write outputs
         weakref.finalize(self, _close, reading, writing).atexit = False
 
     @property

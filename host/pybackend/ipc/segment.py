@@ -48,17 +48,13 @@ class Segment:
 
     A sealed segment (memfd) cannot change its size, so the host can map it without risking SIGBUS. If memfd is not
     available, the segment is an unlinked POSIX object: allocated up front, and read and written only with system calls.
-
-    Attributes:
-        number: unique in this process, never :data:`~pybackend_wire.messages.TAIL`.
-        sealed: whether :meth:`view` may be used.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self.number = new_segment_number()
+        self.number = new_segment_number()  # unique in this process, never :data:`~pybackend_wire.messages.TAIL`
         self.size_bytes = size_bytes
         self.descriptor, self._view = _create(size_bytes)
-        self.sealed = self._view is not None
+        self.sealed = self._view is not None  # whether :meth:`view` may be used
         if self._view is not None:
             _mapped_segments[id(self._view.obj)] = self
 

@@ -84,12 +84,6 @@ def request_like(template: InferenceRequest, inputs: list[InputTensor], request_
     )
 
 
-def check_body_size(plan: InferPlan, available_bytes: int) -> None:
-    """Check the number of bytes after the JSON part against the announced sizes."""
-    if plan.binary_bytes != available_bytes:
-        raise body_size_error(plan.binary_inputs, available_bytes, plan.request.model_name)
-
-
 def body_size_error(
     binary_inputs: Sequence[tuple[InputTensor, int]], available_bytes: int, model_name: str
 ) -> InferenceError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 from collections.abc import Mapping
@@ -12,8 +11,6 @@ from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.users import NoUsersError
 from pybackend.sandbox.verification import contradictions
 from pybackend_wire.confinement import LAYERS, STRICT, Confinement
-
-log = logging.getLogger(__name__)
 
 _NOT_CHANGED = -1
 

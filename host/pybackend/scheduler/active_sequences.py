@@ -16,13 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class ActiveSequences:
-    """Finds the sequence of each request, or begins it. Those whose last request has arrived are not active any more.
-
-    Attributes:
-        on_all_ended: called when the last active sequence has ended; None if nothing waits for that.
-    """
+    """Finds the sequence of each request, or begins it. Those whose last request has arrived are not active any more."""
 
     def __init__(self, config: SequenceConfig, controls: ControlTensors) -> None:
+        # called when the last active sequence has ended; None if nothing waits for that
         self.on_all_ended: Callable[[], None] | None = None
         self._config = config
         self._controls = controls

@@ -27,11 +27,7 @@ class _Level:
 
 
 class RequestQueue:
-    """The queue of a batching scheduler; every operation takes at most logarithmic time.
-
-    Attributes:
-        deadlines: of the requests that are not late.
-    """
+    """The queue of a batching scheduler; every operation takes at most logarithmic time."""
 
     def __init__(self, config: BatchingConfig) -> None:
         self._config = config
@@ -39,7 +35,7 @@ class RequestQueue:
         self._levels = {1: self._first}
         """The levels in use, by ascending priority."""
         self._count = 0
-        self.deadlines = Deadlines(self._is_fresh)
+        self.deadlines = Deadlines(self._is_fresh)  # of the requests that are not late
 
     def __len__(self) -> int:
         return self._count

@@ -31,10 +31,6 @@ class SequenceBatcher(Scheduler):
     """The requests of sequences, in front of instances, and a stage of the response path.
 
     A barrier keeps the first requests in their slots. Clients that name no outputs get those of ``output_names``.
-
-    Attributes:
-        path: must receive all responses of the model: this stage, after ordered delivery if that is configured.
-        active: the sequences that clients can continue.
     """
 
     waits_for_answers = True
@@ -59,6 +55,7 @@ class SequenceBatcher(Scheduler):
         inputs = SequenceInputs(controls, states, owner)
         is_ordered = config.oldest is not None and config.oldest.preserve_ordering
         delivery = OrderedDelivery(self.on_response) if is_ordered else None
+        # must receive all responses of the model: this stage, after ordered delivery if that is configured
         self.path: ResponsePath = self.on_response if delivery is None else delivery.on_response
         self._barrier = barrier
         may_dispatch = None if barrier is None else self._may_dispatch
@@ -67,7 +64,7 @@ class SequenceBatcher(Scheduler):
             config.slot_count, partial(make_strategy, config, inputs, shape_key, delivery, may_dispatch)
         )
         self._slots.change_instances(instances)
-        self.active = ActiveSequences(config, controls)
+        self.active = ActiveSequences(config, controls)  # the sequences that clients can continue
         self._items: dict[PendingRequest, SequenceRequest] = {}
         self._changed: dict[LiveSequence, None] = {}
         """Sequences to be looked at before the loop's next turn."""

@@ -17,12 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class SequenceEnds:
-    """Ends sequences.
-
-    Attributes:
-        idle_deadlines: when sequences may have been idle for too long.
-        slot_deadlines: when the sequences of requests must have got slots.
-    """
+    """Ends sequences."""
 
     def __init__(
         self,
@@ -32,8 +27,8 @@ class SequenceEnds:
         slots: SequenceSlots,
         on_change: Callable[[LiveSequence], None],
     ) -> None:
-        self.idle_deadlines = Deadlines(active.holds)
-        self.slot_deadlines = Deadlines(self._awaits_slot)
+        self.idle_deadlines = Deadlines(active.holds)  # when sequences may have been idle for too long
+        self.slot_deadlines = Deadlines(self._awaits_slot)  # when the sequences of requests must have got slots
         self._model_name = config.model_name
         self._idle_ns = config.idle_us * 1000
         self._owner = owner

@@ -71,14 +71,12 @@ class SequenceSlots:
     """The sequences that have slots at instances, and those that wait for one.
 
     An instance that has left gets no new sequences, and keeps those that it has.
-
-    Attributes:
-        backlog: the sequences without a slot, in order of arrival.
-        strategies: make the batches of each instance's sequences, by the instance's number.
     """
 
     def __init__(self, slot_count: int, make_strategy: Callable[[BatchExecutor], SequenceStrategy]) -> None:
+        # the sequences without a slot, in order of arrival
         self.backlog: OrderedDict[LiveSequence, None] = OrderedDict()
+        # make the batches of each instance's sequences, by the instance's number
         self.strategies: dict[int, SequenceStrategy] = {}
         self._make_strategy = make_strategy
         self._pool = SlotPool(slot_count)

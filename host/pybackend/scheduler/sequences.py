@@ -33,30 +33,19 @@ class Slot(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LiveSequence:
-    """A sequence that has started and not ended.
-
-    Attributes:
-        slot: its slot; None while it waits for one, and after its end.
-        waiting: its requests that are not running, in order.
-        current: its request that is running, or about to run.
-        ended: True once its last request has arrived.
-        begun: True once an instance has worked for it; only that instance can continue it.
-        lost: the reason why it cannot continue; None while it can.
-        over: True once it has ended and none of its requests remains.
-        active_ns: time of its latest request or answer.
-        states: its implicit states.
-    """
+    """A sequence that has started and not ended."""
 
     id: int | str
-    active_ns: int
-    slot: Slot | None = None
+    active_ns: int  # time of its latest request or answer
+    slot: Slot | None = None  # its slot; None while it waits for one, and after its end
+    # its requests that are not running, in order
     waiting: OrderedDict[SequenceRequest, None] = field(default_factory=OrderedDict)
-    current: SequenceRequest | None = None
-    ended: bool = False
-    begun: bool = False
-    lost: InferenceError | None = None
-    over: bool = False
-    states: StateValues = field(default_factory=dict)
+    current: SequenceRequest | None = None  # its request that is running, or about to run
+    ended: bool = False  # True once its last request has arrived
+    begun: bool = False  # True once an instance has worked for it; only that instance can continue it
+    lost: InferenceError | None = None  # the reason why it cannot continue; None while it can
+    over: bool = False  # True once it has ended and none of its requests remains
+    states: StateValues = field(default_factory=dict)  # its implicit states
 
     @property
     def is_ready(self) -> bool:
@@ -94,13 +83,7 @@ class LiveSequence:
 
 
 class SequenceRequest:
-    """A request of a sequence.
-
-    Attributes:
-        input_count: number of the sender's inputs; inputs after them were added by the server.
-        requested: the outputs that its sender requested.
-        deadline_ns: deadline for its sequence to get a slot; 0 for none.
-    """
+    """A request of a sequence."""
 
     __slots__ = ("deadline_ns", "input_count", "pending", "requested", "sequence")
 
@@ -108,8 +91,10 @@ class SequenceRequest:
         request = pending.request
         self.pending = pending
         self.sequence = sequence
+        # number of the sender's inputs; inputs after them were added by the server
         self.input_count = len(request.inputs)
-        self.requested = request.requested_outputs
+        self.requested = request.requested_outputs  # the outputs that its sender requested
+        # deadline for its sequence to get a slot; 0 for none
         self.deadline_ns = request.queued_ns + request.timeout_us * 1000 if request.timeout_us else 0
 
     def strip(self) -> None:

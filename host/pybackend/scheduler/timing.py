@@ -23,14 +23,10 @@ _FEW = 64
 
 
 class Deadlines(Generic[_T]):
-    """Deadlines that need not be withdrawn: those of items that no longer await theirs are passed over.
-
-    Attributes:
-        first_ns: the earliest deadline, even if its item no longer awaits it; 0 if there is none.
-    """
+    """Deadlines that need not be withdrawn: those of items that no longer await theirs are passed over."""
 
     def __init__(self, is_awaited: Callable[[_T], bool]) -> None:
-        self.first_ns = 0
+        self.first_ns = 0  # the earliest deadline, even if its item no longer awaits it; 0 if there is none
         self._is_awaited = is_awaited
         self._heap: list[tuple[int, int, _T]] = []
         self._numbers = count()

@@ -13,25 +13,15 @@ class UnreadableForest(Exception):
 
 
 class Forest(ABC):
-    """A forest.
+    """A forest."""
 
-    Attributes:
-        library: the library that answers, for messages.
-        features: numbers per row of the input.
-        width: numbers per row of the forest's own answer: 1, or one for each class.
-        classes: how many classes a classifier tells apart, 0 for a forest that is no classifier.
-        objective: what the forest was trained for, in its library's words.
-        gives_probabilities: whether the forest's own answer consists of probabilities.
-        has_contributions: whether :meth:`contributions` is possible.
-    """
-
-    library: str
-    features: int
-    width: int
-    classes: int
-    objective: str
-    gives_probabilities: bool
-    has_contributions: bool = False
+    library: str  # the library that answers, for messages
+    features: int  # numbers per row of the input
+    width: int  # numbers per row of the forest's own answer: 1, or one for each class
+    classes: int  # how many classes a classifier tells apart, 0 for a forest that is no classifier
+    objective: str  # what the forest was trained for, in its library's words
+    gives_probabilities: bool  # whether the forest's own answer consists of probabilities
+    has_contributions: bool = False  # whether :meth:`contributions` is possible
 
     @abstractmethod
     def predict(self, rows: "np.ndarray") -> "np.ndarray":

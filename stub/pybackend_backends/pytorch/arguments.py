@@ -14,17 +14,12 @@ _RESULT = re.compile(r"RESULT(?:\[(.*)\])?\Z", re.DOTALL)
 
 
 class Argument(NamedTuple):
-    """An argument of ``forward``; config.pbtxt may use one of its aliases.
-
-    Attributes:
-        required: whether the call fails without it.
-        strings: whether it is a list of strings.
-    """
+    """An argument of ``forward``; config.pbtxt may use one of its aliases."""
 
     name: str
-    required: bool = True
+    required: bool = True  # whether the call fails without it
     aliases: Tuple[str, ...] = ()
-    strings: bool = False
+    strings: bool = False  # whether it is a list of strings
 
 
 def match_inputs(model_name: str, arguments: Sequence[Argument], inputs: Sequence[str]) -> Dict[str, str]:

@@ -59,24 +59,16 @@ NEWEST = 469
 
 
 class Machine(NamedTuple):
-    """The system call numbers of one kind of machine.
+    """The system call numbers of one kind of machine."""
 
-    Attributes:
-        audit: the kernel's number for this machine in a filter's input.
-        for_nobody: refused to every model.
-        modes: change permissions, owners, times or attributes of files.
-        watching: report every use of a file, which Landlock does not control.
-        attributes: read the extended attributes of the file at a path, which Landlock does not control either. Those of
-            an open file are not listed: Landlock controls the opening.
-        starting: create a process or run a program; except ``clone``, which also makes threads.
-    """
-
-    audit: int
-    for_nobody: "Dict[str, int]"
-    modes: "Dict[str, int]"
-    watching: "Dict[str, int]"
+    audit: int  # the kernel's number for this machine in a filter's input
+    for_nobody: "Dict[str, int]"  # refused to every model
+    modes: "Dict[str, int]"  # change permissions, owners, times or attributes of files
+    watching: "Dict[str, int]"  # report every use of a file, which Landlock does not control
+    # read the extended attributes of the file at a path, which Landlock does not control either. Those of an open file
+    # are not listed: Landlock controls the opening.
     attributes: "Dict[str, int]"
-    starting: "Dict[str, int]"
+    starting: "Dict[str, int]"  # create a process or run a program; except ``clone``, which also makes threads
     checked: "Dict[str, int]"
     capset: int
 

@@ -54,19 +54,14 @@ def stop_receiving(stream: Stream) -> None:
 
 
 class Answer:
-    """The messages that a call sends.
-
-    Attributes:
-        record: of the call, for the log; None if nobody wants it.
-        unreleased: responses whose memory is not sent yet.
-    """
+    """The messages that a call sends."""
 
     def __init__(self, peer: Peer, stream: Stream, record: RequestRecord | None, coding: str = "") -> None:
         self.peer = peer
         self.stream = stream
-        self.record = record
+        self.record = record  # of the call, for the log; None if nobody wants it
         self._coding = coding
-        self.unreleased: Sequence[InferenceResponse] = ()
+        self.unreleased: Sequence[InferenceResponse] = ()  # responses whose memory is not sent yet
 
     @property
     def unread_bytes(self) -> int:
@@ -128,16 +123,11 @@ class Answer:
 
 
 class _Job(NamedTuple):
-    """Something to send when all before it is sent: work, and at its end the sending.
-
-    Attributes:
-        response: released if the job is dropped.
-        nbytes: what it holds meanwhile.
-    """
+    """Something to send when all before it is sent: work, and at its end the sending."""
 
     steps: Iterator[None]
-    response: InferenceResponse | None = None
-    nbytes: int = 0
+    response: InferenceResponse | None = None  # released if the job is dropped
+    nbytes: int = 0  # what it holds meanwhile
 
 
 class CompressedAnswer:

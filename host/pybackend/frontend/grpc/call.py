@@ -310,11 +310,7 @@ class Call(StreamReceiver):
 
 
 class InboundMessages:
-    """The bytes of a call's messages that have arrived and are not answered yet.
-
-    Attributes:
-        is_busy: it is read in slices, because it is large, compressed or many: further messages wait.
-    """
+    """The bytes of a call's messages that have arrived and are not answered yet."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -322,7 +318,7 @@ class InboundMessages:
         self._reader = MessageReader(call.head.encoding, limits, handler.most_bytes, handler.refusal)
         self._arriving: ArrivingRequest | None = None
         self._unreturned_bytes = self._counted_bytes = 0
-        self.is_busy = False
+        self.is_busy = False  # it is read in slices, because it is large, compressed or many: further messages wait
 
     def feed(self, payload: bytes | memoryview) -> None:
         """Take the next bytes of the client."""

@@ -45,17 +45,13 @@ _NOT_HTTP_2 = (
 
 
 class GrpcConnection(asyncio.Protocol):
-    """A connection.
-
-    Attributes:
-        http2: the protocol's state.
-        peer: the client, as its calls see it.
-    """
+    """A connection."""
 
     def __init__(self, frontend: GrpcFrontend, methods: Methods, loop: asyncio.AbstractEventLoop) -> None:
         self._frontend = frontend
         self._methods = methods
-        self.http2 = ServerConnection(self, frontend.config)
+        self.http2 = ServerConnection(self, frontend.config)  # the protocol's state
+        # the client, as its calls see it
         self.peer = Peer(frontend, self.http2, Flow(self, frontend.client_memory), loop)
         self._upkeep = Upkeep(self.peer)
         self._rest, self._rest_begins = b"", 0

@@ -31,21 +31,15 @@ _kind, _shape, _data = attrgetter("name", "datatype"), attrgetter("shape"), attr
 
 
 class Shortcut(NamedTuple):
-    """The way of requests with one layout.
-
-    Attributes:
-        called: the model's name, as clients send it.
-        needs_check: the sizes of the inputs must be checked, and the lengths of strings.
-        request: has everything but the id and the inputs.
-    """
+    """The way of requests with one layout."""
 
     route: Route
-    called: str
-    needs_check: bool
+    called: str  # the model's name, as clients send it
+    needs_check: bool  # the sizes of the inputs must be checked, and the lengths of strings
     names: tuple[str, ...]
     datatypes: tuple[str, ...]
     shapes: tuple[Any, ...]
-    request: InferenceRequest
+    request: InferenceRequest  # has everything but the id and the inputs
 
 
 KnownRequest = tuple[MessageLayout, Shortcut, InferenceRequest]

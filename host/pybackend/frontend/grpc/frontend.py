@@ -62,20 +62,7 @@ def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remember
 
 
 class GrpcFrontend(Port[Any]):
-    """The front end.
-
-    Attributes:
-        engine: handles the requests.
-        limits: bounds of messages.
-        client_memory: the account of bytes buffered for clients.
-        memory: of recurring messages; None if nothing is remembered.
-        headers: beginnings of answers that recur; None if nothing is remembered.
-        request_log: records calls for the log.
-        answer_counts: of the ends of calls, by status.
-        policy: rules for the heads of calls; None if there are none.
-        settings: the operator's.
-        config: what the HTTP/2 connections offer their clients.
-    """
+    """The front end."""
 
     def __init__(
         self,
@@ -89,16 +76,18 @@ class GrpcFrontend(Port[Any]):
         fast_paths: bool = True,
     ) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings = settings  # the operator's
+        # what the HTTP/2 connections offer their clients
         self.config = _config(settings.keepalive, policy, remembers_heads=fast_paths)
-        self.memory = Memory() if fast_paths else None
+        self.memory = Memory() if fast_paths else None  # of recurring messages; None if nothing is remembered
+        # beginnings of answers that recur; None if nothing is remembered
         self.headers = None if self.memory is None else self.memory.headers
-        self.request_log = RequestLog() if request_log is None else request_log
-        self.policy = policy
-        self.engine = engine
-        self.answer_counts = engine.answers[PROTOCOL]
-        self.limits = limits
-        self.client_memory = client_memory
+        self.request_log = RequestLog() if request_log is None else request_log  # records calls for the log
+        self.policy = policy  # rules for the heads of calls; None if there are none
+        self.engine = engine  # handles the requests
+        self.answer_counts = engine.answers[PROTOCOL]  # of the ends of calls, by status
+        self.limits = limits  # bounds of messages
+        self.client_memory = client_memory  # the account of bytes buffered for clients
 
     def forget_heads(self) -> None:
         """Read the heads of further calls again, because the rules for them have changed."""

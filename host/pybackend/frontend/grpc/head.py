@@ -45,19 +45,12 @@ _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1
 
 
 class Refusal(NamedTuple):
-    """The end of a call that cannot be served.
+    """The end of a call that cannot be served."""
 
-    Attributes:
-        status: for the access log.
-        message: for the log.
-        answer: a head, and nothing else.
-        reason: for the metrics.
-    """
-
-    status: str
-    message: str
-    answer: HeaderBlock
-    reason: RefusalReason = RefusalReason.MALFORMED
+    status: str  # for the access log
+    message: str  # for the log
+    answer: HeaderBlock  # a head, and nothing else
+    reason: RefusalReason = RefusalReason.MALFORMED  # for the metrics
 
     @classmethod
     def by(cls, status: GrpcStatus, message: str, reason: RefusalReason = RefusalReason.MALFORMED) -> Refusal:
@@ -123,30 +116,22 @@ def read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tuple
 
 
 class CallHead:
-    """A call's head.
-
-    Attributes:
-        path: ``/package.Service/Method``.
-        encoding: how the client compresses messages.
-        timeout_s: the client's deadline, from the call's beginning; None if it has none.
-        metadata: the other fields, by name; of repeated ones, the last.
-        context: the fields of the trace context; None if there are none.
-        refusal: the end of a call that cannot be served; None if it can.
-        forwarded: metadata that become parameters of its requests; None for none.
-        takes_shortcut: a request with this head has taken the shortcut (:mod:`pybackend.frontend.grpc.fast_path`).
-    """
+    """A call's head."""
 
     __slots__ = ("context", "encoding", "forwarded", "metadata", "path", "refusal", "takes_shortcut", "timeout_s")
 
     def __init__(self, head: RequestHead, policy: CallPolicy | None = None) -> None:
-        self.path = head.path.decode("latin-1")
-        self.metadata = dict(head.fields)
+        self.path = head.path.decode("latin-1")  # ``/package.Service/Method``
+        self.metadata = dict(head.fields)  # the other fields, by name; of repeated ones, the last
+        # the fields of the trace context; None if there are none
         self.context = context_of(head.fields) if b"traceparent" in self.metadata else None
+        # metadata that become parameters of its requests; None for none
         self.forwarded: Mapping[str, str] | None = None
-        self.encoding = self.metadata.get(b"grpc-encoding", b"identity")
-        self.timeout_s: float | None = None
+        self.encoding = self.metadata.get(b"grpc-encoding", b"identity")  # how the client compresses messages
+        self.timeout_s: float | None = None  # the client's deadline, from the call's beginning; None if it has none
+        # a request with this head has taken the shortcut (:mod:`pybackend.frontend.grpc.fast_path`)
         self.takes_shortcut = False
-        self.refusal: Refusal | None = None
+        self.refusal: Refusal | None = None  # the end of a call that cannot be served; None if it can
         if policy is not None:
             self.refusal = policy.refusal(self.path, head.fields)
             if self.refusal is not None:

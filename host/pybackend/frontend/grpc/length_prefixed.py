@@ -44,11 +44,7 @@ def too_large_error(nbytes: int, most_bytes: int, refusal: CallError | None = No
 
 
 class MessageReader:
-    """Cuts the data of one stream into messages, of which none may be larger than a bound, before and after decompression.
-
-    Attributes:
-        held_bytes: bytes that were fed and not yet returned.
-    """
+    """Cuts the data of one stream into messages, of which none may be larger than a bound, before and after decompression."""
 
     def __init__(
         self,
@@ -65,7 +61,7 @@ class MessageReader:
         self._at = 0
         self._parts: list[bytes | memoryview | bytearray] = []
         self._inflater: Inflater | None = None
-        self.held_bytes = 0
+        self.held_bytes = 0  # bytes that were fed and not yet returned
 
     @property
     def is_inflating(self) -> bool:

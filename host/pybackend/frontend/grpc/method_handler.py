@@ -28,22 +28,15 @@ SMALL_MESSAGE_BYTES = 8 * 1024
 
 
 class Method(NamedTuple):
-    """A method that is answered by a coroutine.
+    """A method that is answered by a coroutine."""
 
-    Attributes:
-        request: full name of the request's message.
-        answer: makes the response's message of the request's.
-        streams: the method takes and gives any number of messages.
-        most_bytes: the limit of a message.
-        check: raises an error if the server takes no such calls now. A small one is read all the same: it may be an exception.
-        check_fields: raises an error if a message has more parts than the method needs.
-    """
-
-    request: str
-    answer: Callable[[Any], Awaitable[Any]]
-    streams: bool = False
-    most_bytes: int = SMALL_MESSAGE_BYTES
+    request: str  # full name of the request's message
+    answer: Callable[[Any], Awaitable[Any]]  # makes the response's message of the request's
+    streams: bool = False  # the method takes and gives any number of messages
+    most_bytes: int = SMALL_MESSAGE_BYTES  # the limit of a message
+    # raises an error if the server takes no such calls now. A small one is read all the same: it may be an exception.
     check: Callable[[], None] | None = None
+    # raises an error if a message has more parts than the method needs
     check_fields: Callable[[bytes], None] = check_field_count
 
     def read(self, message: bytes) -> Any:

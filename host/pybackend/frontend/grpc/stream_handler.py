@@ -36,21 +36,16 @@ _SENDER = Sender(PROTOCOL)
 
 
 class _Request(Struct, eq=False):
-    """A request of the stream that has not received its last response.
+    """A request of the stream that has not received its last response."""
 
-    Attributes:
-        ordered: its response waits for those of earlier requests.
-        pending: the handle to cancel, pause and resume it; None before it is accepted, and if it was refused.
-        response: the response that waits; a finished message if the request was refused.
-        trace: its trace; None if it is not traced.
-    """
-
-    ordered: bool
+    ordered: bool  # its response waits for those of earlier requests
     format: OutputFormat = ALL_BINARY
     wants_empty_final: bool = False
+    # the handle to cancel, pause and resume it; None before it is accepted, and if it was refused
     pending: PendingRequest | None = None
+    # the response that waits; a finished message if the request was refused
     response: InferenceResponse | bytes | None = None
-    trace: RequestTrace | None = None
+    trace: RequestTrace | None = None  # its trace; None if it is not traced
 
 
 class StreamInferHandler(Handler):

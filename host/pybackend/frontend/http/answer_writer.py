@@ -29,23 +29,16 @@ INTERNAL = "internal error: see the server's log"
 
 
 class AnswerWriter:
-    """The answers of one connection, one after the other.
-
-    Attributes:
-        keep_alive: further requests may follow the current one.
-        is_1_0: the client speaks HTTP/1.0: answers say that the connection is kept.
-        cors_fields: fields for the current answer's head, each with its line end.
-        is_paused: the client reads more slowly than the server writes.
-    """
+    """The answers of one connection, one after the other."""
 
     def __init__(self, transport: Any, flow: Flow, answers: AnswerCounts) -> None:
         self._transport = transport
         self._flow = flow
         self._answers = answers
-        self.keep_alive = True
-        self.is_1_0 = False
-        self.cors_fields = b""
-        self.is_paused = False
+        self.keep_alive = True  # further requests may follow the current one
+        self.is_1_0 = False  # the client speaks HTTP/1.0: answers say that the connection is kept
+        self.cors_fields = b""  # fields for the current answer's head, each with its line end
+        self.is_paused = False  # the client reads more slowly than the server writes
         self._go_on: Callable[[], None] | None = None
         self._unsent_then = self._taken_bytes = 0
         # With a low-water mark of 0, resume means that the kernel has taken everything.

@@ -158,14 +158,7 @@ _NOBODY = Exchange()
 
 
 class HttpPort(Port["HttpConnection"]):
-    """The port, as its connections see it.
-
-    Attributes:
-        guard: refuses requests by their heads; None if all may pass.
-        cors: the rule for web pages of other origins; None if there is none.
-        take: begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head or, for
-            a whole request, none; returns its argument itself if the head is not known. None on ports that remember nothing.
-    """
+    """The port, as its connections see it."""
 
     def __init__(
         self, client_memory: ClientMemory, request_log: RequestLog | None, guard: HttpGuard | None, cors: Cors | None
@@ -173,9 +166,12 @@ class HttpPort(Port["HttpConnection"]):
         super().__init__()
         self.client_memory = client_memory
         self.request_log = RequestLog() if request_log is None else request_log
-        self.guard = guard
-        self.cors = cors
+        self.guard = guard  # refuses requests by their heads; None if all may pass
+        self.cors = cors  # the rule for web pages of other origins; None if there is none
         self.answers = AnswerCounts("200")
+        # begins a request if these bytes start with a head that is remembered, and returns the bytes behind the head
+        # or, for a whole request, none; returns its argument itself if the head is not known. None on ports that
+        # remember nothing.
         self.take: Callable[[HttpConnection, bytes], bytes] | None = None
 
     def begin(self, connection: HttpConnection, head: RequestHead) -> Exchange:

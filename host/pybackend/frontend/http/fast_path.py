@@ -79,17 +79,12 @@ _ZERO, _MOST_DIGITS = ord("0"), 5
 
 
 class _KnownHead(Struct, eq=False):
-    """The head of a small infer request that has passed the guard.
-
-    Attributes:
-        body_bytes: size of the body, unless the memory's key leaves the length out.
-        answer_fields: fields of the answer's head.
-        shortcut: for whole requests with this head; None before there was one, and if the head says more than model and lengths.
-    """
+    """The head of a small infer request that has passed the guard."""
 
     head: InferHead
-    body_bytes: int
-    answer_fields: bytes
+    body_bytes: int  # size of the body, unless the memory's key leaves the length out
+    answer_fields: bytes  # fields of the answer's head
+    # for whole requests with this head; None before there was one, and if the head says more than model and lengths
     shortcut: _Shortcut | None = None
 
 

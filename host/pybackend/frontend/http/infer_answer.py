@@ -42,11 +42,7 @@ _ACCEPTED = b"accept-encoding: %b\r\n" % ACCEPTED.encode()
 
 
 class InferAnswer(Exchange):
-    """The answer to a request that a model has.
-
-    Attributes:
-        pending: the handle of the request; None once it is answered.
-    """
+    """The answer to a request that a model has."""
 
     __slots__ = (
         "_answers",
@@ -74,7 +70,7 @@ class InferAnswer(Exchange):
         self._takes_chunks = takes_chunks
         self.has_begun = False
         self.unread = ()
-        self.pending: PendingRequest | None = None
+        self.pending: PendingRequest | None = None  # the handle of the request; None once it is answered
 
     def on_lost(self) -> None:
         pending, self.pending = self.pending, None

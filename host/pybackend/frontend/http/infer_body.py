@@ -105,10 +105,6 @@ class StreamedBody:
 
     Methods raise an InferenceError if the request is invalid, or if there is no memory for it. A chunked body has no content
     length. ``on_shortage`` is called when the model has no memory left; it returns True if some may be available now.
-
-    Attributes:
-        work: work to do in steps before the body can continue; None if there is none. Bytes fed meanwhile are buffered
-            until it is done.
     """
 
     def __init__(
@@ -127,6 +123,8 @@ class StreamedBody:
         self._header_length = header_length
         bound = 2**62 if content_length is None else content_length
         self._json_length = None if header_length is None else parse_header_length(header_length, bound)
+        # work to do in steps before the body can continue; None if there is none. Bytes fed meanwhile are buffered
+        # until it is done.
         self.work: Generator[None, None, None] | None = None
         self._rest = bytearray()
         self._collected = bytearray()

@@ -29,20 +29,14 @@ _DONE = object()
 
 
 class InferHead(Struct, eq=False):
-    """The meaning of an infer request's head.
-
-    Attributes:
-        takes_chunks: the client speaks HTTP/1.1.
-        coding: the compression that the client wants for the answer; None for none.
-        forwarded: the parameters that headers have become; None for none.
-    """
+    """The meaning of an infer request's head."""
 
     model_name: str
     model_version: str
     fields: HeadFields
-    takes_chunks: bool
-    coding: Coding | None
-    forwarded: Mapping[str, str] | None = None
+    takes_chunks: bool  # the client speaks HTTP/1.1
+    coding: Coding | None  # the compression that the client wants for the answer; None for none
+    forwarded: Mapping[str, str] | None = None  # the parameters that headers have become; None for none
 
 
 def read_head(head: RequestHead) -> InferHead | None:
@@ -57,12 +51,7 @@ def read_head(head: RequestHead) -> InferHead | None:
 
 
 class InferExchange(Exchange):
-    """A request until the engine has it; then its answer takes the place of this object.
-
-    Attributes:
-        admission: to the model; None if the request is refused.
-        head: the meaning of its head.
-    """
+    """A request until the engine has it; then its answer takes the place of this object."""
 
     __slots__ = (
         "_arrived",
@@ -79,13 +68,13 @@ class InferExchange(Exchange):
     def __init__(self, connection: HttpConnection, frontend: InferFrontend, head: InferHead) -> None:
         self._connection = connection
         self._frontend = frontend
-        self.head = head
+        self.head = head  # the meaning of its head
         self._began_ns = time.monotonic_ns() if frontend.engine.tracer.active else 0
         self._parts: list[bytes] = []
         self._body: Body | None = None
         self._arrived = False
         self._refusal: InferenceError | None = None
-        self.admission: Admission | None = None
+        self.admission: Admission | None = None  # to the model; None if the request is refused
         try:
             self.admission = frontend.engine.open(head.model_name, head.model_version, HTTP_CLIENT)
         except InferenceError as error:

@@ -28,20 +28,13 @@ _FIELDS = frozenset({_LENGTH, b"content-encoding", b"accept-encoding", b"tracepa
 
 
 class HeadFields(NamedTuple):
-    """The fields of an infer request that matter here.
+    """The fields of an infer request that matter here."""
 
-    Attributes:
-        header_length: says how long the JSON part is; None if it is missing.
-        encodings: how the body is compressed, several fields joined by commas; empty if it is not.
-        accepted: how the answer may be compressed, likewise; empty if the client does not say.
-        repeats_length: there are several fields that say how long the JSON part is.
-    """
-
-    header_length: bytes | None
-    encodings: bytes
-    accepted: bytes
+    header_length: bytes | None  # says how long the JSON part is; None if it is missing
+    encodings: bytes  # how the body is compressed, several fields joined by commas; empty if it is not
+    accepted: bytes  # how the answer may be compressed, likewise; empty if the client does not say
     context: ContextFields | None
-    repeats_length: bool
+    repeats_length: bool  # there are several fields that say how long the JSON part is
 
     def check(self) -> None:
         """Refuse a request whose parts nobody can tell apart, because it has several lengths of its JSON part."""
@@ -65,13 +58,7 @@ def read_fields(headers: Iterable[tuple[bytes, bytes]]) -> HeadFields:
 
 
 class InferFrontend:
-    """The state, shared by connections and routes.
-
-    Attributes:
-        forwards: the headers that become request parameters; None for none.
-        guard: of the port; None if all calls may pass.
-        plans: of earlier requests; None if nothing is remembered.
-    """
+    """The state, shared by connections and routes."""
 
     def __init__(
         self,
@@ -87,9 +74,9 @@ class InferFrontend:
         self.limits = limits
         self.client_memory = client_memory
         self.answers = engine.answers[HTTP_CLIENT.protocol]
-        self.forwards = forwards
-        self.guard = guard
-        self.plans = PlanCaches() if fast_paths else None
+        self.forwards = forwards  # the headers that become request parameters; None for none
+        self.guard = guard  # of the port; None if all calls may pass
+        self.plans = PlanCaches() if fast_paths else None  # of earlier requests; None if nothing is remembered
 
     def body(self, admission: Admission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body:
         """Receives a body that is large, compressed, or of unknown size.

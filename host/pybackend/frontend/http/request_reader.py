@@ -155,16 +155,11 @@ class ChunkedBodyError(Exception):
 
 
 class ChunkedEnd:
-    """Follows the framing of one body. It validates nothing else: the parser refuses malformed chunks.
-
-    Attributes:
-        framing_bytes: how many bytes of the last piece precede the trailer fields, and belong to the parser.
-        is_complete: the body has ended, including its trailer fields.
-    """
+    """Follows the framing of one body. It validates nothing else: the parser refuses malformed chunks."""
 
     def __init__(self) -> None:
-        self.framing_bytes = 0
-        self.is_complete = False
+        self.framing_bytes = 0  # how many bytes of the last piece precede the trailer fields, and belong to the parser
+        self.is_complete = False  # the body has ended, including its trailer fields
         self._line = b""
         self._data_left = 0
         self._chunk_count = 0

@@ -16,17 +16,13 @@ _DEFAULT_CONFIG: Final = Config()
 
 
 class ServerConnection:
-    """One connection. Not for use by several threads.
-
-    Attributes:
-        streams: streams that have not ended, by number.
-    """
+    """One connection. Not for use by several threads."""
 
     def __init__(self, receiver: ConnectionReceiver, config: Config = _DEFAULT_CONFIG) -> None:
         self._core = ConnectionCore(receiver, config)
         self._sender = self._core.sender
         self._incoming = Incoming(self._core)
-        self.streams: Mapping[int, Stream] = self._core.streams
+        self.streams: Mapping[int, Stream] = self._core.streams  # streams that have not ended, by number
 
     # --- bytes in ---
 

@@ -29,19 +29,13 @@ class LocalProtocolError(Exception):
 
 
 class RemoteProtocolError(Exception):
-    """The peer broke a rule or exceeded a bound: the connection ends.
-
-    Attributes:
-        code: the error code for the peer.
-        section: the section of RFC 9113 that has the rule, e.g. ``"6.5.2"``.
-        debug: the text of the GOAWAY frame.
-    """
+    """The peer broke a rule or exceeded a bound: the connection ends."""
 
     def __init__(self, code: ErrorCode, section: str, message: str) -> None:
         super().__init__(f"{message} (RFC 9113 section {section})")
-        self.code = code
-        self.section = section
-        self.debug = str(self).encode()
+        self.code = code  # the error code for the peer
+        self.section = section  # the section of RFC 9113 that has the rule, e.g. ``"6.5.2"``.
+        self.debug = str(self).encode()  # the text of the GOAWAY frame
 
 
 class StreamError(RemoteProtocolError):

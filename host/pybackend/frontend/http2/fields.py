@@ -62,27 +62,19 @@ Fault = tuple[str, str]
 
 
 class Field:
-    """A received field. It is checked once, when it is received as text; repetitions are indexes into a table of fields.
-
-    Attributes:
-        pair: name and value.
-        size: its size in header tables and header sections (RFC 7541 section 4.1).
-        is_pseudo: its name begins with a colon.
-        is_plain: it is valid among ordinary fields, and no other field matters to it.
-        pseudo_fault: the rule that its value breaks in a pseudo-header field.
-        mark: a byte that stands for it in the keys of known heads (:mod:`known_heads`).
-    """
+    """A received field. It is checked once, when it is received as text; repetitions are indexes into a table of fields."""
 
     __slots__ = ("is_plain", "is_pseudo", "mark", "pair", "pseudo_fault", "size")
 
     def __init__(self, name: bytes, value: bytes) -> None:
-        self.mark = NO_MARK
-        self.pair = (name, value)
+        self.mark = NO_MARK  # a byte that stands for it in the keys of known heads (:mod:`known_heads`)
+        self.pair = (name, value)  # name and value
+        # its size in header tables and header sections (RFC 7541 section 4.1)
         self.size = len(name) + len(value) + FIELD_OVERHEAD_BYTES
-        self.is_pseudo = name[:1] == b":"
-        self.pseudo_fault: Fault | None = None
+        self.is_pseudo = name[:1] == b":"  # its name begins with a colon
+        self.pseudo_fault: Fault | None = None  # the rule that its value breaks in a pseudo-header field
         if self.is_pseudo:
-            self.is_plain = False
+            self.is_plain = False  # it is valid among ordinary fields, and no other field matters to it
             if not VALUE.match(value):
                 text = f"pseudo-header field {name[:80]!r} has NUL, CR, LF or outer blanks in its value"
                 self.pseudo_fault = ("8.2.1", text)

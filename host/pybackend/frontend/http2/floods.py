@@ -15,12 +15,7 @@ _FRAMES_PER_REQUEST = 16
 
 
 class FloodGuard:
-    """The budgets of one connection.
-
-    Attributes:
-        spent: anything was spent; while False, progress need not be reported.
-        unsent_replies: small answers that were made since the output was last taken.
-    """
+    """The budgets of one connection."""
 
     __slots__ = ("_config", "_frames", "_resets", "spent", "unsent_replies")
 
@@ -28,8 +23,8 @@ class FloodGuard:
         self._config = config
         self._frames = 0.0
         self._resets = 0.0
-        self.spent = False
-        self.unsent_replies = 0
+        self.spent = False  # anything was spent; while False, progress need not be reported
+        self.unsent_replies = 0  # small answers that were made since the output was last taken
 
     def count_frame(self, what: str) -> None:
         """Count a frame that moves no request forward; raises if there were too many."""

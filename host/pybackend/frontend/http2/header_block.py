@@ -125,15 +125,13 @@ class AnswerForm:
 
     Args:
         body: the data as a format: ``%b`` stands for a piece that varies, ``%%`` for a percent sign.
-
-    Attributes:
-        whole: the format of all frames. Before the pieces of the body it takes the stream's number, packed, and the
-            header of DATA; behind them the number again.
     """
 
     __slots__ = ("whole",)
 
     def __init__(self, head: HeaderBlock, body: bytes, trailers: HeaderBlock) -> None:
+        # the format of all frames. Before the pieces of the body it takes the stream's number, packed, and the header
+        # of DATA; behind them the number again.
         self.whole = b"".join(
             (
                 escaped(head.first),

@@ -37,18 +37,13 @@ class HeaderListTooLarge(StreamError):
 
 
 class HeaderDecoder:
-    """The decoder of one connection.
-
-    Attributes:
-        known: heads of requests by their header blocks; valid at this moment. Look here first.
-        fields_apart: those that the head of the latest request lacks; see ``Use.READS_APART``.
-        kind: a place for what ``whole_requests`` makes of them; emptied with ``known``.
-    """
+    """The decoder of one connection."""
 
     def __init__(self, config: Config) -> None:
+        # heads of requests by their header blocks; valid at this moment. Look here first.
         self.known: Remembered[RequestHead] = Remembered(_MOST_REMEMBERED_BYTES if config.remembers_heads else 0)
-        self.kind: Any = None
-        self.fields_apart: Fields = ()
+        self.kind: Any = None  # a place for what ``whole_requests`` makes of them; emptied with ``known``
+        self.fields_apart: Fields = ()  # those that the head of the latest request lacks; see ``Use.READS_APART``
         self._max_list_bytes = config.max_header_list_bytes
         self._max_fields = config.max_header_fields
         self._decompressor = Decompressor(self._max_list_bytes * HARD_FACTOR, config.read_text)

@@ -98,11 +98,7 @@ class _Known(NamedTuple):
 
 
 class KnownHeads:
-    """The known heads of one connection.
-
-    Attributes:
-        fields_apart: those that the head that was found last lacks because they vary.
-    """
+    """The known heads of one connection."""
 
     def __init__(
         self,
@@ -111,7 +107,7 @@ class KnownHeads:
         read_text: ReadText | None,
         use_of: Callable[[bytes], Use] | None,
     ) -> None:
-        self.fields_apart: Fields = ()
+        self.fields_apart: Fields = ()  # those that the head that was found last lacks because they vary
         self._table = table
         self._max_list_bytes = max_list_bytes
         self._read_text = read_text

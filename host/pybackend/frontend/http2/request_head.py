@@ -15,32 +15,23 @@ _PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
 
 
 class RequestHead:
-    """The head of a request. Requests whose header blocks are the same bytes share one object.
-
-    Attributes:
-        method: e.g. ``b"POST"``.
-        scheme: ``b"http"`` or ``b"https"``; empty for CONNECT.
-        authority: host and port, empty if the request has none.
-        path: path and query; empty for CONNECT.
-        fields: the other fields.
-        content_length: the announced length of the body, or None.
-        user_data: a place for the reader of the head, which this package never touches. A head is shared by requests that repeat
-            it, so a reading of it that depends on nothing else need be made only once. It is dropped with the head.
-        takes_whole: requests with this head, if they lie whole in what was received, are offered to
-            ``ConnectionReceiver.on_whole_request``. Its receiver sets it, for a head without ``content_length``; it is reset once
-            a request was declined.
-    """
+    """The head of a request. Requests whose header blocks are the same bytes share one object."""
 
     __slots__ = ("authority", "content_length", "fields", "method", "path", "scheme", "takes_whole", "user_data")
 
     def __init__(self, pseudo: dict[bytes, bytes], fields: Fields, content_length: int | None) -> None:
-        self.method = pseudo.get(b":method", b"")
-        self.scheme = pseudo.get(b":scheme", b"")
-        self.authority = pseudo.get(b":authority", b"")
-        self.path = pseudo.get(b":path", b"")
-        self.fields = fields
-        self.content_length = content_length
+        self.method = pseudo.get(b":method", b"")  # e.g. ``b"POST"``.
+        self.scheme = pseudo.get(b":scheme", b"")  # ``b"http"`` or ``b"https"``; empty for CONNECT
+        self.authority = pseudo.get(b":authority", b"")  # host and port, empty if the request has none
+        self.path = pseudo.get(b":path", b"")  # path and query; empty for CONNECT
+        self.fields = fields  # the other fields
+        self.content_length = content_length  # the announced length of the body, or None
+        # a place for the reader of the head, which this package never touches. A head is shared by requests that repeat
+        # it, so a reading of it that depends on nothing else need be made only once. It is dropped with the head.
         self.user_data: object = None
+        # requests with this head, if they lie whole in what was received, are offered to
+        # ``ConnectionReceiver.on_whole_request``. Its receiver sets it, for a head without ``content_length``; it is
+        # reset once a request was declined.
         self.takes_whole = False
 
     def __repr__(self) -> str:

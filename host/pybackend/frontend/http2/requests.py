@@ -46,13 +46,10 @@ class OpenBlock:
 
 
 class Requests:
-    """Makes requests of one client's frames.
-
-    Attributes:
-        open_block: a header block whose end has not arrived: only CONTINUATION may follow.
-    """
+    """Makes requests of one client's frames."""
 
     def __init__(self, core: ConnectionCore, control: ControlFrames) -> None:
+        # a header block whose end has not arrived: only CONTINUATION may follow
         self.open_block: OpenBlock | None = None
         self._core = core
         self._control = control

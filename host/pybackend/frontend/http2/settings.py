@@ -28,67 +28,50 @@ _ENTRY = struct.Struct(">HI")
 
 @dataclass(frozen=True, slots=True)
 class PingRules:
-    """How often a client may ping.
+    """How often a client may ping."""
 
-    Attributes:
-        clock: tells the time in seconds; called when a PING arrives.
-        interval_s: the least time between two PINGs without an answer's data between them.
-        idle_interval_s: the same while no stream is open.
-        max_strikes: PINGs that may come too early.
-    """
-
-    clock: Callable[[], float]
-    interval_s: float
-    idle_interval_s: float
-    max_strikes: int
+    clock: Callable[[], float]  # tells the time in seconds; called when a PING arrives
+    interval_s: float  # the least time between two PINGs without an answer's data between them
+    idle_interval_s: float  # the same while no stream is open
+    max_strikes: int  # PINGs that may come too early
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The values that a server offers its peer, and the bounds that it sets, all for one connection.
+    """The values that a server offers its peer, and the bounds that it sets, all for one connection."""
 
-    Attributes:
-        max_concurrent_streams: streams that may be open at a time; more are refused.
-        stream_window_bytes: DATA that a peer may send on a stream before bytes are given back.
-        connection_window_bytes: the same for all streams together, at least 65,535: the memory that a peer can fill.
-        max_frame_bytes: the longest frame that is accepted, 16,384 to 16,777,215. DATA is delivered in pieces as it
-            arrives, so a large value costs no memory.
-        max_header_list_bytes: the largest header section, by the sum of RFC 9113 section 6.5.2 (names, values and 32 bytes per
-            field). Larger requests are answered with status 431; sections, or compressed blocks, of more than twice the
-            bound end the connection.
-        max_header_fields: the most fields of a section; requests with more are answered with status 431.
-        max_continuations: CONTINUATION frames of one header block.
-        max_unproductive_frames: frames that ask for work without moving a request forward: PING, SETTINGS,
-            WINDOW_UPDATE, PRIORITY, empty DATA, unknown types, refused streams, frames for closed streams. Finished
-            requests and bytes of DATA in either direction give some back, and so does time (``Connection.time_passed``).
-        max_resets: streams that end by RST_STREAM, sent by either side. A finished request gives one back, and so
-            does time.
-        max_unsent_replies: acknowledgements of PING and SETTINGS, and RST_STREAM frames for faults of the peer, that wait
-            because the user of the package takes no output: the peer does not read.
-        forgiven_frames_per_second: unproductive frames that a second gives back.
-        forgiven_resets_per_second: resets that a second gives back.
-        ping_rules: how often a peer may ping; None leaves PINGs to ``max_unproductive_frames``.
-        read_text: makes name and value of a received field into those that are checked, kept and passed on; a value that must not
-            be kept is replaced here, which depends on the name. None leaves them as they are.
-        remembers_heads: heads of requests are remembered by their header blocks, and whole requests are recognised by them.
-        use_of: what the user does with the fields of a name. Remembered heads lack those that it ignores, or reads apart. None: it reads all.
-    """
-
-    max_concurrent_streams: int = 1024
-    stream_window_bytes: int = 1024 * 1024
+    max_concurrent_streams: int = 1024  # streams that may be open at a time; more are refused
+    stream_window_bytes: int = 1024 * 1024  # DATA that a peer may send on a stream before bytes are given back
+    # the same for all streams together, at least 65,535: the memory that a peer can fill
     connection_window_bytes: int = 16 * 1024 * 1024
+    # the longest frame that is accepted, 16,384 to 16,777,215. DATA is delivered in pieces as it arrives, so a large
+    # value costs no memory.
     max_frame_bytes: int = 64 * 1024
+    # the largest header section, by the sum of RFC 9113 section 6.5.2 (names, values and 32 bytes per field). Larger
+    # requests are answered with status 431; sections, or compressed blocks, of more than twice the bound end the
+    # connection.
     max_header_list_bytes: int = 16 * 1024
-    max_header_fields: int = 128
-    max_continuations: int = 8
+    max_header_fields: int = 128  # the most fields of a section; requests with more are answered with status 431
+    max_continuations: int = 8  # CONTINUATION frames of one header block
+    # frames that ask for work without moving a request forward: PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA,
+    # unknown types, refused streams, frames for closed streams. Finished requests and bytes of DATA in either direction
+    # give some back, and so does time (``Connection.time_passed``).
     max_unproductive_frames: int = 4000
+    # streams that end by RST_STREAM, sent by either side. A finished request gives one back, and so does time.
     max_resets: int = 500
+    # acknowledgements of PING and SETTINGS, and RST_STREAM frames for faults of the peer, that wait because the user of
+    # the package takes no output: the peer does not read
     max_unsent_replies: int = 1000
-    forgiven_frames_per_second: int = 100
-    forgiven_resets_per_second: int = 100
-    ping_rules: PingRules | None = None
+    forgiven_frames_per_second: int = 100  # unproductive frames that a second gives back
+    forgiven_resets_per_second: int = 100  # resets that a second gives back
+    ping_rules: PingRules | None = None  # how often a peer may ping; None leaves PINGs to ``max_unproductive_frames``
+    # makes name and value of a received field into those that are checked, kept and passed on; a value that must not be
+    # kept is replaced here, which depends on the name. None leaves them as they are.
     read_text: Callable[[bytes, bytes], tuple[bytes, bytes]] | None = None
+    # heads of requests are remembered by their header blocks, and whole requests are recognised by them
     remembers_heads: bool = True
+    # what the user does with the fields of a name. Remembered heads lack those that it ignores, or reads apart. None:
+    # it reads all.
     use_of: Callable[[bytes], Use] | None = None
 
     def __post_init__(self) -> None:

@@ -45,15 +45,10 @@ client has opened the stream's window; the size of the frames, with the header o
 
 
 class _Kind(NamedTuple):
-    """All requests that differ in their stream and in their body only.
+    """All requests that differ in their stream and in their body only."""
 
-    Attributes:
-        form: these frames as a format for bytes, in which ``%b`` stands for the stream's number.
-        mentions: how often it has the number.
-    """
-
-    form: bytes
-    mentions: int
+    form: bytes  # these frames as a format for bytes, in which ``%b`` stands for the stream's number
+    mentions: int  # how often it has the number
     frames: _Frames
 
 

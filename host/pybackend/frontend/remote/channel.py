@@ -83,12 +83,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Channel:
-    """Frames to and from the peer. Nothing here ever waits for it.
-
-    Attributes:
-        is_open: False after the end of file, a broken rule, or :meth:`close`.
-        backlog_bytes: how much was sent that the socket has not accepted yet.
-    """
+    """Frames to and from the peer. Nothing here ever waits for it."""
 
     def __init__(
         self,
@@ -120,9 +115,9 @@ class Channel:
         self._tellers: list[int] = []
         self._backlog: deque[tuple[bytes, list[int]]] = deque()
         self._ahead: deque[tuple[list[Any], list[int]]] = deque()
-        self.backlog_bytes = 0
+        self.backlog_bytes = 0  # how much was sent that the socket has not accepted yet
         self._waiting: list[Callable[[], None]] = []
-        self.is_open = True
+        self.is_open = True  # False after the end of file, a broken rule, or :meth:`close`
         loop.add_reader(self._descriptor, self._read)
 
     # Sending

@@ -143,11 +143,7 @@ class ForwardingTable(InferTable):
 
 
 class CallTunnel:
-    """The tunnel of one client's calls.
-
-    Attributes:
-        takes_calls: further calls may begin in it.
-    """
+    """The tunnel of one client's calls."""
 
     tunnel: Tunnel
 
@@ -161,7 +157,7 @@ class CallTunnel:
         self._waiting: deque[tuple[int, bytes, int]] = deque()
         self._unread = b""
         self._taken_bytes = 0
-        self.takes_calls = True
+        self.takes_calls = True  # further calls may begin in it
 
     # Calls
 

@@ -92,20 +92,15 @@ def forwards_all(engine: RemoteEngine) -> bool:
 
 
 class HttpTunnel:
-    """The tunnel of one connection.
-
-    Attributes:
-        exchange: the one that it carries; None between two.
-        used_at: when the latest one has ended, in seconds of the port.
-    """
+    """The tunnel of one connection."""
 
     tunnel: Tunnel
 
     def __init__(self, port: ForwardingPort, connection: HttpConnection) -> None:
         self._port = port
         self._connection = connection
-        self.exchange: ForwardedExchange | None = None
-        self.used_at = port.seconds
+        self.exchange: ForwardedExchange | None = None  # the one that it carries; None between two
+        self.used_at = port.seconds  # when the latest one has ended, in seconds of the port
 
     def on_tunnel_data(self, data: bytes) -> None:
         if self.exchange is None:

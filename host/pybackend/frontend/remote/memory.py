@@ -74,16 +74,12 @@ class _Chunk:
 
 
 class InputPool:
-    """Segments that serve the same inputs.
-
-    Attributes:
-        is_wanted: others need the memory: segments go back as soon as they are not used.
-    """
+    """Segments that serve the same inputs."""
 
     def __init__(self, give_back: Callable[[int], None]) -> None:
         self.chunks: dict[int, _Chunk] = {}
         self.give_back = give_back
-        self.is_wanted = False
+        self.is_wanted = False  # others need the memory: segments go back as soon as they are not used
 
     def allocate(self, nbytes: int) -> BlockLease | None:
         """A block; None if no segment has room for it."""
@@ -107,14 +103,10 @@ class Asker(Protocol):
 
 
 class FrontEndMemory:
-    """All segments that a front end has.
-
-    Attributes:
-        clients: the account of the front end's clients; None before there are any.
-    """
+    """All segments that a front end has."""
 
     def __init__(self, engine: Asker) -> None:
-        self.clients: ClientMemory | None = None
+        self.clients: ClientMemory | None = None  # the account of the front end's clients; None before there are any
         self._engine = engine
         self._pools: dict[int, InputPool] = {}
         self._inputs: dict[int, InputPool] = {}

@@ -104,24 +104,15 @@ class Regions(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Infer(Struct, array_like=True, frozen=True, gc=False, tag=2):
-    """A request.
+    """A request."""
 
-    Attributes:
-        ticket: the front end's number for it.
-        handle: of the version against whose signature it was checked.
-        accepted_ns: ``time.monotonic_ns()`` when the front end had all of it.
-        preamble: an encoded :class:`Preamble`: the engine remembers those that it has checked.
-        data: the bytes of the inputs that do not lie elsewhere, in order, each :func:`padded`.
-        blocks: of the other inputs, in order.
-    """
-
-    ticket: Natural
-    handle: Natural
-    accepted_ns: Natural
+    ticket: Natural  # the front end's number for it
+    handle: Natural  # of the version against whose signature it was checked
+    accepted_ns: Natural  # ``time.monotonic_ns()`` when the front end had all of it
     id: str
-    preamble: bytes
-    data: bytes
-    blocks: Blocks | None
+    preamble: bytes  # an encoded :class:`Preamble`: the engine remembers those that it has checked
+    data: bytes  # the bytes of the inputs that do not lie elsewhere, in order, each :func:`padded`
+    blocks: Blocks | None  # of the other inputs, in order
     regions: Regions | None
     options: Options | None
 
@@ -271,18 +262,13 @@ class Failure(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Responded(Struct, array_like=True, frozen=True, gc=False, tag=36):
-    """A response to a request.
-
-    Attributes:
-        outputs: those without bytes have a place.
-        number: of the response, if it has places: its memory is lent until :class:`Release`.
-    """
+    """A response to a request."""
 
     ticket: Natural
     model_version: str
-    outputs: list[Output]
+    outputs: list[Output]  # those without bytes have a place
     places: list[OutputPlace | None] | None
-    number: Natural
+    number: Natural  # of the response, if it has places: its memory is lent until :class:`Release`
     parameters: dict[str, bool | int | float | str] | None
     failure: Failure | None
     final: bool

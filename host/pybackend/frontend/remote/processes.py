@@ -217,12 +217,7 @@ def certificates_of(name: control.Service, service: Service) -> control.Certific
 
 
 class FrontEnd:
-    """One front end, through all its restarts.
-
-    Attributes:
-        connection_count: its clients' connections when it was last asked.
-        on_shortage: called with the memory of a model of which it got too little; see :meth:`FrontEnds.make_room`.
-    """
+    """One front end, through all its restarts."""
 
     def __init__(
         self,
@@ -235,7 +230,8 @@ class FrontEnd:
         keys: KnownKeys | None,
         request_log: RequestLog,
     ) -> None:
-        self.connection_count = 0
+        self.connection_count = 0  # its clients' connections when it was last asked
+        # called with the memory of a model of which it got too little; see :meth:`FrontEnds.make_room`
         self.on_shortage: Callable[[TensorArena], None] = self.make_room
         self._keys = keys
         self._request_log = request_log
@@ -486,14 +482,10 @@ class FrontEnd:
 
 
 class _Attention:
-    """How long a front end has not answered, by its own time: one that gets no core is not at fault.
-
-    Attributes:
-        is_asked: it was asked, and has not answered.
-    """
+    """How long a front end has not answered, by its own time: one that gets no core is not at fault."""
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self.is_asked = False  # it was asked, and has not answered
         self._ticks_then = self._ticks_before = 0
         self._stopped = self._asleep = 0
 

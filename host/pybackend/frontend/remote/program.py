@@ -39,8 +39,6 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import ApiKeySettings, Settings
 from pybackend_wire.errors import RemoteProtocolError
 
-log = logging.getLogger(__name__)
-
 _GC_THRESHOLD = 20_000
 _LONGEST_S = 30 * 24 * 3600.0
 _PROTOCOLS = {"http": "http/1.1", "grpc": "h2"}
@@ -61,14 +59,10 @@ async def _serve(sock: socket.socket) -> None:
 
 
 class FrontEnd:
-    """This process.
-
-    Attributes:
-        ended: set when nothing is left to do.
-    """
+    """This process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        self.ended = asyncio.Event()
+        self.ended = asyncio.Event()  # set when nothing is left to do
         self._engine = RemoteEngine(sock, self._on_end)
         self._channel = self._engine.channel
         self._tunneller = Tunneller(loop, self._channel)

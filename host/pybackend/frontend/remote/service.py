@@ -8,7 +8,6 @@ pass: names, datatypes, shapes and sizes against the signature. A preamble is ch
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 import weakref
@@ -40,8 +39,6 @@ from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES
 
-log = logging.getLogger(__name__)
-
 MOST_HANDLES = 10_000
 """Most versions that one front end has opened: names are clients', and each may be spelled in many ways."""
 
@@ -63,23 +60,17 @@ Handler = Callable[[Any], None]
 
 
 class KnownPreamble(Struct, eq=False):
-    """A preamble that was read.
+    """A preamble that was read."""
 
-    Attributes:
-        inputs: name, datatype and shape of each, and the bytes of the message that are its own; none for :attr:`others`.
-        others: the inputs that lie elsewhere: number, size, and whether that is a block.
-        packed: of all inputs, if they are small and there are no others.
-        inline_bytes: how many bytes the message has.
-        template: name and version of the model, the requested outputs, and the batch size.
-        checked: how far it was checked against the signature.
-    """
-
+    # name, datatype and shape of each, and the bytes of the message that are its own; none for :attr:`others`
     inputs: list[tuple[tuple[str, str, list[int]], int, int]]
-    others: list[tuple[int, int, bool]]
+    others: list[tuple[int, int, bool]]  # the inputs that lie elsewhere: number, size, and whether that is a block
+    # of all inputs, if they are small and there are no others
     packed: list[tuple[str, str, list[int], int, int]] | None
-    inline_bytes: int
+    inline_bytes: int  # how many bytes the message has
+    # name and version of the model, the requested outputs, and the batch size
     template: tuple[str, str, tuple[str, ...], int]
-    checked: Checked = Checked.NOTHING
+    checked: Checked = Checked.NOTHING  # how far it was checked against the signature
 
 
 class OpenVersion:
@@ -159,19 +150,10 @@ class OpenVersion:
 
 
 class FrontEndService:
-    """The data path of one front end.
-
-    Attributes:
-        channel: to the front end.
-        handlers: of its messages, by type; others may be added.
-        refuses: the error for all requests that come now; None for none.
-        on_shortage: called with the memory of a model of which there is none left for an input.
-        make_room: asks the front end for unused memory.
-        drop_readers: disconnects slow clients of the front end whose responses take the memory of a model's process.
-    """
+    """The data path of one front end."""
 
     def __init__(self, engine: InferenceEngine, sock: socket.socket, on_end: OnEnd) -> None:
-        self.refuses: InferenceError | None = None
+        self.refuses: InferenceError | None = None  # the error for all requests that come now; None for none
         self._engine = engine
         self._senders = {protocol: Sender(protocol) for protocol in ("http", "grpc")}
         self._handles = count(1)
@@ -182,12 +164,16 @@ class FrontEndService:
         self._settling: dict[int, asyncio.Future[None]] = {}
         self._settle_numbers = count(1)
         self._traces: bool | None = None
+        # to the front end
         self.channel = Channel(asyncio.get_running_loop(), sock, messages.from_front_end, self._on_messages, on_end)
         self._inputs = InputLoans(self.channel)
         self._outputs = OutputLoans(self.channel)
+        # called with the memory of a model of which there is none left for an input
         self.on_shortage: Callable[[TensorArena], None] = lambda _arena: None
-        self.make_room = self._inputs.make_room
+        self.make_room = self._inputs.make_room  # asks the front end for unused memory
+        # disconnects slow clients of the front end whose responses take the memory of a model's process
         self.drop_readers = self._outputs.drop_readers
+        # of its messages, by type; others may be added
         self.handlers: dict[type, Handler] = {
             messages.Infer: self._infer,
             messages.Open: self._open_version,

@@ -98,7 +98,7 @@ def parse_infer(
     """Parse the JSON part of an infer request. The plan is not validated against the model yet.
 
     The ``header`` is the whole body if the client did not send its length. If the caller knows ``available_bytes``
-    behind it, sizes are checked here, in the reference's order; otherwise by ``check_body_size``. ``cut_tensors`` are
+    behind it, sizes are checked here, in the reference's order; otherwise the caller counts them as they arrive. ``cut_tensors`` are
     None if the JSON part is complete.
     """
     if header_length is not None and len(header) < header_length:

@@ -47,18 +47,12 @@ _OPENING, _CLOSING = 0x7B, 0x7D
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A document, split into skeleton and data.
+    """A document, split into skeleton and data."""
 
-    Attributes:
-        skeleton: the document with ``[token, n]`` in place of the n-th array of data.
-        token: a number that no client can know, so that nothing a client sends looks like such a place.
-        spans: where these arrays begin and end in the document, brackets included.
-        places: where in the skeleton each of them is left out, and by how many bytes what follows is shifted.
-    """
-
-    skeleton: bytes
-    token: int
-    spans: list[tuple[int, int]]
+    skeleton: bytes  # the document with ``[token, n]`` in place of the n-th array of data
+    token: int  # a number that no client can know, so that nothing a client sends looks like such a place
+    spans: list[tuple[int, int]]  # where these arrays begin and end in the document, brackets included
+    # where in the skeleton each of them is left out, and by how many bytes what follows is shifted
     places: list[tuple[int, int]]
 
     def offset(self, place: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from pybackend.inference.validation import validate_bytes_tensors, validate_header
 from pybackend.modelconfig.signature import ModelSignature
-from pybackend.protocol.infer_plan import InferPlan, attach_blobs, check_body_size
+from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
 from pybackend.protocol.json.infer_request import parse_infer
 from pybackend.protocol.limits import BodyLimits
 
@@ -34,7 +34,8 @@ def _infer(
         limits=limits or BodyLimits(),
         available_bytes=available if size_known else None,
     )
-    check_body_size(plan, available)
+    if plan.binary_bytes != available:
+        raise body_size_error(plan.binary_inputs, available, plan.request.model_name)
     validate_header(plan.request, signature, plan.binary_inputs)
     attach_blobs(plan, text + (blob or b""), len(text))
     validate_bytes_tensors(plan.request, signature)
