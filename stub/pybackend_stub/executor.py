@@ -58,6 +58,8 @@ class ModelExecutor:
         self._errors = errors
         self._reschedules = plan.reschedules  # which requests is known when ``execute`` has ended
         self._overlaps = (plan.decoupled or plan.concurrency > 1) and not plan.reschedules
+        self.steps: Any = None
+        """The steps that follow the next execution in this process, see :mod:`pybackend_stub.steps`; None for none."""
         self._runner: Optional[CoroutineRunner] = None
         self._starting = threading.Lock()
         self.only_begins = self._overlaps and inspect.iscoroutinefunction(getattr(model, "execute", None))
@@ -126,13 +128,15 @@ class OnceExecutor(ModelExecutor):
     """For models that answer each request once."""
 
     def run(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> int:
-        clock = time.monotonic_ns
+        clock, steps = time.monotonic_ns, self.steps
         began_ns = start_ns = clock()
         requests: List[InferenceRequest] = []
         refused = _NONE
         try:
             requests = self._reader.requests(execution, raw_requests, tail)
             start_ns, refused = clock(), self._reader.refused
+            if steps is not None:
+                steps.begin(requests)
             EXECUTING.requests = requests
             returned = self._model.execute(requests) if requests else []
             if type(returned) is not list and inspect.iscoroutine(returned):
@@ -148,6 +152,13 @@ class OnceExecutor(ModelExecutor):
             EXECUTING.requests = ()
             return done_ns
         EXECUTING.requests = ()
+        if steps is not None:
+            box = list(responses)
+            returned = responses = ()  # so that only the model may keep anything
+            responses = steps.follow(execution, requests, box)
+            with self._answers.lock:  # what has followed, and the result, leave in one frame
+                steps.tell(execution, self._answers)
+                return self._answer(execution, began_ns, start_ns, end_ns, requests, responses, refused)
         return self._answer(execution, began_ns, start_ns, end_ns, requests, responses, refused)
 
     def _begin(

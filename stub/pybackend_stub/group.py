@@ -9,7 +9,7 @@ import threading
 import traceback
 from contextlib import suppress
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.forks import ForkRelay
@@ -18,7 +18,8 @@ from pybackend_stub.model_modules import ModelModules, renew_lock
 from pybackend_stub.neighbours import Neighbour, NeighbourCalls, Neighbours
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.runtimes import SharedRuntime, attach, detach, enter
-from pybackend_wire.host_messages import Initialize, ModelToLoad
+from pybackend_stub.steps import FollowingSteps
+from pybackend_wire.host_messages import FromHost, Initialize, ModelToLoad, Offer, Then
 from pybackend_wire.stub_messages import HandedBack, Occupied, encoded
 
 _PATIENCE_S = 0.002
@@ -75,6 +76,7 @@ class Member(StubLoop):
         self._neighbours = neighbours
         self._runtime: Optional[SharedRuntime] = None
         self._neighbour: Optional[Neighbour] = None
+        self._then: Dict[int, Tuple[Then, bytearray]] = {}
         self._execute = self._execute_alone
         self._instance.make_calls = partial(NeighbourCalls, neighbours, self._answers)
         self._receiver.end()  # the end of this socket is not that of the process
@@ -88,7 +90,7 @@ class Member(StubLoop):
         attach(runtime)
         enter(runtime)
         self._neighbour = neighbour = Neighbour(model.model_name, runtime)
-        self._instance.on_offer = neighbour.offer
+        self._instance.on_group_message = self._on_group_message
         self._neighbours.add(neighbour)
         return runtime
 
@@ -102,9 +104,29 @@ class Member(StubLoop):
         assert runtime is not None
         if plan.signature is not None and not callable(getattr(instance.model, "is_ready", None)):
             neighbour.open(instance.model, instance.executor, instance.results, plan)
+            self._neighbours.number(neighbour)
         assert isinstance(runtime.models, NeighbourCalls)
+        runtime.models.caller = neighbour
         runtime.models.reaches_neighbours = plan.calls_neighbours
         return True
+
+    def _on_group_message(self, message: FromHost, tail: bytearray) -> None:
+        if isinstance(message, Then):
+            self._then[message.execution] = message, tail
+        elif isinstance(message, Offer):
+            assert self._neighbour is not None  # the model is loaded
+            self._neighbour.offer(message.offered)
+
+    def _following(self, execution: int) -> "Optional[FollowingSteps]":
+        """The steps of an ensemble that may follow an execution."""
+        then, tail = self._then.pop(execution, (None, bytearray()))
+        for number in [each for each in self._then if each < execution]:  # these were handed back
+            del self._then[number]
+        results, runtime = self._instance.results, self._runtime
+        if then is None or results is None or runtime is None or runtime.models is None:
+            return None
+        assert self._neighbour is not None
+        return FollowingSteps(then, tail, self._neighbour, self._neighbours, runtime.models, self._answers, results)
 
     def _execute_alone(self, execution: int, requests: "Sequence[Any]", tail: bytearray) -> None:
         assert self._neighbour is not None  # the model is loaded
@@ -116,10 +138,17 @@ class Member(StubLoop):
                 pass
             self._channel.say(Occupied(False))
             return
+        steps = self._following(execution) if self._then else None
+        executor = self._instance.executor
+        assert executor is not None  # the model is initialised
+        executor.steps = steps
         try:
             self._instance.execute(execution, requests, tail)
         finally:
-            busy.release()
+            executor.steps = None
+            self._neighbour.has_run = True
+            if steps is None or not steps.has_left:
+                busy.release()
 
     def _finalize(self) -> "Optional[BaseException]":
         neighbour = self._neighbour

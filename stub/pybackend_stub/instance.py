@@ -42,6 +42,7 @@ from pybackend_wire.host_messages import (
     Offer,
     Probe,
     Reply,
+    Then,
 )
 from pybackend_wire.messages import ATTENDED_FROM, BEGUN_WORD, SegmentRole
 from pybackend_wire.stub_messages import Detached, DroppedOutput, Readiness
@@ -120,7 +121,7 @@ class ModelInstance:
         self._executing = 0
         self._attended = False
         self.make_calls: Callable[..., ModelCalls] = ModelCalls
-        self.on_offer: Callable[[bool], None] = lambda _offered: None
+        self.on_group_message: Callable[[FromHost, bytearray], None] = lambda _message, _tail: None
 
     def connect(self, receiver: Receiver, attend: "Callable[[], None]") -> None:
         """Set who passes messages to :meth:`handle`, and what to call if some may come while the model's code runs."""
@@ -233,8 +234,8 @@ class ModelInstance:
             self._responder.on_flow((message.execution, message.request), message.allowed)
         elif isinstance(message, Collect):
             gc.collect()
-        elif isinstance(message, Offer):
-            self.on_offer(message.offered)
+        elif isinstance(message, (Offer, Then)):
+            self.on_group_message(message, tail)
         else:
             assert isinstance(message, Probe)
             assert self._readiness is not None

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from contextvars import ContextVar
-from typing import Any, Awaitable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Awaitable, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -47,17 +47,23 @@ class _Expected(NamedTuple):
     dims: "Tuple[int, ...]"
 
 
-class _LocalRequest:
-    """The key of a request that a neighbour has made; it makes the sender, if the model wants one."""
+class LocalRequest:
+    """The key of a request that was made in this process; it makes the sender, if the model wants one.
 
-    def __init__(self) -> None:
+    Args:
+        is_cancelled: for a step of an ensemble, whether nobody waits for it; a call goes on without its caller's client.
+    """
+
+    def __init__(self, is_cancelled: "Optional[Callable[[], bool]]" = None) -> None:
         self.is_over = False
+        self.is_step = is_cancelled is not None
+        self.is_cancelled = is_cancelled or (lambda: False)
         self._response: Optional[InferenceResponse] = None
         self._answered: Optional[threading.Event] = None
 
     def sender(self) -> InferenceResponseSender:
         self._answered = threading.Event()
-        return InferenceResponseSender._create(ResponseStream(self._transmit, lambda: False, decoupled=False))
+        return InferenceResponseSender._create(ResponseStream(self._transmit, self.is_cancelled, decoupled=False))
 
     def _transmit(self, response: "Optional[InferenceResponse]", _final: bool) -> None:
         assert self._answered is not None
@@ -80,7 +86,7 @@ class Frame(NamedTuple):
     execution: int  # of that model, 0 if it is not known
     held: "Tuple[str, ...]"  # the instances that serve calls in this thread, the innermost one last
     answers: AnswerQueue
-    request: _LocalRequest
+    request: LocalRequest
 
 
 _FRAME: "ContextVar[Optional[Frame]]" = ContextVar("pybackend_frame", default=None)
@@ -105,7 +111,7 @@ class Lent:
         """A tensor as a neighbour gets it: a view, or a copy if it is small or its model wants copies."""
         name, datatype, shape = tensor._name, tensor._datatype, tensor._shape
         if copies or _size(tensor) <= INLINE_BYTES:
-            return _tensor(name, datatype, shape, _copied(tensor._data))
+            return tensor_of(name, datatype, shape, _copied(tensor._data))
         self._datas.append(tensor._data)
         self._counts.append(_count(self._datas, -1))
         lent = Tensor._from_wire(name, datatype, shape, tensor._data, copy=True)
@@ -134,6 +140,9 @@ class Neighbour:
         self._is_offered = False
         self._is_open = False
         self._told: Dict[Any, None] = {}
+        self.member = 0
+        self.has_run = False  # an execution that the host has sent is over
+        self.has_called = False  # it has called another model: then it follows no step any more
 
     def open(self, model: Any, executor: ModelExecutor, results: ResultWriter, plan: Initialize) -> None:
         """The model is initialised, and the host says what requests to it look like."""
@@ -143,8 +152,8 @@ class Neighbour:
         self._results = results
         self._outputs = tuple(plan.output_names)
         self._known_outputs = frozenset(plan.output_names)
-        self._copies_inputs = plan.copy_inputs
-        self._max_batch_size, inputs = plan.signature
+        self.copies_inputs = plan.copy_inputs
+        self._max_batch_size, inputs, self.member = plan.signature
         self._inputs = {name: _Expected(datatype, tuple(dims)) for name, datatype, dims, _ in inputs}
         self._required = [name for name, _, _, optional in inputs if not optional]
         self._is_open = True
@@ -156,6 +165,14 @@ class Neighbour:
     @property
     def is_callable(self) -> bool:
         return self._is_open and self._is_offered
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether it may run as a step of an ensemble, in the thread of the model that was the first.
+
+        Not if it calls models: a call that the host lets wait would keep that thread, and the model called may need it.
+        """
+        return self._is_open and self.has_run and not self.has_called
 
     def offer(self, offered: bool) -> None:
         """The host says whether calls that name no version are this model's."""
@@ -225,7 +242,7 @@ class Neighbour:
             else:
                 box = [response]
                 response = None
-                response, layouts = self._received(box, request._requested_output_names)
+                response, layouts = self.received(box, request._requested_output_names)
         finally:
             key.is_over = True
             EXECUTING.requests = before
@@ -233,7 +250,7 @@ class Neighbour:
             _FRAME.reset(of_frame)
             self.busy.release()
         if lent.are_kept:
-            self._copies_inputs = True
+            self.copies_inputs = True
             _forbid_writing(request._inputs)
         frame.answers.add_local_call(
             LocalCall(
@@ -244,22 +261,24 @@ class Neighbour:
                 clock(),
                 batch_size,
                 None if response._error is None else int(response._error.code()),
+                key.is_step,
                 layouts,
             )
         )
         return response
 
-    def _request(self, request: InferenceRequest, key: _LocalRequest, lent: Lent) -> InferenceRequest:
+    def _request(self, request: InferenceRequest, key: LocalRequest, lent: Lent) -> InferenceRequest:
         parameters = request._parameters
         return InferenceRequest._from_wire(
             request._request_id,
             request._correlation_id,
-            [lent.lend(tensor, self._copies_inputs) for tensor in request._inputs],
+            [lent.lend(tensor, self.copies_inputs) for tensor in request._inputs],
             request._requested_output_names or self._outputs,
             request._flags,
             request._timeout,
             None if parameters is None else dict(parameters),
             key,
+            request._priority,
         )
 
     def _failed(self, error: "Optional[TritonError]") -> InferenceResponse:
@@ -268,7 +287,7 @@ class Neighbour:
             self._executor._errors.write(error.message(), TritonModelException(error.message()), 0, [])
         return InferenceResponse(error=TritonError(shortened(error.message(), MOST_TEXT), error.code()))
 
-    def _received(
+    def received(
         self, box: "List[InferenceResponse]", names: "Sequence[str]"
     ) -> "Tuple[InferenceResponse, List[TensorPlace]]":
         """Return what the caller gets of a response, and the outputs of which the host must hear.
@@ -289,7 +308,7 @@ class Neighbour:
         for place, (name, datatype, shape) in enumerate(parts):
             if not _is_exclusive(datas, place):
                 datas[place] = _copied(datas[place])
-            tensors.append(_tensor(name, datatype, shape, datas[place]))
+            tensors.append(tensor_of(name, datatype, shape, datas[place]))
         received = InferenceResponse._of(tensors)
         received._parameters = None if parameters is None else dict(parameters)
         return received, self._new_layouts(parts)
@@ -311,6 +330,7 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._by_name: Dict[str, List[Neighbour]] = {}
+        self._by_number: Dict[int, Neighbour] = {}
         self._changing = threading.Lock()
 
     def add(self, neighbour: Neighbour) -> None:
@@ -321,6 +341,15 @@ class Neighbours:
         with self._changing:
             left = [each for each in self._by_name.get(neighbour.name, ()) if each is not neighbour]
             self._by_name[neighbour.name] = left
+            self._by_number.pop(neighbour.member, None)
+
+    def number(self, neighbour: Neighbour) -> None:
+        """Let :meth:`find` find one, which the host has given its number."""
+        self._by_number[neighbour.member] = neighbour
+
+    def find(self, member: int) -> "Optional[Neighbour]":
+        """The one with a number; None if it is not in this process, or the host has a part in its requests."""
+        return self._by_number.get(member)
 
     def infer(
         self, calls: ModelCalls, answers: AnswerQueue, request: InferenceRequest
@@ -343,10 +372,10 @@ class Neighbours:
                     return None
                 if frame is None:
                     held: Tuple[str, ...] = (neighbour.instance_name,)
-                    frame = Frame(calls, calls.execution(), held, answers, _LocalRequest())
+                    frame = Frame(calls, calls.execution(), held, answers, LocalRequest())
                 else:
                     held = (*frame.held, neighbour.instance_name)
-                    frame = frame._replace(held=held, request=_LocalRequest())
+                    frame = frame._replace(held=held, request=LocalRequest())
                 return neighbour.serve(request, batch_size, frame)
         return None
 
@@ -358,9 +387,11 @@ class NeighbourCalls(ModelCalls):
         super().__init__(*parts)
         self._neighbours = neighbours
         self._answers = answers
+        self.caller: Optional[Neighbour] = None
         self.reaches_neighbours = False
 
     def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
+        self._note_call()
         if self.reaches_neighbours and not decoupled:
             response = self._neighbours.infer(self, self._answers, request)
             if response is not None:
@@ -370,7 +401,12 @@ class NeighbourCalls(ModelCalls):
             return super().infer(request, decoupled)
         return frame.outermost.infer_for(request, decoupled, frame.execution, frame.held)
 
+    def _note_call(self) -> None:
+        if self.caller is not None:
+            self.caller.has_called = True
+
     def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
+        self._note_call()
         frame = _current()
         if frame is None:
             return super().infer_async(request, decoupled)
@@ -411,7 +447,8 @@ def _copied(data: Any) -> Any:
     return data.copy() if type(data) is np.ndarray else bytearray(data)
 
 
-def _tensor(name: str, datatype: str, shape: "Sequence[int]", data: Any) -> Tensor:
+def tensor_of(name: str, datatype: str, shape: "Sequence[int]", data: Any) -> Tensor:
+    """Make a tensor, of whose data it is no copy."""
     tensor = Tensor._from_wire(name, datatype, shape, data)
     if type(data) is np.ndarray and datatype in _BY_NAME:
         tensor._array = data

@@ -168,6 +168,10 @@ class AnswerQueue:
         with self.lock:
             self._messages.append(encoded(FreeInput(blocks)))
 
+    def add(self, message: Any) -> None:
+        """Queue a message that belongs to the result that comes next; the caller holds :attr:`lock`."""
+        self._messages.append(encoded(message))
+
     def add_local_call(self, call: LocalCall) -> None:
         """Queue what the host must know before the answer for which another model in this process was run."""
         with self.lock:

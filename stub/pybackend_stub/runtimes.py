@@ -28,7 +28,8 @@ class SharedRuntime(StubRuntime):
         self.modules = modules
 
     def is_cancelled(self, request: "InferenceRequest") -> bool:
-        return type(request._key) is tuple and super().is_cancelled(request)
+        key = request._key
+        return super().is_cancelled(request) if type(key) is tuple else bool(key.is_cancelled())
 
     def response_sender(self, request: "InferenceRequest") -> "InferenceResponseSender":
         key = request._key

@@ -58,6 +58,7 @@ class Signature(NamedTuple):
 
     max_batch_size: Natural
     inputs: Sequence[InputSignature]
+    member: Natural  # its number among the models of the server, by which THEN names it
 
 
 class Initialize(NamedTuple):
@@ -215,6 +216,35 @@ class Offer(NamedTuple):
     offered: bool
 
 
+Names = Sequence[Tuple[str, str]]
+"""The name of an input or output of a model, and that of the ensemble's tensor, each."""
+
+
+class NextStep(NamedTuple):
+    """A step of an ensemble that may follow others in their process. On the wire a plain sequence."""
+
+    member: Natural  # the model that runs it
+    inputs: Names
+    outputs: Names
+
+
+class Program(NamedTuple):
+    """The steps of an ensemble that may follow one of its steps in the same process."""
+
+    inputs: Names  # those of the first step that later ones use, too
+    outputs: Names  # of the first step
+    steps: Sequence[NextStep]
+    kept: Sequence[str]  # tensors that are needed after all these steps
+
+
+class Then(NamedTuple):
+    """The steps that may follow the next execution; comes before its EXECUTE, which has one request."""
+
+    execution: Natural
+    tensors: Sequence[TensorPlace]  # small ones in the tail, which the steps use and none of them makes
+    program: Program  # on the wire a plain sequence
+
+
 class Finalize(NamedTuple):
     """Call ``finalize`` and exit."""
 
@@ -235,6 +265,7 @@ FromHost = Union[
     Collect,
     Join,
     Offer,
+    Then,
     Finalize,
 ]
 

@@ -33,7 +33,8 @@ In the process of a group, the socket that the process was started with carries 
 socket of another model, with which everything above happens in a separate thread.
 
 There OFFER says whether other models in the process may run this one, LOCAL_CALL that one has done so, and OCCUPIED that
-one is at it, so that what the host has sent goes back.
+one is at it, so that what the host has sent goes back. THEN comes before an EXECUTE, and names the steps of an ensemble that
+may follow it in the process; before the RESULT comes FOLLOWED, with those that did.
 
 Type names appear in annotations as text. The host, which does not trust a stub, derives from them the types for
 checking a stub's messages, and adds the bounds of :data:`Natural` and the like.
@@ -77,7 +78,7 @@ MetricChangeNumber = int
 MetricValue = Union[float, str]
 """A finite number, or ``"inf"``, ``"-inf"`` or ``"nan"``, which json cannot express as numbers."""
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Compared in the handshake; a mismatch means that the bundle does not belong to this host."""
 
 INLINE_BYTES = 8192
@@ -133,6 +134,7 @@ class HostMessage(IntEnum):
     COLLECT = 14
     JOIN = 15
     OFFER = 16
+    THEN = 17
 
 
 class StubMessage(IntEnum):
@@ -164,6 +166,7 @@ class StubMessage(IntEnum):
     DROPPED_OUTPUT = 57
     LOCAL_CALL = 58
     OCCUPIED = 59
+    FOLLOWED = 60
 
 
 def by_kind(kinds: Any, messages: Any) -> Dict[int, Any]:
@@ -286,6 +289,7 @@ _SERVING |= {
     StubMessage.CALL,
     StubMessage.LOCAL_CALL,
     StubMessage.OCCUPIED,
+    StubMessage.FOLLOWED,
     StubMessage.CANCEL_CALL,
     StubMessage.READINESS,
 }

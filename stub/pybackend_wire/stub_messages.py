@@ -164,6 +164,7 @@ class LocalCall(NamedTuple):
     done_ns: Natural
     batch_size: Natural
     error: Optional[Code]  # the code of its error; None for a result
+    of_step: bool  # it was not called by a model, but ran as a step of an ensemble
     new_outputs: List[TensorPlace]  # outputs with a layout that it has not returned before, without their bytes
 
 
@@ -171,6 +172,18 @@ class Occupied(NamedTuple):
     """Whether another model in the process runs this one, and for so long that executions must not wait for it."""
 
     occupied: bool
+
+
+class Followed(NamedTuple):
+    """The steps of an ensemble that have followed an execution, see THEN; sent before its RESULT.
+
+    The results have those outputs alone that the host still needs. After one with an error no other follows.
+    """
+
+    execution: Natural
+    left_ns: Natural  # when the first step was over
+    new_outputs: List[TensorPlace]  # outputs of the first step, as in :class:`LocalCall`
+    results: List[RequestResult]
 
 
 class CancelCall(NamedTuple):
@@ -275,6 +288,7 @@ FromStub = Union[
     Call,
     LocalCall,
     Occupied,
+    Followed,
     CancelCall,
     Readiness,
     Finalized,

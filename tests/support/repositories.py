@@ -19,6 +19,11 @@ GROUPED = "PYBACKEND_TESTS_GROUPED"
 alone = pytest.mark.skipif(GROUPED in os.environ, reason="in one process, the others share this model's fate")
 """Marks tests of what is another in a group."""
 
+by_the_server = pytest.mark.skipif(
+    GROUPED in os.environ, reason="in one process, steps pass on their tensors themselves"
+)
+"""Marks tests of what the server does between the steps of an ensemble."""
+
 _IN_GROUP = 'parameters { key: "PROCESS_GROUP" value { string_value: "tests" } }'
 
 

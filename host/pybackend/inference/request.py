@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntFlag
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
 from pybackend.inference.region import RegionOutputs
 from pybackend.inference.tensor import InputTensor
 from pybackend.observability.tracing.request_trace import RequestTrace
+from pybackend_wire.host_messages import Program
 
 
 def request_prefix(request_id: str) -> str:
@@ -29,6 +31,13 @@ class RequestFlags(IntFlag):
 
 PackedInputs = tuple[bytes, Sequence[tuple[str, str, Sequence[int], int, int]]]
 """The bytes of all inputs of a request, each aligned; and of each input its name, datatype, shape, and the place of its bytes there."""
+
+
+class FollowingSteps(NamedTuple):
+    """The steps of an ensemble that may follow a request where it is executed, see :class:`pybackend_wire.host_messages.Then`."""
+
+    program: Program
+    tensors: Sequence[InputTensor]  # small ones that the steps use, besides those of the request
 
 
 class InferenceRequest(Struct, eq=False):
@@ -56,6 +65,7 @@ class InferenceRequest(Struct, eq=False):
     # the small inputs once more, as they came in one piece; they count if none was added since. None if there are
     # others.
     packed: PackedInputs | None = None
+    following: FollowingSteps | None = None  # set for a step of an ensemble whose model shares its process
 
     @property
     def has_options(self) -> bool:

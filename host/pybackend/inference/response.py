@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -23,6 +23,8 @@ class InferenceResponse(Struct, eq=False):
     error: InferenceError | None = None  # the failure, None for a result
     final: bool = True  # True on the last element of the stream
     empty: bool = False  # True if this only ends the stream: the model sent its final flag without a response
+    # the responses of the following steps that have run, see ``InferenceRequest.following``; released one by one
+    followed: Sequence[InferenceResponse] = ()
 
     def release(self) -> None:
         """Release the outputs' memory. Further calls do nothing."""

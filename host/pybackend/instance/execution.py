@@ -61,6 +61,9 @@ class Execution(Struct, eq=False):
     # places of the requests that the model wants to execute once more; told before ``execute`` returns
     rescheduled: Sequence[int] = ()
     times: ExecutionTimes = NOT_OVER
+    # the responses of the steps that have followed it in its process, and when itself was over
+    followed: Sequence[InferenceResponse] = ()
+    left_ns: int = 0
 
     def reschedule(self, places: Sequence[int]) -> None:
         """Note which requests must be executed once more.

@@ -11,6 +11,7 @@ from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, RunningExecution, mention
+from pybackend.inference.request import FollowingSteps
 from pybackend.instance.execution import Execution, ExecutionOwner, InstanceOwner
 from pybackend.instance.in_flight import Activity, ExecutionsInFlight
 from pybackend.instance.lent_inputs import encoded_request, taken_back
@@ -20,8 +21,11 @@ from pybackend.instance.session import StubSession
 from pybackend.instance.settings import InstanceSettings
 from pybackend.instance.stacks import Stack, place
 from pybackend.instance.stub_life import unhealthy
+from pybackend.ipc.channel import StubChannel
 from pybackend.modelconfig.schema import RateLimit
 from pybackend.observability.model_output import ModelOutput
+from pybackend_wire.host_messages import Then
+from pybackend_wire.messages import TAIL, TensorPlace
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +133,8 @@ class InstanceExecutor:
             owner.on_refused(batch, InferenceError(what, ErrorCode.UNAVAILABLE))
             gate.end()
             return
+        if batch[0].request.following is not None and session.is_shared:
+            channel.post(_then(channel, number, batch[0].request.following))
         channel.post_execute(number, encoded)
         ahead = bool(self._in_flight) and self._concurrency == 1
         if paused:
@@ -202,6 +208,14 @@ class InstanceExecutor:
             return self.holders
         numbers = self._running_numbers
         return self._as_running([pending.execution] if pending.execution in numbers else numbers)
+
+
+def _then(channel: StubChannel, number: int, following: FollowingSteps) -> Then:
+    tensors = [
+        TensorPlace(each.name, each.datatype, each.shape, TAIL, channel.append_tail(each.data), len(each.data or b""))
+        for each in following.tensors
+    ]
+    return Then(number, tensors, following.program)
 
 
 LONG_NS = 10_000_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest
@@ -88,17 +88,18 @@ class ExecutionsInFlight:
             heard.Rescheduled: lambda rescheduled, _: self.on_rescheduled(rescheduled),
             heard.DroppedOutput: lambda dropped, _: self.on_dropped_output(dropped),
             heard.Occupied: lambda message, _: self.on_occupied(message),
+            heard.Followed: self.on_followed,
             heard.HandedBack: lambda handed_back, _: self.on_handed_back(handed_back.executions),
         }
 
     def on_results(self, results: Sequence[heard.Result], tail: bytes) -> None:
         """Executions have returned. What comes next leaves before the answers are written: the stub need not wait."""
         now_ns = time.monotonic_ns()
-        returned_to: dict[ExecutionOwner, list[Returned]] = {}
+        returned_to: dict[tuple[ExecutionOwner, int], list[Returned]] = {}
         try:
             for result in results:
                 returned = execution, _ = self._returned(result, tail, now_ns)
-                returned_to.setdefault(execution.owner, []).append(returned)
+                returned_to.setdefault((execution.owner, execution.left_ns or now_ns), []).append(returned)
                 execution.gate.end()
         finally:  # those before a broken one are over
             try:
@@ -106,8 +107,16 @@ class ExecutionsInFlight:
                 if self.session is not None:
                     self.session.channel.flush()
             finally:
-                for owner, executions in returned_to.items():
-                    owner.on_executed(executions, now_ns)
+                self._tell(iter(returned_to.items()))
+
+    def _tell(self, returned_to: Iterator[tuple[tuple[ExecutionOwner, int], Sequence[Returned]]]) -> None:
+        """Tell each owner what is over, and since when."""
+        for (owner, over_ns), executions in returned_to:
+            try:
+                owner.on_executed(executions, over_ns)
+            except BaseException:
+                self._tell(returned_to)  # the requests of the others are answered in any case
+                raise
 
     def _returned(self, result: heard.Result, tail: bytes, now_ns: int) -> Returned:
         """The execution with a result, which is over."""
@@ -122,6 +131,12 @@ class ExecutionsInFlight:
         responses: list[InferenceResponse | None] = []
         for pending, item in zip(execution.pending, result.results):  # noqa: B905  counted above
             responses.append(None if item is None else self._response(pending, item, tail, final=True))
+        if execution.followed:
+            first = responses[0]
+            if first is None or first.error is not None:
+                raise RemoteProtocolError("steps that have followed one without a result")
+            first.followed, execution.followed = execution.followed, ()
+            execution.left_ns = execution.left_ns if end_ns <= execution.left_ns <= now_ns else end_ns
         again = self._withdrawn(execution, responses) if execution.rescheduled else None
         del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
         execution.times = began_ns, start_ns, end_ns
@@ -220,6 +235,24 @@ class ExecutionsInFlight:
         self.session.check_shared()
         self.prefetch.occupy(occupied=message.occupied)
 
+    def on_followed(self, message: heard.Followed, tail: bytes) -> None:
+        """Steps of an ensemble have followed an execution in the process; its result comes next."""
+        execution = self.in_flight.get(message.execution)
+        pending = None if execution is None else execution.pending[0]
+        following = None if pending is None else pending.request.following
+        if execution is None or pending is None or following is None or execution.followed:
+            raise RemoteProtocolError("steps that have followed an execution that has none")
+        results = message.results
+        if len(results) > len(following.program.steps) or any(each.error is not None for each in results[:-1]):
+            raise RemoteProtocolError("steps that have followed one without a result")
+        execution.left_ns = message.left_ns
+        followed: list[InferenceResponse] = []
+        execution.followed = followed  # at once: those before a broken one have memory that must be released, too
+        followed.extend(self._response(pending, result, tail, final=True) for result in results)
+        if self._output_listener is not None:
+            for output in message.new_outputs:
+                self._output_listener.on_new_output(output.name, output.datatype, output.shape)
+
     def on_handed_back(self, executions: Sequence[int]) -> None:
         """The stub is busy, and gives back what it has not begun."""
         session, prefetch = self.session, self.prefetch
@@ -281,6 +314,8 @@ class ExecutionsInFlight:
         for owner, (begun, waiting) in lost.items():
             owner.on_lost(instance, error, begun, waiting)
         for execution in in_flight:
+            for response in execution.followed:
+                response.release()
             for pending in execution.pending:
                 if pending.request.trace is not None:
                     pending.request.trace.end_execution()  # of one that was answered before it died

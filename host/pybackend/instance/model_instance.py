@@ -194,7 +194,7 @@ class ModelInstance:
             self.session.offer(offered=offered)
 
     def on_local_call(self, call: heard.LocalCall) -> None:
-        """Another model has run this one in the process that they share."""
+        """It was run in the process that it shares with others: another model called it, or a step of an ensemble came before."""
         times, done_ns, now_ns = (
             (call.began_ns, call.infer_start_ns, call.infer_end_ns),
             call.done_ns,
@@ -202,7 +202,8 @@ class ModelInstance:
         )
         if not times[0] <= times[1] <= times[2] <= done_ns <= now_ns:
             times, done_ns = (now_ns, now_ns, now_ns), now_ns  # a stub's word is worth no more
-        self._services.on_local_call(call.error)
+        if not call.of_step:
+            self._services.on_local_call(call.error)
         if self._settings is not None and self._settings.outputs is not None:
             for output in call.new_outputs:
                 self._settings.outputs.on_new_output(output.name, output.datatype, output.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
@@ -54,6 +54,13 @@ class Distribution(Protocol):
         """Queue a request that names no version; otherwise as :meth:`Model.submit`."""
 
 
+class Membership(NamedTuple):
+    """A version's place in a group of models that share processes."""
+
+    group: object
+    member: int
+
+
 class Model(ABC):
     """A version that is loading, serving, or unloading.
 
@@ -72,6 +79,7 @@ class Model(ABC):
         sandbox: confines its processes, and records their rights even after they have ended; None if they are not confined.
         environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
         traffic: the rules for requests that name no version; None if the newest version answers them.
+        membership: how others in its processes may run it without the server; None if they may not.
         is_newest: no rules, and no version with a higher number: while it is READY, it answers the requests that name no version.
     """
 
@@ -96,6 +104,7 @@ class Model(ABC):
         self.sandbox: ModelSandbox | None = None
         self.environment: Mapping[str, Any] | None = None
         self.traffic: Distribution | None = None
+        self.membership: Membership | None = None
         self.is_newest = False
 
     def be_newest(self, *, newest: bool) -> None:

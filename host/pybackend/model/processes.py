@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,9 @@ _BUSY_CHECK_S = 0.05
 """How often an instance that is leaving is asked whether it is still busy. Counting would cost every request."""
 
 
+_members = count(1)
+
+
 class ModelProcesses:
     """The process resources of a version; :meth:`stop` and :meth:`close` release all. Without an owner, none can be started.
 
@@ -162,10 +166,12 @@ class ModelProcesses:
         instances: in configured order, without those that are leaving.
         sandbox: confines the processes, None for no confinement. It remains after they have ended, because it records
             their permissions.
+        member: the version's number, by which others in its processes know it.
     """
 
     def __init__(self, source: ModelSource, host: ModelHost, owner: InstanceOwner | None) -> None:
         self.instances: list[ModelInstance] = []
+        self.member = next(_members)
         self.sandbox: ModelSandbox | None = None
         self._places: dict[ModelInstance, int] = {}
         self._leaving: dict[ModelInstance, asyncio.Task[None]] = {}
@@ -242,9 +248,9 @@ class ModelProcesses:
         )
 
     @property
-    def are_shared(self) -> bool:
-        """True if other models live in the same processes."""
-        return self._group is not None
+    def group(self) -> ProcessGroup | None:
+        """The group of the models that live in the same processes."""
+        return self._group
 
     def offer(self, *, offered: bool) -> None:
         """Say whether models in the same processes may run this one."""

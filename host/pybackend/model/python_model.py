@@ -18,7 +18,7 @@ from pybackend.instance.model_instance import ModelInstance
 from pybackend.model.cached_answers import CachedAnswers, response_path
 from pybackend.model.host import ModelHost
 from pybackend.model.instance_requests import InstanceRequests
-from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
+from pybackend.model.model import UNLOADED, Membership, Model, ModelState, not_ready
 from pybackend.model.output_check import output_form
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
@@ -199,6 +199,8 @@ class PythonModel(Model):
         self._states = frozenset(() if version.states is None else version.states.output_names)
         form = output_form(version.signature, version.hidden_outputs, validates=version.options.validate_outputs)
         instances = await loader.initialize(version)
+        if not loader.needs_server(version):
+            self.membership = Membership(self._processes.group, self._processes.member)
         executors = [instance.executor for instance in instances]
         scheduler, path = make_scheduler(version.config, executors, requests, version.states, path)
         requests.serve(scheduler, instances, form, path, decoupled=version.config.decoupled)

@@ -236,30 +236,35 @@ class VersionLoader:
     def _descriptions(self, config: ModelConfig) -> list[tuple[InstanceSpec, RateLimit | None]]:
         return [(spec, rate_limit_of(config, spec.group, spec.device_id)) for spec in instances(config)]
 
-    def _signature_for_neighbours(self, version: CompletedVersion, spec: InstanceSpec) -> Signature | None:
-        """Describe requests for models in the same process; None if all of them must come to the server.
+    def needs_server(self, version: CompletedVersion) -> bool:
+        """Whether requests must come to the server even from the version's own processes.
 
         They must if the server has a part in them: because it puts several into a batch, follows sequences, holds resources, keeps
         answers, changes outputs, limits the time, or passes on a stream.
         """
         config, options, signature = version.config, version.options, version.signature
-        has_part = (
+        return bool(
             config.scheduling is not Scheduling.DEFAULT
             or config.decoupled
             or options.concurrency > 1
             or options.validate_outputs
             or options.execution_limit_s
             or signature.has_reshape
-            or spec.passive
             or (self._host.cache is not None and config.response_cache_enabled)
-            or (self._host.resources is not None and rate_limit_of(config, spec.group, spec.device_id) is not None)
+            or self._processes.group is None
+            or self._processes.is_debugged
         )
-        if has_part or not self._processes.are_shared or self._processes.is_debugged:
+
+    def _signature_for_neighbours(self, version: CompletedVersion, spec: InstanceSpec) -> Signature | None:
+        """Describe requests for models in the same process; None if all of them must come to the server."""
+        limit, signature = rate_limit_of(version.config, spec.group, spec.device_id), version.signature
+        is_limited = self._host.resources is not None and limit is not None
+        if spec.passive or is_limited or self.needs_server(version):
             return None
         inputs = [
             InputSignature(each.name, each.datatype, each.dims, each.optional) for each in signature.inputs.values()
         ]
-        return Signature(signature.max_batch_size, inputs)
+        return Signature(signature.max_batch_size, inputs, self._processes.member)
 
     def _instance_settings(
         self, version: CompletedVersion, instance: ModelInstance, spec: InstanceSpec, config_json: str

@@ -13,12 +13,13 @@ from pybackend.frontend.calls import services
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import validate
-from pybackend.model.ensemble.plan import MOST_LAYOUTS
+from pybackend.model.ensemble.planned_step import MOST_LAYOUTS
 from pybackend.modelconfig.signature import ModelSignature
 from tests.integration.ensembles.conftest import Lab
 from tests.support import ensembles
 from tests.support.ensembles import floats, nothing_held, request_of
 from tests.support.gates import Gate
+from tests.support.repositories import by_the_server
 from tests.support.streams import function, reached
 
 SIZES = [3, 5000, 400_000]
@@ -141,6 +142,7 @@ def test_batches_around_a_part_without(lab: Lab) -> None:
     )
 
 
+@by_the_server
 def test_a_step_s_request_is_validated_once_per_layout(lab: Lab, monkeypatch) -> None:
     """What was validated is the datatypes and shapes, so those that a step has not taken before are validated, and so is text."""
     validated: list[tuple[str, list[int]]] = []
@@ -210,6 +212,7 @@ def test_every_step_is_told_what_came_with_the_request(lab: Lab) -> None:
         }
 
 
+@by_the_server
 def test_priority_reaches_the_steps(lab: Lab) -> None:
     """Which no model can see: only the queue."""
     seen = []

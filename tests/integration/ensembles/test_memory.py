@@ -22,7 +22,7 @@ from pybackend.model.ensemble.run import EnsembleRun
 from pybackend.model.ensemble.scope import EnsembleTensor, Scope
 from tests.integration.models.conftest import running_engine
 from tests.support.ensembles import held, nothing_held, step, write_ensemble, write_mix
-from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.repositories import IDENTITY, by_the_server, identity_config, write_model
 
 MIB = 1 << 20
 LARGE = 16 * MIB
@@ -82,6 +82,7 @@ async def received(engine, name, array):
     return response
 
 
+@by_the_server
 @pytest.mark.spec("srv-R17")
 @pytest.mark.parametrize("name", ["three", "nested"])
 def test_two_copies_per_hop(engine_and_run, traffic, name) -> None:
@@ -141,6 +142,7 @@ def test_a_request_leaves_no_circles_of_references(engine_and_run) -> None:
         gc.enable()
 
 
+@by_the_server
 def test_an_input_for_several(engine_and_run, traffic) -> None:
     """It lies in the ensemble's own memory, and each that takes it gets a copy."""
     engine, run = engine_and_run

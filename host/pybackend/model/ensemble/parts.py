@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError
-from pybackend.model.ensemble.plan import ONCE, EnsemblePlan
+from pybackend.model.ensemble.plan import EnsemblePlan
+from pybackend.model.ensemble.planned_step import ONCE
 from pybackend.model.host import Absence, ModelRouter
 from pybackend.model.model import Model, ModelState
 from pybackend.modelconfig.ensemble import EnsembleStep

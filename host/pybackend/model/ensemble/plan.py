@@ -6,64 +6,13 @@ Each plan is made once per change of the parts and set of outputs; requests only
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain as chained
 
+from pybackend.model.ensemble.path import path_from
+from pybackend.model.ensemble.planned_step import ONCE, PlannedStep
 from pybackend.model.model import Model
 from pybackend.modelconfig.ensemble import Chain, EnsembleStep, needed_tensors, stream_chains
-
-ONCE: Chain = ()
-"""The chain of tensors and steps that occur once per request."""
-
-MOST_LAYOUTS = 64
-"""Number of layouts of inputs to keep for each step; clients may choose the sizes of tensors."""
-
-Layout = tuple[object, ...]
-"""Datatype, shape and size in bytes of each input of a step."""
-
-
-class PlannedStep:
-    """A step, and the version that runs it.
-
-    Attributes:
-        number: position in the configuration.
-        inputs: the model's input name and the ensemble's tensor name, one pair for each input.
-        optional: the inputs that a request to the model may leave out, by the model's names.
-        outputs: ensemble tensor by model output; only needed outputs.
-        requested: the model names of these outputs.
-        batched: True if the model's tensors have a batch dimension.
-        chain: the streams within which the step runs.
-        streams: True if the step's model is decoupled.
-        any_version: True if the step names no version of its model.
-        needs: the names of the ensemble's tensors in ``inputs``.
-        followers: the steps that use its outputs.
-        signature: the model's, for which ``batch_sizes`` holds.
-        batch_sizes: the batch size of requests that have all inputs, by their layout. One such request was validated, and
-            nothing in the next but the bytes of numbers can differ.
-    """
-
-    def __init__(self, number: int, step: EnsembleStep, model: Model, chain: Chain, outputs: Mapping[str, str]) -> None:
-        self.number = number
-        self.model = model
-        self.inputs = tuple(step.inputs.items())
-        self.optional = frozenset(each.name for each in model.signature.inputs.values() if each.optional)
-        self.outputs = outputs
-        self.requested = tuple(outputs)
-        self.batched = model.signature.max_batch_size > 0
-        self.chain = chain
-        self.streams = model.config.decoupled
-        self.any_version = not step.model_version
-        self.followers: Sequence[PlannedStep] = ()
-        self.needs = frozenset(step.inputs.values())
-        self.signature = model.signature
-        self.batch_sizes: dict[Layout, int] = {}
-
-    def remember(self, layout: Layout, batch_size: int) -> None:
-        """Keep the batch size of a request that the model has accepted."""
-        if len(self.batch_sizes) >= MOST_LAYOUTS or self.model.signature is not self.signature:
-            self.batch_sizes.clear()
-            self.signature = self.model.signature
-        self.batch_sizes[layout] = batch_size
 
 
 class EnsemblePlan:
@@ -72,6 +21,7 @@ class EnsemblePlan:
     Attributes:
         wanted: the ensemble's outputs, in response order.
         first: the steps that use nothing but the request's own inputs.
+        paths: the steps that may follow one in its process, by that one.
         leaves: the chains at which responses are made: chains of wanted outputs that no longer wanted chain extends.
         may_wait: numbers of the streaming steps that may be paused until the following steps have caught up. Excludes
             those that share a model with a following step, which would then wait forever.
@@ -96,6 +46,8 @@ class EnsemblePlan:
         for planned in self._all_steps():
             consumers = (consumer for tensor in planned.outputs.values() for consumer in self.consumers(tensor))
             planned.followers = tuple(dict.fromkeys(consumers))
+        paths = ((planned, path_from(planned, wanted)) for planned in self._all_steps())
+        self.paths = {planned: path for planned, path in paths if path is not None}
         ends = {self.chain(tensor) for tensor in wanted}
         self.leaves = {end for end in ends if not any(end != other and other[: len(end)] == end for other in ends)}
         self._uses = self._count_uses()

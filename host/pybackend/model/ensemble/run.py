@@ -21,7 +21,8 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import Checked
 from pybackend.model.cached_answers import response_path
 from pybackend.model.ensemble.parts import EnsembleBinding
-from pybackend.model.ensemble.plan import ONCE, EnsemblePlan, PlannedStep
+from pybackend.model.ensemble.plan import EnsemblePlan
+from pybackend.model.ensemble.planned_step import ONCE, PlannedStep
 from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Memory, Scope
 from pybackend.model.ensemble.step_io import StepInputs, add_outputs, take_outputs
 from pybackend.model.host import ModelHost, ModelRouter
@@ -165,6 +166,10 @@ class StepRequests:
             request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
         if whole.trace is not None:
             request.trace = whole.trace.child(of_execution=False)
+        elif (
+            step in self._plan.paths and whole.regions is None and not (step.any_version and model.traffic is not None)
+        ):
+            request.following = self._plan.paths[step].following(scope)
         step_request = _StepRequest(scope, step, inputs.correlation)
         try:
             self.open[step_request] = self._router.submit(
@@ -301,17 +306,17 @@ class EnsembleRun:
         try:
             if self.ended or response.empty:
                 response.release()
+                for each in response.followed:
+                    each.release()
             elif response.error is not None:
                 self.fail(response.error)
             elif step.streams:
                 self._branch(step_request, response)
             else:
                 take_outputs(response, step, step_request.correlation, scope, self._plan, self.pending.request)
-                for follower in step.followers:
-                    if follower.chain == scope.chain:
-                        self._begin_if_able(scope, follower)
-                    else:
-                        self._offer(scope, follower)
+                done = self._take_followed(step_request, response.followed) if response.followed else ()
+                for ended in (step, *done):
+                    self._follow(scope, ended)
             if self.ended:
                 self.close_if_idle()
             elif response.final:
@@ -322,6 +327,32 @@ class EnsembleRun:
                 self._leave(scope)
         except Exception as error:  # noqa: BLE001  the sender waits for an answer in any case
             self.on_fault(error)
+
+    def _take_followed(
+        self, step_request: _StepRequest, responses: Sequence[InferenceResponse]
+    ) -> Sequence[PlannedStep]:
+        """Take the outputs of the steps that have followed one in its process; returns these steps."""
+        scope = step_request.scope
+        done = self._plan.paths[step_request.step].steps[: len(responses)]
+        for step, response in zip(done, responses, strict=True):
+            scope.waiting.remove(step)
+            for _, name in step.inputs:
+                tensor = scope.tensors.get(name)
+                if tensor is not None and tensor.memory is not None:
+                    tensor.memory.used()
+            if response.error is not None:
+                self.fail(response.error)
+            else:
+                take_outputs(response, step, step_request.correlation, scope, self._plan, self.pending.request)
+        return done
+
+    def _follow(self, scope: Scope, step: PlannedStep) -> None:
+        """Start the steps that can run now that one has ended."""
+        for follower in step.followers:
+            if follower.chain == scope.chain:
+                self._begin_if_able(scope, follower)
+            else:
+                self._offer(scope, follower)
 
     def _branch(self, step_request: _StepRequest, response: InferenceResponse) -> None:
         """Open a scope for one response of a stream, because the following steps have separate tensors."""

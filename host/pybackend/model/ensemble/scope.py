@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor
-from pybackend.model.ensemble.plan import PlannedStep
+from pybackend.model.ensemble.planned_step import PlannedStep
 from pybackend.modelconfig.ensemble import Chain
 
 Correlation = tuple[int | str, int]

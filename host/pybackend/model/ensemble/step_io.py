@@ -15,7 +15,8 @@ from pybackend.inference.region import source_of, tensor_in_region
 from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, OutputTensor, copy_bytes
-from pybackend.model.ensemble.plan import ONCE, EnsemblePlan, Layout, PlannedStep
+from pybackend.model.ensemble.plan import EnsemblePlan
+from pybackend.model.ensemble.planned_step import ONCE, Layout, PlannedStep
 from pybackend.model.ensemble.scope import Correlation, EnsembleTensor, Memory, Scope
 from pybackend.modelconfig.ensemble import Chain
 from pybackend.modelconfig.signature import ModelSignature
