@@ -15,7 +15,7 @@ from pybackend_stub.channel import HostChannel
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.loop import StubLoop
 from pybackend_stub.model_modules import ModelModules, renew_lock
-from pybackend_stub.neighbours import Neighbour, NeighbourCalls, Neighbours
+from pybackend_stub.neighbours import MemberReader, Neighbour, NeighbourCalls, Neighbours
 from pybackend_stub.runtime import StubRuntime
 from pybackend_stub.runtimes import SharedRuntime, attach, detach, enter
 from pybackend_stub.steps import FollowingSteps
@@ -78,6 +78,7 @@ class Member(StubLoop):
         self._neighbour: Optional[Neighbour] = None
         self._then: Dict[int, Tuple[Then, bytearray]] = {}
         self._execute = self._execute_alone
+        self._instance.make_reader = MemberReader
         self._instance.make_calls = partial(NeighbourCalls, neighbours, self._answers)
         self._receiver.end()  # the end of this socket is not that of the process
 

@@ -121,6 +121,7 @@ class ModelInstance:
         self._executing = 0
         self._attended = False
         self.make_calls: Callable[..., ModelCalls] = ModelCalls
+        self.make_reader: Callable[..., TensorReader] = TensorReader
         self.on_group_message: Callable[[FromHost, bytearray], None] = lambda _message, _tail: None
 
     def connect(self, receiver: Receiver, attend: "Callable[[], None]") -> None:
@@ -163,7 +164,7 @@ class ModelInstance:
         if initialize is not None:
             initialize(plan.args)
         check_execute(self.model, self._model_file)
-        reader = TensorReader(memory, self._regions, plan.output_names, plan.copy_inputs, self._model_name)
+        reader = self.make_reader(memory, self._regions, plan.output_names, plan.copy_inputs, self._model_name)
         tell = self._tell_dropped if plan.drops_unknown_outputs else None
         self.results = results = ResultWriter(writer, name, errors.format, UnknownOutputs(plan.output_names, tell))
         self._responder = runtime.responder = Responder(channel, receiver, results, plan.decoupled)

@@ -29,6 +29,7 @@ from pybackend_stub.model_calls import ModelCalls
 from pybackend_stub.model_output import EXECUTING, ids_of
 from pybackend_stub.results import AnswerQueue, ResultWriter
 from pybackend_stub.runtimes import SharedRuntime, enter, leave
+from pybackend_stub.tensor_io import TensorReader
 from pybackend_wire.bytes_tensor import element_problem
 from pybackend_wire.dtypes import BY_NUMPY
 from pybackend_wire.host_messages import Initialize
@@ -114,19 +115,30 @@ class Lent:
             return tensor_of(name, datatype, shape, _copied(tensor._data))
         self._datas.append(tensor._data)
         self._counts.append(_count(self._datas, -1))
-        lent = Tensor._from_wire(name, datatype, shape, tensor._data, copy=True)
-        if type(lent._data) is not bytes:
-            lent._data = memoryview(lent._data).toreadonly()
-            dtype = _BY_NAME.get(datatype)
-            if dtype is not None:
-                lent._array = np.frombuffer(lent._data, dtype).reshape(shape)
-        return lent
+        return _read_only(tensor)
+
+    def has(self, data: Any) -> bool:
+        """Whether an array lies in one of them, and so in memory that its model cannot write."""
+        return any(lies_in(data, each) for each in self._datas)
 
     @property
     def are_kept(self) -> bool:
         """Whether more refers to any of them than before the call."""
         datas, counts = self._datas, self._counts
         return any(_count(datas, place) > counts[place] for place in range(len(datas)))
+
+
+class MemberReader(TensorReader):
+    """Reads the requests of a member: large inputs are views that it cannot write through, wherever they come from."""
+
+    def requests(self, execution: int, raw_requests: "Sequence[Any]", tail: bytearray) -> "List[InferenceRequest]":
+        requests = super().requests(execution, raw_requests, tail)
+        for request in () if self._copy_inputs else requests:
+            inputs = request._inputs
+            for place, tensor in enumerate(inputs):
+                if _size(tensor) > INLINE_BYTES:
+                    inputs[place] = _read_only(tensor)
+        return requests
 
 
 class Neighbour:
@@ -242,14 +254,16 @@ class Neighbour:
             else:
                 box = [response]
                 response = None
-                response, layouts = self.received(box, request._requested_output_names)
+                names = request._requested_output_names
+                # A step may pass an input on: nobody else has that. A caller may write to what it has passed.
+                response, layouts = self.received(box, names, lent.has if key.is_step else None)
         finally:
             key.is_over = True
             EXECUTING.requests = before
             leave(of_model)
             _FRAME.reset(of_frame)
             self.busy.release()
-        if lent.are_kept:
+        if not key.is_step and lent.are_kept:
             self.copies_inputs = True
             _forbid_writing(request._inputs)
         frame.answers.add_local_call(
@@ -288,11 +302,12 @@ class Neighbour:
         return InferenceResponse(error=TritonError(shortened(error.message(), MOST_TEXT), error.code()))
 
     def received(
-        self, box: "List[InferenceResponse]", names: "Sequence[str]"
+        self, box: "List[InferenceResponse]", names: "Sequence[str]", is_safe: "Optional[Callable[[Any], bool]]" = None
     ) -> "Tuple[InferenceResponse, List[TensorPlace]]":
         """Return what the caller gets of a response, and the outputs of which the host must hear.
 
-        The response comes in a box: no variable of the caller's may refer to it.
+        The response comes in a box: no variable of the caller's may refer to it. ``is_safe`` tells of a large array whether it
+        lies in memory that nobody writes.
         """
         response = box.pop()
         try:
@@ -306,7 +321,7 @@ class Neighbour:
         del response, outputs
         tensors = []
         for place, (name, datatype, shape) in enumerate(parts):
-            if not _is_exclusive(datas, place):
+            if not (_is_exclusive(datas, place) or (is_safe is not None and is_safe(datas[place]))):
                 datas[place] = _copied(datas[place])
             tensors.append(tensor_of(name, datatype, shape, datas[place]))
         received = InferenceResponse._of(tensors)
@@ -453,6 +468,26 @@ def tensor_of(name: str, datatype: str, shape: "Sequence[int]", data: Any) -> Te
     if type(data) is np.ndarray and datatype in _BY_NAME:
         tensor._array = data
     return tensor
+
+
+def _read_only(tensor: Tensor) -> Tensor:
+    """A view of a tensor that nobody can write through."""
+    lent = Tensor._from_wire(tensor._name, tensor._datatype, tensor._shape, tensor._data, copy=True)
+    if type(lent._data) is not bytes:
+        lent._data = memoryview(lent._data).toreadonly()
+        dtype = _BY_NAME.get(lent._datatype)
+        if dtype is not None:
+            lent._array = np.frombuffer(lent._data, dtype).reshape(lent._shape)
+    return lent
+
+
+def lies_in(data: Any, whole: Any) -> bool:
+    """Whether an array that cannot be written lies in the memory of other data."""
+    if type(data) is not np.ndarray or data.flags.writeable or data.nbytes <= INLINE_BYTES:
+        return False
+    known = whole if type(whole) is np.ndarray else np.frombuffer(whole, np.uint8)
+    begin, first = (each.__array_interface__["data"][0] for each in (known, data))
+    return bool(begin <= first and first + data.nbytes <= begin + known.nbytes)
 
 
 def _forbid_writing(tensors: "Sequence[Tensor]") -> None:

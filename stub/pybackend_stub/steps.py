@@ -13,11 +13,17 @@ from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.tensor import Tensor
 from pybackend_stub.channel import MOST_TEXT
 from pybackend_stub.model_calls import ModelCalls
-from pybackend_stub.neighbours import Frame, Lent, LocalRequest, Neighbour, Neighbours, tensor_of
+from pybackend_stub.neighbours import Frame, Lent, LocalRequest, Neighbour, Neighbours, lies_in, tensor_of
 from pybackend_stub.results import AnswerQueue, ResultWriter
 from pybackend_wire.host_messages import NextStep, Program, Then
 from pybackend_wire.messages import TensorPlace
 from pybackend_wire.stub_messages import Followed
+
+_LOOK_NS = 1_000_000
+"""How often to look whether the client has left: a look costs a system call."""
+
+_NOTHING: Any = (None, (), None)
+"""The result of a step of which the host needs nothing."""
 
 _SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 """The parameters of a response by which a step names the sequence for those that follow: the host does that."""
@@ -53,18 +59,25 @@ class FollowingSteps:
         self._answers = answers
         self._results = results
         self._lent = Lent()
+        self._is_given = lambda _data: False
         self.has_left = False
-        self._left_ns = 0
+        self._left_ns = self._looked_ns = 0
         self._layouts: List[TensorPlace] = []
         self._responses: List[InferenceResponse] = []
         self._tensors: Dict[str, Tensor] = {}
         """Those that exist, by the ensemble's names for them."""
+        self._uses: Dict[str, int] = {}
+        for step in self._steps:
+            for _, tensor in step.inputs:
+                self._uses[tensor] = self._uses.get(tensor, 0) + 1
         for name, datatype, shape, _, offset, nbytes in then.tensors:
             self._tensors[name] = tensor_of(name, datatype, shape, memoryview(tail)[offset : offset + nbytes])
 
     def begin(self, requests: "Sequence[InferenceRequest]") -> None:
         """Before the execution, keep the inputs that later steps use, too: the model gets copies, or views to read."""
         wanted = dict(self._program.inputs)
+        large = [tensor._data for request in requests for tensor in request._inputs if type(tensor._data) is memoryview]
+        self._is_given = lambda data: any(lies_in(data, each) for each in large)
         for request in requests if self._first.has_run else ():
             for place, tensor in enumerate(request._inputs):
                 name = wanted.get(tensor._name)
@@ -79,19 +92,18 @@ class FollowingSteps:
 
         The response comes in a box: no variable of the caller's may refer to it.
         """
-        self._left_ns = time.monotonic_ns()
+        self._left_ns = self._looked_ns = time.monotonic_ns()
         if not box or box[0] is None or box[0]._error is not None or not self._first.has_run:
             return box
         self.has_left = True
         self._first.busy.release()  # it may run again, perhaps as one of these steps
         request = requests[0]
         names = request._requested_output_names
-        response, self._layouts = self._first.received(box, names)  # type: ignore[arg-type]  # it is not None
+        response, self._layouts = self._first.received(box, names, self._is_given)  # type: ignore[arg-type]  # not None
         responses, done = [response], self._responses
         outputs = [self._program.outputs]
         while response._error is None and _SEQUENCE.isdisjoint(response._parameters or ()):
             self._take(response, outputs[-1])
-            self._drop_unneeded()
             following = self._run(request, execution) if len(done) < len(self._steps) else None
             if following is None:
                 break
@@ -99,13 +111,9 @@ class FollowingSteps:
             responses.append(following)
             done.append(following)
             response = following
-        if not done:
-            return responses
-        needed = set() if response._error is not None else self._needed()
+        needed = set() if response._error is not None else self._needed() & self._tensors.keys()
         for each, names_of in zip(responses, outputs):
-            each._output_tensors = [
-                tensor for tensor in each._output_tensors if dict(names_of).get(tensor._name) in needed
-            ]
+            each._output_tensors = [self._tensors[name] for _, name in names_of if name in needed]
         self._tensors.clear()
         return responses[:1]
 
@@ -115,12 +123,15 @@ class FollowingSteps:
             write, tail = self._results.response, answers.tail
             results: List[Any] = [
                 write(response, [tensor._name for tensor in response._output_tensors], tail, MOST_TEXT // 4)
+                if response._output_tensors or response._error is not None
+                else _NOTHING
                 for response in self._responses
             ]
             answers.add(Followed(execution, self._left_ns, self._layouts, results))
 
     def _take(self, response: InferenceResponse, outputs: "Sequence[Sequence[str]]") -> None:
         made = {tensor._name: tensor for tensor in response._output_tensors}
+        response._output_tensors = []  # what nobody needs any more goes as soon as possible
         for output, name in outputs:
             if output in made:
                 self._tensors[name] = made[output]
@@ -130,9 +141,13 @@ class FollowingSteps:
         left = self._steps[len(self._responses) :]
         return {*self._program.kept, *(name for step in left for _, name in step.inputs)}
 
-    def _drop_unneeded(self) -> None:
-        for name in self._tensors.keys() - self._needed():
-            del self._tensors[name]
+    def _drop_unneeded(self, step: NextStep) -> None:
+        """Let go of what only this step still needed."""
+        uses = self._uses
+        for _, name in step.inputs:
+            uses[name] -= 1
+            if not uses[name] and name not in self._program.kept:
+                del self._tensors[name]
 
     def _run(self, first: InferenceRequest, execution: int) -> "Optional[InferenceResponse]":
         """Run the next step; None if the host must do that."""
@@ -140,7 +155,12 @@ class FollowingSteps:
         neighbour = self._neighbours.find(step.member)
         inputs = [(name, self._tensors.get(tensor)) for name, tensor in step.inputs]
         is_cancelled = partial(self._first.runtime.is_cancelled, first)
-        if neighbour is None or is_cancelled():
+        now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns >= _LOOK_NS:
+            self._looked_ns = now_ns
+            if is_cancelled():
+                return None
+        if neighbour is None:
             return None
         request = InferenceRequest._from_wire(
             first._request_id,
@@ -163,6 +183,7 @@ class FollowingSteps:
         if not neighbour.can_follow:
             neighbour.busy.release()
             return None
+        self._drop_unneeded(step)
         key = LocalRequest(is_cancelled)
         held = (neighbour.instance_name,)
         return neighbour.serve(request, batch_size, Frame(self._calls, execution, held, self._answers, key))

@@ -1,18 +1,20 @@
-"""What a call costs in all processes together, within a group's process and by the server: ``python -m tests.bench.groups``."""
+"""What a call, and a step of an ensemble, cost within a group's process and by the server: ``python -m tests.bench.groups``."""
 
 from __future__ import annotations
 
-import os
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 
+from tests.bench.procstat import cpu_times, process_tree
+from tests.support.ensembles import step, write_ensemble
 from tests.support.inference import infer
-from tests.support.repositories import identity_config, write_model
+from tests.support.repositories import identity_config, tensors, write_model
 from tests.support.server import ServerProcess, serving
 
-CALLS, LARGE = 5000, 4 * 1024 * 1024
+CALLS, REQUESTS, LARGE = 5000, 1000, 4 * 1024 * 1024
 CALLER = """
 import time
 
@@ -46,15 +48,8 @@ GROUP = 'parameters { key: "PROCESS_GROUP" value { string_value: "bench" } }'
 
 def cpu_s(server: ServerProcess) -> float:
     """The CPU time so far of the server and its children."""
-    spent = 0
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if server.process.pid in {int(directory.name), int(fields[1])}:
-            spent += int(fields[11]) + int(fields[12])
-    return spent / os.sysconf("SC_CLK_TCK")
+    times = cpu_times(process_tree(server.process.pid))
+    return (times.host_ns + times.stub_ns) / 1e9
 
 
 def run(server: ServerProcess, count: int, size: int, steps: int) -> tuple[float, float]:
@@ -64,19 +59,42 @@ def run(server: ServerProcess, count: int, size: int, steps: int) -> tuple[float
     return answer["OUT"][0] / 1000, (cpu_s(server) - before) / count * 1e6
 
 
+def ensemble(server: ServerProcess, count: int, size: int, steps: int) -> tuple[float, float]:
+    """The time, and the CPU time of all processes, of one request to an ensemble in microseconds."""
+    data = {"IN": np.zeros(size, np.int32)}
+    infer(server, f"steps{steps}", data)
+    before, began_ns = cpu_s(server), time.monotonic_ns()
+    for _ in range(count):
+        infer(server, f"steps{steps}", data)
+    return (time.monotonic_ns() - began_ns) / count / 1000, (cpu_s(server) - before) / count * 1e6
+
+
+def write_ensembles(directory: Path) -> None:
+    """Ensembles of one and of three steps."""
+    both = tensors(IN=("TYPE_INT32", [-1])), tensors(OUT=("TYPE_INT32", [-1]))
+    write_ensemble(directory, "steps1", [step("step", {"IN": "IN"}, {"OUT": "OUT"})], *both)
+    three = [("IN", "x"), ("x", "y"), ("y", "OUT")]
+    write_ensemble(directory, "steps3", [step("step", {"IN": taken}, {"OUT": made}) for taken, made in three], *both)
+
+
 def main() -> None:
     for extra, name in ((GROUP, "in a group"), ("", "by the server")):
         with tempfile.TemporaryDirectory() as directory:
             for model, code in (("caller", CALLER), ("step", STEP)):
                 config = identity_config("TYPE_INT32", extra=f"instance_group {{ kind: KIND_CPU }} {extra}")
                 write_model(Path(directory), model, code, config)
+            write_ensembles(Path(directory))
             with serving(Path(directory)) as server:
                 for _ in range(2):  # the second time everything is warm
                     bare, called = (run(server, CALLS, 4, steps) for steps in (0, 1))
                     one, three = (run(server, 20, LARGE, steps) for steps in (1, 3))
+                    small = [ensemble(server, REQUESTS, 4, steps) for steps in (1, 3)]
+                    large = [ensemble(server, 20, LARGE, steps)[0] for steps in (1, 3)]
         print(
             f"{name}: a call adds {called[0] - bare[0]:.1f} us in its thread, {called[1] - bare[1]:.1f} us in all processes; "
-            f"16 MB through one step {one[1] / 1000:.1f} ms, through three {three[1] / 1000:.1f} ms"
+            f"16 MB through one {one[1] / 1000:.1f} ms, through three {three[1] / 1000:.1f} ms of CPU time; "
+            f"a step of an ensemble adds {(small[1][0] - small[0][0]) / 2:.1f} us of latency, {(small[1][1] - small[0][1]) / 2:.1f} us of "
+            f"CPU time; 16 MB through one step {large[0] / 1000:.1f} ms, through three {large[1] / 1000:.1f} ms"
         )
 
 
