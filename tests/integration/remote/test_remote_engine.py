@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pybackend.engine.admission import Sender
+from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError, UnknownModelError
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import socket_pair
@@ -237,6 +238,10 @@ def test_errors_are_those_of_the_engine(lab: Lab) -> None:
     async def main() -> None:
         with pytest.raises(UnknownModelError, match="Request for unknown model: 'nothing' is not found"):
             lab.remote.open("nothing", "", CLIENT)
+        with pytest.raises(UnknownModelError, match="Request for unknown model: 'nnn"):
+            lab.remote.open("n" * 100_000, "", CLIENT)
+        assert not lab.remote.knows("n" * 100_000, "", "http")
+        lab.remote.refusals.add("http", RefusalReason.INVALID, "no", "n" * 100_000)
         admission = lab.remote.open("identity", "1", CLIENT)
         request = InferenceRequest("identity", inputs=[InputTensor("NO", "FP32", [1], b"1234")])
         with pytest.raises(InferenceError, match="unexpected inference input 'NO'"):

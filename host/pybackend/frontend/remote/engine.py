@@ -258,7 +258,8 @@ class RemoteRefusals:
 
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
         """Count a request that was answered with this message."""
-        self._engine.channel.post((9, protocol, reason, message[:10_000], model, sender[:1000]))
+        name = model[: messages.MOST_NAME_CHARACTERS]
+        self._engine.channel.post((9, protocol, reason, message[:10_000], name, sender[:1000]))
 
 
 class RemoteTracer:
@@ -375,7 +376,7 @@ class RemoteEngine:
         key = (name, version, protocol)
         if key in self._versions:
             return True
-        if key not in self._asked:
+        if key not in self._asked and max(len(name), len(version)) <= messages.MOST_NAME_CHARACTERS:
             self._ask(key)
         return False
 
@@ -394,7 +395,8 @@ class RemoteEngine:
 
     def version(self, name: str, version: str, sender: Sender) -> RemoteVersion:
         """The version that would answer a request now; the engine is asked if it is not known."""
-        key = (name, version, sender.protocol)
+        most = messages.MOST_NAME_CHARACTERS  # of a longer one, the engine need not see more to say that it knows none
+        key = (name[:most], version[:most], sender.protocol)
         if key not in self._versions:
             self._unopened.pop(key, None)
             if key not in self._asked:

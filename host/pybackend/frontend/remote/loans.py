@@ -28,6 +28,9 @@ from pybackend_wire.messages import INLINE_BYTES
 _MOST_INLINE_BYTES = 16 * INLINE_BYTES
 """Most bytes of outputs in one message."""
 
+MOST_LOOKS = 10
+"""A front end that has answered so often, and has not let slow clients go, does not mean to."""
+
 MOST_COPIES_BYTES = 1024 * 1024 * 1024
 """Most bytes of large answers of the server's own, such as those of the response cache, that wait in one front end."""
 
@@ -132,6 +135,14 @@ class InputLoans:
                 lent.arena.take_back(lent.segment)
 
 
+class _Dropping:
+    """Slow clients who are to leave: ``then`` follows, and the front end has answered so many looks since."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.then = then
+        self.looks = 0
+
+
 class OutputLoans:
     """The responses whose memory a front end reads."""
 
@@ -140,7 +151,7 @@ class OutputLoans:
         self._numbers = count(1)
         self._lent: dict[int, tuple[InferenceResponse, list[ArenaLease]]] = {}
         self._attached: dict[int, Segment] = {}
-        self._dropping: dict[int, Callable[[], None]] = {}
+        self._dropping: dict[int, _Dropping] = {}
         self._copies = TensorArena(MOST_COPIES_BYTES, "a front end")
 
     def post(self, ticket: int, response: InferenceResponse) -> None:
@@ -230,16 +241,23 @@ class OutputLoans:
         if not segments:
             return False
         number = next(self._numbers)
-        self._dropping[number] = then
+        self._dropping[number] = _Dropping(then)
         self._channel.post(messages.DropReaders(number, list(segments), nbytes))
         return True
 
     def dropped(self, told: messages.Dropped) -> None:
         """Slow clients have left. Raises RemoteProtocolError if no such question is open."""
-        then = self._dropping.pop(told.number, None)
-        if then is None:
+        dropping = self._dropping.pop(told.number, None)
+        if dropping is None:
             raise RemoteProtocolError("an answer without a question")
-        then()
+        dropping.then()
+
+    def alive(self) -> None:
+        """The front end has answered something else. Raises RemoteProtocolError if it will not answer :meth:`drop_readers`."""
+        for dropping in self._dropping.values():
+            dropping.looks += 1
+            if dropping.looks > MOST_LOOKS:
+                raise RemoteProtocolError("it keeps the memory of slow clients, which others need")
 
     def trim(self, now_ns: int) -> None:
         """Let go of segments that were closed; called about once a second."""
@@ -257,8 +275,8 @@ class OutputLoans:
         self._attached.clear()
         self._copies.close()
         dropping, self._dropping = self._dropping, {}
-        for then in dropping.values():
-            then()
+        for unanswered in dropping.values():
+            unanswered.then()
 
 
 def _release(response: InferenceResponse, copies: list[ArenaLease]) -> None:

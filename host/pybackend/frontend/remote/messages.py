@@ -33,6 +33,11 @@ Blocks = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MOST_ITEMS)]
 
 Protocol = Literal["http", "grpc"]
 
+MOST_NAME_CHARACTERS = 8192
+"""Longer than the full name of any model, and than any version."""
+
+Name = Annotated[str, Meta(max_length=MOST_NAME_CHARACTERS)]
+
 
 # To the engine
 
@@ -40,8 +45,8 @@ Protocol = Literal["http", "grpc"]
 class Open(Struct, array_like=True, frozen=True, gc=False, tag=1):
     """Which version answers requests for this name and version now? :class:`Opened` or :class:`Unopened` answers."""
 
-    name: str
-    version: str
+    name: Name
+    version: Name
     protocol: Protocol
 
 
@@ -162,7 +167,7 @@ class Refused(Struct, array_like=True, frozen=True, gc=False, tag=9):
     protocol: Protocol
     reason: RefusalReason
     message: Annotated[str, Meta(max_length=100_000)]
-    model: str
+    model: Name
     sender: Annotated[str, Meta(max_length=1000)]
 
 

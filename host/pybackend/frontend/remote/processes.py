@@ -10,19 +10,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import astuple
 
 from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import ErrorCode, InferenceError, ServerError
+from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import KnownKeys
 from pybackend.frontend.access.restrictions import digest_of
 from pybackend.frontend.listening import BACKLOG, release
 from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import socket_pair
-from pybackend.frontend.remote.service import FrontEndService
+from pybackend.frontend.remote.service import FrontEndService, set_done
 from pybackend.frontend.remote.tunnels import Serve, Tunnels
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates
@@ -51,8 +53,6 @@ _STOPPED_LOOKS, _ASLEEP_LOOKS = 10, 30
 """Looks, about a second apart, at a process that is stopped, or that sleeps, and does not answer. One that waits for a core does neither."""
 
 _SETTLING_S = 1.0
-
-_NEW_KEYS = InferenceError("the API keys have just changed: send the request again", ErrorCode.UNAVAILABLE)
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -112,9 +112,9 @@ class FrontEnds:
         LOG.watch(self._log_changed)
         for name, service in self._services.items():
             if service.certificates is not None:
-                service.certificates.on_change.append(lambda name=name: self._certify(name))  # type: ignore[misc]
+                service.certificates.files.handing.append(partial(self._hand_certificates, name))
         if self._keys is not None:
-            self._keys.on_change.append(self._hand_keys)
+            self._keys.handing.append(self._hand_keys)
         self._looking = asyncio.create_task(repeat(1, self._look))
         await asyncio.gather(*(each.start() for each in self._all))
         log.info("%d front ends are ready", len(self._all))
@@ -139,9 +139,18 @@ class FrontEnds:
         for each in self._all:
             each.check()
 
-    def _hand_keys(self) -> None:
+    async def _hand_keys(self) -> None:
+        assert self._keys is not None
+        await self._hand(control.Keys(list(self._keys.digests)))
+
+    async def _hand_certificates(self, name: control.Service) -> None:
+        await self._hand(certificates_of(name, self._services[name]))
+
+    async def _hand(self, message: Any) -> None:
+        """Tell all of them something, and return once each goes by it."""
         for each in self._all:
-            each.hand_keys()
+            each.post(message)
+        await asyncio.gather(*(each.heard() for each in self._all))
 
     async def settle(self) -> None:
         """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
@@ -168,12 +177,6 @@ class FrontEnds:
             left += each.drop_readers(is_part, nbytes, dropped)
         left -= 1
         return left > 0
-
-    def _certify(self, name: control.Service) -> None:
-        message = certificates_of(name, self._services[name])
-        if message is not None:
-            for each in self._all:
-                each.post(message)
 
     @property
     def figures(self) -> list[FrontEndFigures]:
@@ -235,7 +238,9 @@ class FrontEnd:
         self.on_shortage: Callable[[TensorArena], None] = self.make_room
         self._keys = keys
         self._request_log = request_log
-        self._generation = self._restarts = 0
+        self._restarts = 0
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[None]] = {}
         self._index = index
         self._name = _name(index)
         self._settings = settings
@@ -322,7 +327,6 @@ class FrontEnd:
                 control.Ready: self._on_ready,
                 control.Line: self._write,
                 control.Accessed: self._log_access,
-                control.KeysTaken: self._keys_taken,
             }
         )
         service.on_shortage = self.on_shortage
@@ -352,6 +356,9 @@ class FrontEnd:
         self._cause = self._cause or self._process.exit_cause
         self._process = self._service = None
         self.connection_count = 0
+        asked, self._asked = self._asked, {}
+        for each in asked.values():
+            set_done(each)
         self._gone.set()
 
     def _end(self, cause: str) -> None:
@@ -385,7 +392,24 @@ class FrontEnd:
         if self._is_ready.is_set():
             self.post(control.Listen(service))
 
+    def _ask(self) -> int:
+        number = next(self._numbers)
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        self.post(control.Look(number))
+        return number
+
+    async def heard(self) -> None:
+        """Return once it has done all that it was told so far, or is gone: one that does not answer is killed."""
+        if self._service is not None:
+            await self._asked[self._ask()]
+
     def _on_alive(self, told: control.Alive) -> None:
+        asked = self._asked.pop(told.number, None)
+        if asked is None:
+            raise RemoteProtocolError("an answer without a question")
+        set_done(asked)
+        if self._service is not None:
+            self._service.alive()
         self._attention = _Attention()
         self.connection_count = told.connections
 
@@ -412,17 +436,6 @@ class FrontEnd:
         record = log.makeRecord(log.name, line.level, line.file, line.number, line.text, (), None)
         record.process = self._process.pid
         log.handle(record)
-
-    def hand_keys(self) -> None:
-        """Hand it new API keys. Until it has them, requests that it has let pass are refused: the old keys may have decided."""
-        if self._service is not None and self._keys is not None:
-            self._generation += 1
-            self._service.refuses = _NEW_KEYS
-            self.post(control.Keys(self._generation, list(self._keys.digests)))
-
-    def _keys_taken(self, told: control.KeysTaken) -> None:
-        if self._service is not None and told.generation == self._generation:
-            self._service.refuses = None
 
     def check(self) -> None:
         """Tell it what has changed of models."""
@@ -451,8 +464,8 @@ class FrontEnd:
         if self._process is None or self._service is None:
             return
         self._service.trim(time.monotonic_ns())
-        if not self._attention.is_asked:
-            self.post(control.Look())
+        if not self._asked:
+            self._ask()
         verdict = self._attention.verdict(self._process.pid)
         if verdict:
             self._end(f"was killed, because {verdict}")
