@@ -277,6 +277,34 @@ def test_a_unix_socket_is_shared(repository, tmp_path):
     assert not path.exists()
 
 
+def large_request(nbytes: int) -> tuple[bytes, bytes]:
+    """A request for all that it sends, and its bytes."""
+    data = os.urandom(nbytes)
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [nbytes // 4], "parameters": {"binary_data_size": nbytes}}
+    body, headers = binary_body({"inputs": [tensor], "parameters": {"binary_data_output": True}}, data)
+    return post("/v2/models/integers/infer", body, headers), data
+
+
+def test_memory_that_one_front_end_does_not_use_serves_clients_of_another(tmp_path):
+    """As soon as it is needed, whichever has it."""
+    write_model(tmp_path, "integers", IDENTITY, identity_config("TYPE_INT32"))
+    flags = ("--front-ends=2", f"--model-memory-limit={40 * MIB}", "--allow-grpc=false")
+    requests = [large_request(nbytes * MIB) for nbytes in (32, 16, 32)]
+    with serving(tmp_path, flags=flags) as server, ExitStack() as stack:
+        connections = {}
+        while len(connections) < 2:
+            connection = stack.enter_context(connected(server.port))
+            connection.send(head("GET", "/v2/health/live"))
+            assert connection.reply().status == 200
+            connections.setdefault(owner_of(server, connection.socket), connection)
+        for request, data in requests:
+            for connection in connections.values():
+                connection.send(request)
+                reply = connection.reply()
+                assert reply.status == 200, reply.error
+                assert reply.body.endswith(data)
+
+
 @pytest.mark.faults
 @pytest.mark.thorough
 def test_memory_of_a_killed_front_end_comes_back(repository):

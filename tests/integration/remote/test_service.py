@@ -421,6 +421,7 @@ LIES: dict[str, Callable[[int], Any]] = {
     "a segment that it does not have": lambda _: messages.Return(12345),
     "a response that it does not have": lambda _: messages.Release([1]),
     "an answer to no question": lambda _: messages.Settled(1),
+    "room that nobody asked for": lambda _: messages.Room(1),
     "memory that nobody asked for": lambda _: messages.Dropped(1),
     "a code that there is not": lambda _: messages.Counted("http", "2000", 1),
     "a name longer than any": lambda _: messages.Open("x" * 8193, "", "http"),

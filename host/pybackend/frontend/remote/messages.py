@@ -191,6 +191,12 @@ class Dropped(Struct, array_like=True, frozen=True, gc=False, tag=12):
     number: Natural
 
 
+class Room(Struct, array_like=True, frozen=True, gc=False, tag=13):
+    """The answer to :class:`MakeRoom`: what could be returned was."""
+
+    number: Natural
+
+
 # To a front end
 
 
@@ -286,6 +292,7 @@ class Memory(Struct, array_like=True, frozen=True, gc=False, tag=37):
     pool: Natural
     segment: Natural
     size_bytes: Natural
+    is_kept: bool  # it may be kept for a while when it is not used
 
 
 class NoMemory(Struct, array_like=True, frozen=True, gc=False, tag=38):
@@ -323,8 +330,12 @@ class DropReaders(Struct, array_like=True, frozen=True, gc=False, tag=44):
 
 
 class MakeRoom(Struct, array_like=True, frozen=True, gc=False, tag=45):
-    """Others need memory for inputs: return segments of this pool that are not used, and let a slow client leave if there are none."""
+    """Others need memory for inputs: return segments of this pool that are not used, and let a slow client leave if there are none.
 
+    Pool 0 stands for all. :class:`Room` answers.
+    """
+
+    number: Natural
     pool: Natural
 
 
@@ -353,6 +364,7 @@ from_front_end = decoder(
     | Counted
     | Settled
     | Dropped
+    | Room
     | control.FromFrontEnd
 )
 """Decodes frames of a front end."""

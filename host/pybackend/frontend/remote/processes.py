@@ -52,7 +52,8 @@ BUSY_S = 10.0
 _STOPPED_LOOKS, _ASLEEP_LOOKS = 10, 30
 """Looks, about a second apart, at a process that is stopped, or that sleeps, and does not answer. One that waits for a core does neither."""
 
-_SETTLING_S = 1.0
+_SETTLING_S = _ROOM_S = 1.0
+"""How long others wait for a front end that may not answer."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -158,25 +159,27 @@ class FrontEnds:
             async with asyncio.timeout(_SETTLING_S):
                 await asyncio.gather(*(each.settle() for each in self._all))
 
-    def make_room(self, arena: TensorArena) -> None:
-        """Have all of them return the memory of a model that they do not use, because one of them needs more."""
-        for each in self._all:
-            each.make_room(arena)
+    def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
+        """Have all of them return the memory of a model that they do not use, because one of them needs more.
+
+        ``then`` follows, soon in any case: one may not answer. False if there is nothing.
+        """
+        waits = True
+
+        def once() -> None:
+            nonlocal waits
+            if waits:
+                waits = False
+                then()
+
+        asked = _ask_all([partial(each.make_room, arena) for each in self._all], once)
+        if asked:
+            asyncio.get_running_loop().call_later(_ROOM_S, once)
+        return asked
 
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """Disconnect slow clients; see :meth:`pybackend.frontend.flow.ClientMemory.drop_readers`."""
-        left = 1
-
-        def dropped() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                then()
-
-        for each in self._all:
-            left += each.drop_readers(is_part, nbytes, dropped)
-        left -= 1
-        return left > 0
+        return _ask_all([partial(each.drop_readers, is_part, nbytes) for each in self._all], then)
 
     @property
     def figures(self) -> list[FrontEndFigures]:
@@ -203,6 +206,22 @@ class FrontEnds:
             self._looking.cancel()
             LOG.unwatch(self._log_changed)
         return all(ended)
+
+
+def _ask_all(questions: Sequence[Callable[[Callable[[], None]], bool]], then: Callable[[], None]) -> bool:
+    """Ask all, each of which returns whether it will answer; ``then`` follows the last answer. False if there will be none."""
+    left = 1
+
+    def answered() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            then()
+
+    for ask in questions:
+        left += ask(answered)
+    left -= 1
+    return left > 0
 
 
 def _digested(restrictions: Sequence[Restriction]) -> tuple[Restriction, ...]:
@@ -234,8 +253,7 @@ class FrontEnd:
         request_log: RequestLog,
     ) -> None:
         self.connection_count = 0  # its clients' connections when it was last asked
-        # called with the memory of a model of which it got too little; see :meth:`FrontEnds.make_room`
-        self.on_shortage: Callable[[TensorArena], None] = self.make_room
+        self.on_shortage = self.make_room  # see :meth:`FrontEnds.make_room`
         self._keys = keys
         self._request_log = request_log
         self._restarts = 0
@@ -443,10 +461,9 @@ class FrontEnd:
             self._service.check()
             self._service.channel.flush()
 
-    def make_room(self, arena: TensorArena) -> None:
+    def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
         """See :meth:`FrontEnds.make_room`."""
-        if self._service is not None:
-            self._service.make_room(arena)
+        return self._service is not None and self._service.make_room(arena, then)
 
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """See :meth:`FrontEnds.drop_readers`."""

@@ -31,7 +31,6 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
-from pybackend.ipc.arena import TensorArena
 from pybackend.model.model import Model, ModelState
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.protocol.recurring import Recurring
@@ -160,6 +159,7 @@ class FrontEndService:
         self._versions: dict[int, OpenVersion] = {}
         self._open: dict[int, PendingRequest] = {}
         self._is_over = False
+        self._needs_memory = False  # it waits for others to return some
         self._now_ns = 0
         self._preambles_bytes = 0  # of all versions, with those that were forgotten since
         self._settling: dict[int, asyncio.Future[None]] = {}
@@ -169,9 +169,9 @@ class FrontEndService:
         self.channel = Channel(asyncio.get_running_loop(), sock, messages.from_front_end, self._on_messages, on_end)
         self._inputs = InputLoans(self.channel)
         self._outputs = OutputLoans(self.channel)
-        # called with the memory of a model of which there is none left for an input
-        self.on_shortage: Callable[[TensorArena], None] = lambda _arena: None
-        self.make_room = self._inputs.make_room  # asks the front end for unused memory
+        # called with the memory of a model of which there is none left for an input, and what to do once others have returned some;
+        # returns False if none has any
+        self.on_shortage = self.make_room = self._inputs.make_room  # asks the front end for unused memory
         # disconnects slow clients of the front end whose responses take the memory of a model's process
         self.drop_readers = self._outputs.drop_readers
         self.alive = self._outputs.alive  # call this when it has answered something
@@ -189,6 +189,7 @@ class FrontEndService:
             messages.Counted: self._counted,
             messages.Settled: self._settled,
             messages.Dropped: self._outputs.dropped,
+            messages.Room: self._inputs.room_made,
         }
         self.check()
 
@@ -261,14 +262,29 @@ class FrontEndService:
         self._outputs.trim(now_ns)
 
     def _need_memory(self, asked: messages.NeedMemory) -> None:
-        model = self._version(asked.handle).current
-        if model is None or asked.nbytes <= INLINE_BYTES:
-            self.channel.post(
-                messages.NoMemory(ErrorCode.UNAVAILABLE, "the model was replaced: send the request again")
-            )
-            self.channel.flush()
-        else:
-            self._inputs.lend(model, asked, self.on_shortage)
+        if self._needs_memory:
+            raise RemoteProtocolError("a question before the answer to the one before")
+        self._lend(asked, self._version(asked.handle))
+
+    def _lend(self, asked: messages.NeedMemory, opened: OpenVersion) -> None:
+        """Answer a front end that needs memory for an input, once others have returned theirs if there is none."""
+        is_second, self._needs_memory = self._needs_memory, False
+        if self._is_over:
+            return
+        model = opened.current
+        try:
+            if model is None or asked.nbytes <= INLINE_BYTES:
+                self.check()  # the front end learns first that the version has ended
+                raise InferenceError("the model was replaced: send the request again", ErrorCode.UNAVAILABLE)
+            self._inputs.lend(model, asked)
+        except InferenceError as error:
+            if model is not None and not is_second:
+                self._needs_memory = True
+                if self.on_shortage(model.arena_of(asked.input_name), partial(self._lend, asked, opened)):
+                    return
+                self._needs_memory = False
+            self.channel.post(messages.NoMemory(error.code, error.message))
+        self.channel.flush()
 
     # Requests
 
