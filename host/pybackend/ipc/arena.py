@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 from weakref import WeakSet
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.tensor import Lease
 from pybackend.ipc.segment import Segment
 from pybackend_wire.allocation import BlockMap, aligned
 
@@ -246,7 +247,7 @@ class TensorArena:
         assert offset is not None
         return ArenaLease(self, chunk.memory, offset, nbytes)
 
-    def owns(self, lease: ArenaLease) -> bool:
+    def owns(self, lease: Lease) -> bool:
         return lease.segment in self._chunks or lease.segment in self._lent
 
     # Whole segments, in which others allocate blocks

@@ -183,7 +183,9 @@ class RemoteAdmission:
     def shares_memory_with(self, other: RemoteAdmission) -> bool:
         """True if memory that one of them releases can serve the other."""
         own, others = self._version, other._version
-        return own is others or not {*map(id, own.pools.values())}.isdisjoint(map(id, others.pools.values()))
+        if own is others or own.engine.memory.is_short_of_all:
+            return True
+        return not {*map(id, own.pools.values())}.isdisjoint(map(id, others.pools.values()))
 
     def uses(self, pool: InputPool) -> bool:
         """True if the memory of its inputs may be of this pool."""

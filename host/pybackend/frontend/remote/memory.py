@@ -165,6 +165,7 @@ class FrontEndMemory:
         self._inputs: dict[int, InputPool] = {}
         self._outputs: dict[int, memoryview] = {}
         self._more: list[InputPool | InferenceError] = []
+        self.is_short_of_all = False  # memory of any model can serve the one that got none last
         self._is_asking = False
         self._latest = 0  # the segment that was lent last
         self._released: list[int] = []
@@ -199,10 +200,12 @@ class FrontEndMemory:
         pool.chunks[told.segment] = _Chunk(pool, told, view)
         self._inputs[told.segment] = pool
         self._latest = told.segment
+        self.is_short_of_all = False
         self._more.append(pool)
 
     def on_no_memory(self, told: messages.NoMemory) -> None:
         """The engine has none to lend."""
+        self.is_short_of_all = told.is_of_all
         self._more.append(InferenceError(told.message, told.code))
 
     def on_freed(self, told: messages.Freed) -> None:

@@ -300,6 +300,7 @@ class NoMemory(Struct, array_like=True, frozen=True, gc=False, tag=38):
 
     code: ErrorCode
     message: str
+    is_of_all: bool  # all models together have too much
 
 
 class Freed(Struct, array_like=True, frozen=True, gc=False, tag=39):

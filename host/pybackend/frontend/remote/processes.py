@@ -21,6 +21,7 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import KnownKeys
 from pybackend.frontend.access.restrictions import digest_of
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.listening import BACKLOG, release
 from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import socket_pair
@@ -88,7 +89,9 @@ class FrontEnds:
         services: Mapping[control.Service, Service],
         keys: KnownKeys | None,
         request_log: RequestLog,
+        client_memory: ClientMemory,
     ) -> None:
+        self._client_memory = client_memory
         self._services = services
         self._keys = keys
         self._all = [
@@ -172,7 +175,14 @@ class FrontEnds:
                 waits = False
                 then()
 
-        asked = _ask_all([partial(each.make_room, arena) for each in self._all], once)
+        def drop_sender(answered: Callable[[], None]) -> bool:
+            """Disconnect a slow client whose request arrives through a tunnel."""
+            if not self._client_memory.drop_sender(lambda admission: admission.can_serve(arena)):
+                return False
+            asyncio.get_running_loop().call_soon(answered)
+            return True
+
+        asked = _ask_all([drop_sender, *(partial(each.make_room, arena) for each in self._all)], once)
         if asked:
             asyncio.get_running_loop().call_later(_ROOM_S, once)
         return asked
