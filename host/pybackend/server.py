@@ -310,7 +310,14 @@ class Server:
             self._grpc.look_after()
             services["grpc"] = Service(sockets.grpc, sockets.grpc_tls, connections(self._grpc))
         self._front_ends = FrontEnds(
-            self._settings, self._engine, self._launcher, self._sandbox, services, rules.keys, self._request_log
+            self._settings,
+            self._engine,
+            self._launcher,
+            self._sandbox,
+            services,
+            rules.keys,
+            self._request_log,
+            self._client_memory,
         )
         self._repository.catalogue.ensembles.watchers.append(self._front_ends.check)
         await self._front_ends.start()

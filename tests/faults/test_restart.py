@@ -145,6 +145,7 @@ def test_a_confined_model_comes_back_once_there_are_descriptors_again(level):
         assert not server_tracebacks(server.output)
 
 
+@pytest.mark.one_process  # the limit of the server's process; each front end has its own, see test_front_ends.py
 def test_clients_leave_descriptors_for_a_restart(tmp_path):
     """However many come: the first are served, the last are sent away, and a process that dies meanwhile comes back."""
     write_victim(tmp_path, "weak")

@@ -20,6 +20,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Lease
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
+from pybackend.ipc.arena import TensorArena
 from pybackend.model.model import Model, ModelState
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend_wire.messages import INLINE_BYTES
@@ -140,6 +141,10 @@ class Admission:
         """True if memory that one of them releases can serve the other."""
         own, others = self._model, other._model
         return own is others or self._engine.lacks_tensor_memory or not own.runs_in.isdisjoint(others.runs_in)
+
+    def can_serve(self, arena: TensorArena) -> bool:
+        """True if memory that it releases can serve those who allocate there."""
+        return self._engine.lacks_tensor_memory or any(map(arena.owns, self._leases))
 
     def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
         """Input memory for a tensor whose bytes are about to arrive.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -27,6 +27,9 @@ class FollowedFiles(Generic[_T]):
 
     ``read`` may block, and runs in a thread; a ServerError leaves everything as it was, but the first reading passes it on.
     ``take`` gets what was read again, on the event loop. The log calls the files ``what``, a plural.
+
+    Attributes:
+        handing: each hands what was taken to other processes. The log says that the files were read once all of them have it.
     """
 
     def __init__(self, what: str, files: Sequence[Path], read: Callable[[], _T], take: Callable[[_T], None]) -> None:
@@ -36,6 +39,7 @@ class FollowedFiles(Generic[_T]):
         self._take = take
         self._stamps = self._look()  # before the reading: what changes meanwhile is read again
         self._wanted = asyncio.Event()
+        self.handing: list[Callable[[], Awaitable[None]]] = []
         self.first = read()  # what was read first
 
     def read_again(self) -> None:
@@ -56,6 +60,8 @@ class FollowedFiles(Generic[_T]):
             self._stamps = stamps
             try:
                 self._take(await self._read_in_time())
+                for hand in self.handing:
+                    await hand()
             except ServerError as error:
                 log.error("The %s stay as they were: %s", self._what, error)  # noqa: TRY400  the operator's mistake
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -37,22 +37,18 @@ class PortCertificates(Secured):
         settings: name the files.
         files: reads the files again when they change.
         pem: their contents.
-        on_change: called after they have changed.
     """
 
     def __init__(self, settings: TlsSettings, service: str, protocol: str) -> None:
         self.settings = settings
         self._service = service
         self._protocol = protocol
-        self.on_change: list[Callable[[], None]] = []
         files = [file for file in (settings.certificate, settings.key, settings.root) if file is not None]
         self.files = FollowedFiles(f"certificates of {service.upper()}", files, self._read, self._take)
         self.context, self.pem = self.files.first
 
     def _take(self, read: tuple[ssl.SSLContext, Pem]) -> None:
         self.context, self.pem = read
-        for changed in self.on_change:
-            changed()
 
     def _read(self) -> tuple[ssl.SSLContext, Pem]:
         settings, service = self.settings, self._service

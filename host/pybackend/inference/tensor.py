@@ -33,10 +33,12 @@ class Lease(Protocol):
 
     @property
     def view(self) -> memoryview:
-        """The block's bytes, exactly as many as requested."""
+        """The block's bytes, exactly as many as requested; of one whose bytes arrive, the first of them at least."""
 
-    def arrived(self, nbytes: int) -> None:
-        """Set the total number of bytes that have arrived: these use memory from now on.
+    def arrived(self, nbytes: int) -> int:
+        """Set the total number of bytes that have arrived: these use memory from now on. :attr:`view` may be another one then.
+
+        Returns how many of them do not lie in the model's memory.
 
         Raises InferenceError UNAVAILABLE if there is no memory for them.
         """

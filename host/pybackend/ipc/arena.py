@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol
 from weakref import WeakSet
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.inference.tensor import Lease
 from pybackend.ipc.segment import Segment
 from pybackend_wire.allocation import BlockMap, aligned
 
@@ -106,12 +107,13 @@ class ArenaLease:
             return memoryview(self._private)
         return self.memory.view(self.offset, self.nbytes)
 
-    def arrived(self, nbytes: int) -> None:
+    def arrived(self, nbytes: int) -> int:
         """Count ``nbytes`` bytes as arrived: from now on they take memory."""
         if self._arena is not None:
             self.arrived_bytes = nbytes  # first, so that bytes already written do not count as unused
             self._arena.fill(self, self._counted_bytes, nbytes)
             self._counted_bytes = nbytes
+        return 0
 
     def publish(self) -> None:
         """Make written bytes visible to stubs; only unsealed segments, which cannot be mapped safely, need it."""
@@ -245,7 +247,7 @@ class TensorArena:
         assert offset is not None
         return ArenaLease(self, chunk.memory, offset, nbytes)
 
-    def owns(self, lease: ArenaLease) -> bool:
+    def owns(self, lease: Lease) -> bool:
         return lease.segment in self._chunks or lease.segment in self._lent
 
     # Whole segments, in which others allocate blocks
@@ -267,6 +269,17 @@ class TensorArena:
         self._lent_bytes += segment.size_bytes
         self._budget.used_bytes += segment.size_bytes
         return segment
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if more than half of the memory is taken that this arena, or all of them, may have."""
+        budget = self._budget
+        return self.total_bytes > self._limit_bytes // 2 or budget.used_bytes > budget.limit_bytes // 2
+
+    @property
+    def is_beyond_budget(self) -> bool:
+        """True if memory was refused last because all arenas together have too much."""
+        return self._budget.is_short
 
     def _has_room(self, nbytes: int) -> bool:
         if self.total_bytes + nbytes > self._limit_bytes:

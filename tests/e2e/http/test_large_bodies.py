@@ -286,7 +286,6 @@ def test_client_that_vanishes_within_its_reply(tight, how):
     assert (numbers_of(answered(tight, generate(4 * MIB, 5))) == np.arange(5, 5 + 4 * MIB)).all()
 
 
-@pytest.mark.one_process  # how much of a body takes memory depends on the process that reads it
 @pytest.mark.parametrize("chunked", [False, True])
 def test_input_memory_that_is_used_up(tight, chunked):
     """What has arrived of one client's body leaves no room for another's, who is told so."""
@@ -311,7 +310,6 @@ def test_input_memory_that_is_used_up(tight, chunked):
     assert blob_of(answered(tight, other)) == blob
 
 
-@pytest.mark.one_process  # a front end takes memory for a tensor at once
 def test_announced_bytes_take_no_memory(tight):
     """Only those that have arrived do: however many clients say that they will send much, others are served."""
     blob = noise(32 * MIB)

@@ -217,26 +217,49 @@ def test_tls_and_new_certificates(repository, tmp_path):
         authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
         server.process.send_signal(signal.SIGHUP)
         server.wait_for("Read the certificates of HTTP")
-        wait_until(lambda: first not in {serial(server.port) for _ in range(8)}, "the certificate is the old one")
+        assert first not in {serial(server.port) for _ in range(8)}
 
 
 def test_old_keys_count_nowhere_any_more(repository, tmp_path):
+    """Once the log says that the keys were read, and a key that stays counts all along."""
     keys = tmp_path / "keys"
-    first, second = "first-key-0123456789", "second-key-0123456789"
-    keys.write_text(first)
-    flags = ("--front-ends=2", f"--api-key-file={keys}", "--allow-grpc=false")
-    with serving(repository, flags=flags, ready=False) as server:
+    first, second, third, staying = (f"{name}-key-0123456789" for name in ("first", "second", "third", "staying"))
+    keys.write_text(f"{first}\n{staying}")
+    flags = ("--front-ends=1", f"--api-key-file={keys}", "--allow-grpc=false")
+
+    with serving(repository, flags=flags, ready=False) as server, ExitStack() as stack:
         server.wait_for("1 of 1 model is ready")
-        for key, others in ((first, second), (second, first)):
-            keys.write_text(key)
-            server.process.send_signal(signal.SIGHUP)
-            server.wait_for("Read the API keys" if key == first else "(?s)Read the API keys.*Read the API keys")
-            for _ in range(8):
-                # 503 for a moment, from a front end that does not have the new keys yet: nobody gets in by an old one.
-                assert server.infer("identity", BODY, {"x-api-key": others}).status in {401, 503}
-                assert server.infer("identity", BODY, {"x-api-key": key}).status in {200, 503}
-            for given, status in ((others, 401), (key, 200)):
-                wait_until(lambda: server.infer("identity", BODY, {"x-api-key": given}).status == status, "no new keys")  # noqa: B023
+        (front_end,) = front_ends(server)
+        connections = [stack.enter_context(connected(server.port)) for _ in range(16)]
+        given = [first, staying] * 8
+
+        def statuses(*asked: str) -> list[int]:
+            return [server.infer("identity", BODY, {"x-api-key": key}).status for key in asked]
+
+        for connection, key in zip(connections, given, strict=True):
+            connection.send(post(PATH, BODY, {"x-api-key": key}))
+            assert connection.reply().status == 200
+        os.kill(front_end, signal.SIGSTOP)  # it has the old keys for as long as it stands still
+        keys.write_text(f"{second}\n{staying}")
+        server.process.send_signal(signal.SIGHUP)
+
+        def has_new_keys() -> bool:
+            headers = {"x-api-key": second}
+            return server.request("GET", "/metrics", headers=headers, port=server.metrics_port).status == 200
+
+        wait_until(has_new_keys, "the server has the old keys")
+        for connection, key in zip(connections, given, strict=True):
+            connection.send(post(PATH, BODY, {"x-api-key": key}))
+        assert "Read the API keys" not in server.output
+        os.kill(front_end, signal.SIGCONT)
+        for connection, key in zip(connections, given, strict=True):
+            assert connection.reply().status in ({200} if key == staying else {200, 401})
+        server.wait_for("Read the API keys")
+        assert statuses(first, second, staying) == [401, 200, 200]
+        keys.write_text(third)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("(?s)Read the API keys.*Read the API keys")
+        assert statuses(second, staying, third) == [401, 401, 200]
 
 
 def test_a_unix_socket_is_shared(repository, tmp_path):
@@ -252,6 +275,34 @@ def test_a_unix_socket_is_shared(repository, tmp_path):
                 client.sendall(head("GET", "/v2/health/live"))
                 assert client.recv(12) == b"HTTP/1.1 200"
     assert not path.exists()
+
+
+def large_request(nbytes: int) -> tuple[bytes, bytes]:
+    """A request for all that it sends, and its bytes."""
+    data = os.urandom(nbytes)
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [nbytes // 4], "parameters": {"binary_data_size": nbytes}}
+    body, headers = binary_body({"inputs": [tensor], "parameters": {"binary_data_output": True}}, data)
+    return post("/v2/models/integers/infer", body, headers), data
+
+
+def test_memory_that_one_front_end_does_not_use_serves_clients_of_another(tmp_path):
+    """As soon as it is needed, whichever has it."""
+    write_model(tmp_path, "integers", IDENTITY, identity_config("TYPE_INT32"))
+    flags = ("--front-ends=2", f"--model-memory-limit={40 * MIB}", "--allow-grpc=false")
+    requests = [large_request(nbytes * MIB) for nbytes in (32, 16, 32)]
+    with serving(tmp_path, flags=flags) as server, ExitStack() as stack:
+        connections = {}
+        while len(connections) < 2:
+            connection = stack.enter_context(connected(server.port))
+            connection.send(head("GET", "/v2/health/live"))
+            assert connection.reply().status == 200
+            connections.setdefault(owner_of(server, connection.socket), connection)
+        for request, data in requests:
+            for connection in connections.values():
+                connection.send(request)
+                reply = connection.reply()
+                assert reply.status == 200, reply.error
+                assert reply.body.endswith(data)
 
 
 @pytest.mark.faults

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from pybackend.engine.admission import Sender
+from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode, InferenceError, UnknownModelError
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import socket_pair
 from pybackend.frontend.remote.engine import RemoteAdmission, RemoteEngine
+from pybackend.frontend.remote.memory import EARLY_PART, LATE_BYTES
 from pybackend.frontend.remote.service import FrontEndService
 from pybackend.inference.region import RegionOutput, tensor_in_region
 from pybackend.inference.request import InferenceRequest
@@ -134,6 +136,39 @@ def test_a_tensor_is_written_into_lent_memory_and_read_from_the_models(lab: Lab)
     assert first == second  # nobody had to ask again
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["the version stays", "the version is replaced meanwhile"])
+def test_a_large_tensor_takes_memory_of_the_model_once_a_part_has_arrived(lab: Lab, ends: bool) -> None:
+    name = f"arriving_{ends}"
+    data = np.arange(2 * LATE_BYTES // 4, dtype=np.float32)
+    raw, first = memoryview(data).cast("B"), data.nbytes // EARLY_PART
+    write_model(lab.repository, name, IDENTITY, identity_config())
+    lab.here(lab.engine.control.load(name))
+
+    async def begun() -> tuple[Any, Any]:
+        admission = lab.remote.open(name, "", CLIENT)
+        lease = admission.allocate(data.nbytes, "IN", arriving=True)
+        lease.view[: first - 1] = raw[: first - 1]
+        assert lease.arrived(first - 1) == first - 1
+        assert not admission.holds_memory
+        return admission, lease
+
+    async def ended(admission: Any, lease: Any) -> None:
+        lease.view[first - 1 :] = raw[first - 1 : first]
+        assert lease.arrived(first) == (first if ends else 0)
+        assert admission.holds_memory is not ends
+        lease.view[first:] = raw[first:]
+        tensor = InputTensor("IN", "FP32", [data.size], lease.view, lease)
+        response = await infer(admission, tensor)
+        assert np.array_equal(output_array(response, "OUT"), data)
+        response.release()
+
+    admission, lease = lab.there(begun())
+    if ends:
+        write_model(lab.repository, name, f"{IDENTITY}\n# new", identity_config())
+        lab.here(lab.engine.control.load(name))
+    lab.there(ended(admission, lease))
+
+
 def test_small_tensors_options_and_large_private_ones_cross(lab: Lab) -> None:
     async def main() -> None:
         for array in (np.ones(3, np.float32), LARGE):
@@ -237,6 +272,10 @@ def test_errors_are_those_of_the_engine(lab: Lab) -> None:
     async def main() -> None:
         with pytest.raises(UnknownModelError, match="Request for unknown model: 'nothing' is not found"):
             lab.remote.open("nothing", "", CLIENT)
+        with pytest.raises(UnknownModelError, match="Request for unknown model: 'nnn"):
+            lab.remote.open("n" * 100_000, "", CLIENT)
+        assert not lab.remote.knows("n" * 100_000, "", "http")
+        lab.remote.refusals.add("http", RefusalReason.INVALID, "no", "n" * 100_000)
         admission = lab.remote.open("identity", "1", CLIENT)
         request = InferenceRequest("identity", inputs=[InputTensor("NO", "FP32", [1], b"1234")])
         with pytest.raises(InferenceError, match="unexpected inference input 'NO'"):

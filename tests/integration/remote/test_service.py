@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode
-from pybackend.frontend.remote import control, messages
+from pybackend.frontend.remote import control, loans, messages, service
 from pybackend.frontend.remote.channel import Channel, socket_pair
 from pybackend.frontend.remote.service import FrontEndService
+from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES
 from tests.integration.models.conftest import Run, running_engine
 from tests.support.fuzzing import examples
@@ -184,6 +185,51 @@ def test_a_large_tensor_is_written_once_and_its_output_is_read_only(
         front_end.channel.post(messages.Return(memory.segment))
         await front_end.asks(messages.Open("nothing", "", "http"), messages.Unopened)
         assert arena.total_bytes == 0
+
+    run(main())
+
+
+def test_preambles_are_known_up_to_so_many_bytes_in_all(
+    front_end: ScriptedFrontEnd, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many handles a front end has for a version, and however many forms its requests have."""
+    one = len(small_infer(1, 1).preamble)
+    monkeypatch.setattr(service, "MOST_PREAMBLES_BYTES", 40 * one)
+
+    async def main() -> None:
+        for _ in range(10):
+            handle = await front_end.opens()
+            for batch in range(1, 11):
+                known = preamble(("IN", "FP32", [batch], 4 * batch, messages.INLINE))
+                data = bytes(messages.padded(4 * batch))
+                await front_end.asks(small_infer(1, handle, preamble=known, data=data), messages.Answered)
+        kept = [each for version in front_end.service._versions.values() for each in version.preambles]
+        assert 0 < sum(map(len, kept)) <= 40 * one
+
+    run(main())
+
+
+def test_a_front_end_that_lets_no_slow_client_go_is_at_fault(front_end: ScriptedFrontEnd, run: Run) -> None:
+    """It answers, but not this."""
+
+    async def main() -> None:
+        handle = await front_end.opens()
+        memory, mapping = await front_end.gets_memory(handle, LARGE.nbytes)
+        mapping.close()
+        known = preamble(("IN", "FP32", [len(LARGE)], LARGE.nbytes, messages.IN_BLOCK))
+        front_end.channel.post(messages.Infer(1, handle, 1, "", known, b"", [(memory.segment, 0)], None, None))
+        await front_end.hears(messages.Responded)
+        os.close(front_end.descriptors.pop())
+        left: list[bool] = []
+        assert front_end.service.drop_readers(lambda _data: True, 1, lambda: left.append(True))
+        await front_end.hears(messages.DropReaders)
+        for _ in range(loans.MOST_LOOKS):
+            front_end.service.alive()
+        with pytest.raises(RemoteProtocolError, match="it keeps the memory of slow clients"):
+            front_end.service.alive()
+        assert not left
+        front_end.service.end()
+        assert left
 
     run(main())
 
@@ -375,8 +421,13 @@ LIES: dict[str, Callable[[int], Any]] = {
     "a segment that it does not have": lambda _: messages.Return(12345),
     "a response that it does not have": lambda _: messages.Release([1]),
     "an answer to no question": lambda _: messages.Settled(1),
+    "room that nobody asked for": lambda _: messages.Room(1),
     "memory that nobody asked for": lambda _: messages.Dropped(1),
     "a code that there is not": lambda _: messages.Counted("http", "2000", 1),
+    "a name longer than any": lambda _: messages.Open("x" * 8193, "", "http"),
+    "a refusal for a name longer than any": lambda _: messages.Refused(
+        "http", RefusalReason.INVALID, "", "x" * 8193, ""
+    ),
     "no messages": lambda _: b"\0\xc1",
     "an unknown kind": lambda _: b"\0" + msgspec.msgpack.encode([[31, 1]]),
     "a message for front ends": lambda _: b"\0" + msgspec.msgpack.encode([messages.Settle(1)]),

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +32,8 @@ WRONG_KEY = "the API key is not one of this server's: ask its operator for a key
 class KnownKeys:
     """The keys of one server, as far as their digests tell.
 
-    ``on_change`` is called after they have changed: decisions that were made with the old ones are void.
+    ``on_change`` is called after they have changed: decisions that were made with the old ones are void. ``handing`` is
+    :attr:`pybackend.frontend.followed_files.FollowedFiles.handing`.
     """
 
     READS: ClassVar = frozenset({b"x-api-key", b"authorization"})
@@ -40,6 +41,7 @@ class KnownKeys:
 
     def __init__(self, secrets: Secrets) -> None:
         self.on_change: list[Callable[[], None]] = []
+        self.handing: list[Callable[[], Awaitable[None]]] = []
         self._secrets = secrets
 
     @property
@@ -70,6 +72,7 @@ class ApiKeys(KnownKeys):
         self._file = file
         self.files = FollowedFiles("API keys", [file], self._read, self.take)
         super().__init__(self.files.first)
+        self.handing = self.files.handing
 
     def _read(self) -> Secrets:
         try:

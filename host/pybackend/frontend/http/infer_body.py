@@ -118,7 +118,7 @@ class StreamedBody:
         self._admission = admission
         self._limits = limits
         self._on_shortage = on_shortage
-        self._arrived_bytes = 0
+        self._arrived_bytes = self._private_bytes = 0
         self._content_length = content_length
         self._header_length = header_length
         bound = 2**62 if content_length is None else content_length
@@ -190,12 +190,15 @@ class StreamedBody:
         """Record that this many bytes were written to :meth:`room`."""
         assert self._room is not None
         self._arrived_bytes += count
-        lease = self._open[0][0].lease
+        tensor, size = self._open[0]
+        lease = tensor.lease
         if lease is not None:
-            obtain(partial(lease.arrived, self._arrived_bytes), self._on_shortage)
-        if count < len(self._room):
-            self._room = self._room[count:]
+            self._private_bytes = obtain(partial(lease.arrived, self._arrived_bytes), self._on_shortage)
+            tensor.data = lease.view
+            self._room = lease.view[self._arrived_bytes :]
         else:
+            self._room = self._room[count:]
+        if self._arrived_bytes == size:
             self._room = None
             self._arrived_bytes = 0
             del self._open[0]
@@ -203,7 +206,7 @@ class StreamedBody:
     @property
     def private_bytes(self) -> int:
         """Bytes of the body buffered outside the model's memory."""
-        return len(self._collected) + len(self._rest)
+        return len(self._collected) + len(self._rest) + self._private_bytes
 
     def complete(self) -> None:
         """Record the end of the body; afterwards :attr:`work` may be pending before :meth:`finish`."""
@@ -225,13 +228,14 @@ class StreamedBody:
             # No binary part: the body is complete, and the codec reports missing parts.
             return decode_body(bytes(self._collected), self._header_length, self._admission, self._limits, PlanCache())
         if self.room() is not None:
-            received = self._plan.binary_bytes - sum(size for _, size in self._open[1:]) - len(self._room or b"")
+            received = self._plan.binary_bytes - sum(size for _, size in self._open) + self._arrived_bytes
             raise body_size_error(self._plan.binary_inputs, received, self._admission.model_name)
         return self._plan
 
     def release(self) -> None:
         """Release all memory of a request that will not be submitted."""
         self._open, self._room, self.work = [], None, None
+        self._private_bytes = 0
         self._collected, self._rest = bytearray(), bytearray()
         self._admission.release()
 

@@ -138,6 +138,7 @@ class InferExchange(Exchange):
         assert isinstance(self._body, StreamedBody)
         try:
             self._body.advance(count)
+            self._connection.flow.hold(self._body.private_bytes)
         except InferenceError as error:
             self._refuse(error)
 

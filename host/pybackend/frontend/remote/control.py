@@ -34,8 +34,9 @@ class OpenTunnel(Struct, array_like=True, frozen=True, gc=False, tag=65):
 
 
 class Alive(Struct, array_like=True, frozen=True, gc=False, tag=66):
-    """The answer to :class:`Look`."""
+    """The answer to :class:`Look`: I have done all that I was told before it."""
 
+    number: Natural
     connections: Natural
 
 
@@ -61,12 +62,6 @@ class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
     duration_ns: Natural
     ended_s: Annotated[float, Meta(ge=0, lt=2**33)]
     about: Annotated[dict[str, str], Meta(max_length=10)]
-
-
-class KeysTaken(Struct, array_like=True, frozen=True, gc=False, tag=69):
-    """The keys of this generation decide about all requests that follow."""
-
-    generation: Natural
 
 
 # To a front end: tags 96 to 127
@@ -107,9 +102,8 @@ class Begin(Struct, array_like=True, frozen=True, gc=False, tag=97):
 
 
 class Keys(Struct, array_like=True, frozen=True, gc=False, tag=104):
-    """The digests of the API keys from now on; :class:`KeysTaken` answers."""
+    """The digests of the API keys from now on."""
 
-    generation: Natural
     digests: list[bytes]
 
 
@@ -132,7 +126,9 @@ class NoTunnel(Struct, array_like=True, frozen=True, gc=False, tag=100):
 
 
 class Look(Struct, array_like=True, frozen=True, gc=False, tag=101):
-    """Are you there?"""
+    """Are you there? :class:`Alive` answers."""
+
+    number: Natural
 
 
 class LogLevel(Struct, array_like=True, frozen=True, gc=False, tag=102):
@@ -145,5 +141,5 @@ class Stop(Struct, array_like=True, frozen=True, gc=False, tag=103):
     """Accept no more connections, and end after the last answer."""
 
 
-FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed | KeysTaken
+FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed
 FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop | Keys

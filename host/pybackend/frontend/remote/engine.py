@@ -22,7 +22,7 @@ from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_BACKLOG_BYTES, MOST_FRAME_BYTES, Channel, OnEnd
-from pybackend.frontend.remote.memory import BlockLease, FrontEndMemory, InputPool
+from pybackend.frontend.remote.memory import LATE_BYTES, BlockLease, FrontEndMemory, InputPool, LateLease
 from pybackend.inference.region import IN_REGION, RegionPart, source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
@@ -92,8 +92,17 @@ class RemoteVersion:
     def __del__(self) -> None:
         self.engine.channel.post(messages.Forget(self.handle))
 
+    def block(self, nbytes: int, input_name: str) -> BlockLease | None:
+        """A block for an input; None if the version has ended. Raises InferenceError UNAVAILABLE if there is no memory."""
+        try:
+            return None if self.is_closed else self.allocate(nbytes, input_name)
+        except InferenceError:
+            if self.is_closed:  # it has ended just now
+                return None
+            raise
+
     def allocate(self, nbytes: int, input_name: str) -> BlockLease:
-        """A block for an input. Raises InferenceError UNAVAILABLE if there is no memory."""
+        """A block for an input of a version that serves; otherwise as :meth:`block`."""
         pool = self.pools.get(input_name)
         lease = None if pool is None else pool.allocate(nbytes)
         if lease is not None:
@@ -169,12 +178,14 @@ class RemoteAdmission:
     @property
     def holds_memory(self) -> bool:
         """True while the admission holds model memory from :meth:`allocate`."""
-        return bool(self._leases)
+        return any(lease.has_block for lease in self._leases)
 
     def shares_memory_with(self, other: RemoteAdmission) -> bool:
         """True if memory that one of them releases can serve the other."""
         own, others = self._version, other._version
-        return own is others or not {*map(id, own.pools.values())}.isdisjoint(map(id, others.pools.values()))
+        if own is others or own.engine.memory.is_short_of_all:
+            return True
+        return not {*map(id, own.pools.values())}.isdisjoint(map(id, others.pools.values()))
 
     def uses(self, pool: InputPool) -> bool:
         """True if the memory of its inputs may be of this pool."""
@@ -191,11 +202,16 @@ class RemoteAdmission:
 
     def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> BlockLease | None:
         """Input memory for a tensor; otherwise as for an admission of the engine."""
-        del arriving
-        if nbytes <= INLINE_BYTES or self._version.is_closed:
+        version = self._version
+        if nbytes <= INLINE_BYTES or version.is_closed:
             return None
-        lease = self._version.allocate(nbytes, input_name)
-        self._leases.append(lease)
+        lease: BlockLease | None
+        if arriving and nbytes > LATE_BYTES:
+            lease = LateLease(partial(version.block, nbytes, input_name), nbytes)
+        else:
+            lease = version.block(nbytes, input_name)
+        if lease is not None:
+            self._leases.append(lease)
         return lease
 
     def route(self) -> RemoteRoute:
@@ -258,7 +274,8 @@ class RemoteRefusals:
 
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
         """Count a request that was answered with this message."""
-        self._engine.channel.post((9, protocol, reason, message[:10_000], model, sender[:1000]))
+        name = model[: messages.MOST_NAME_CHARACTERS]
+        self._engine.channel.post((9, protocol, reason, message[:10_000], name, sender[:1000]))
 
 
 class RemoteTracer:
@@ -300,6 +317,7 @@ class RemoteEngine:
             messages.Closed: self._on_closed,
             messages.NoMemory: memory.on_no_memory,
             messages.Freed: memory.on_freed,
+            messages.MakeRoom: memory.on_make_room,
             messages.Tracing: self._on_tracing,
         }
         self._urgent_descriptors: dict[type, Callable[[Any, int], None]] = {
@@ -312,7 +330,6 @@ class RemoteEngine:
             messages.Detached: memory.drop_outputs,
             messages.Settle: self._on_settle,
             messages.DropReaders: memory.on_drop_readers,
-            messages.MakeRoom: memory.on_make_room,
             **self._urgent,
         }
         self.descriptor_handlers = {**self._urgent_descriptors}
@@ -375,7 +392,7 @@ class RemoteEngine:
         key = (name, version, protocol)
         if key in self._versions:
             return True
-        if key not in self._asked:
+        if key not in self._asked and max(len(name), len(version)) <= messages.MOST_NAME_CHARACTERS:
             self._ask(key)
         return False
 
@@ -394,7 +411,8 @@ class RemoteEngine:
 
     def version(self, name: str, version: str, sender: Sender) -> RemoteVersion:
         """The version that would answer a request now; the engine is asked if it is not known."""
-        key = (name, version, sender.protocol)
+        most = messages.MOST_NAME_CHARACTERS  # of a longer one, the engine need not see more to say that it knows none
+        key = (name[:most], version[:most], sender.protocol)
         if key not in self._versions:
             self._unopened.pop(key, None)
             if key not in self._asked:
@@ -557,17 +575,20 @@ def _places(version: RemoteVersion, request: InferenceRequest) -> tuple[Any, Any
         data: Any = tensor.data
         nbytes, place = len(data), messages.IN_BLOCK
         source = source_of(tensor)
+        lease = None if source is not None else cast("BlockLease | None", tensor.lease)
+        if lease is not None and not lease.has_block:
+            lease = tensor.lease = None  # its version ended while the bytes arrived
         if source is not None:
             place = messages.IN_REGION
             regions.append((source.region.name, source.offset, source.nbytes))
-        elif tensor.lease is None and (nbytes <= INLINE_BYTES or version.is_closed):
+        elif lease is None and (nbytes <= INLINE_BYTES or version.is_closed):
             place = messages.INLINE
             inline += data, messages.PADDING[nbytes & 15]
         else:
-            if tensor.lease is None:
-                tensor.lease = version.allocate(nbytes, tensor.name)
-                tensor.lease.view[:] = data
-            leases.append(cast("BlockLease", tensor.lease))
+            if lease is None:
+                lease = tensor.lease = version.allocate(nbytes, tensor.name)
+                lease.view[:] = data
+            leases.append(lease)
         layout.append((tensor.name, tensor.datatype, tensor.shape, nbytes, place))
     outputs = None
     if request.regions is not None:

@@ -225,9 +225,10 @@ class CallTunnel:
     def _on_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         call = self._calls.get(number)
         if kind == frames.DATA:
-            self._count(len(payload))
             if call is not None:
                 call.on_answer(payload)
+            else:
+                self.taken(len(payload))
         elif call is not None:
             if kind == frames.HEADERS:
                 call.on_headers(HeaderBlock.of(payload), ended=bool(flags & frames.END_STREAM))
@@ -250,7 +251,8 @@ class CallTunnel:
         elif kind in _ANSWERED and not flags & frames.ACK:
             self.send(kind, frames.ACK, 0, payload if kind == frames.PING else b"")
 
-    def _count(self, nbytes: int) -> None:
+    def taken(self, nbytes: int) -> None:
+        """So much data of the engine's process has reached a client, or nobody waits for it."""
         self._taken_bytes += nbytes
         if self._taken_bytes >= _CREDIT_BYTES:
             self.send(frames.WINDOW_UPDATE, 0, 0, frames.U32.pack(self._taken_bytes))
@@ -304,10 +306,10 @@ class ForwardedCall(StreamReceiver):
     def on_reset(self, code: int, error: RemoteProtocolError | None) -> None:
         self._tunnel.reset(self._number, code, error)
         self._finish()
+        self._read_all()
 
     def on_drained(self) -> None:
-        self._read(self._unread_bytes)
-        self._unread_bytes = 0
+        self._read_all()
         if self._reset_code is not None:
             self._stream.reset(self._reset_code)
 
@@ -351,10 +353,15 @@ class ForwardedCall(StreamReceiver):
 
     def _read(self, count: int) -> None:
         """The client has taken a part of the answer."""
+        self._tunnel.taken(count)
         self._read_bytes += count
         if self._read_bytes * 2 >= _WINDOW_BYTES and not self._engine_ended:
             self._tunnel.send(frames.WINDOW_UPDATE, 0, self._number, frames.U32.pack(self._read_bytes))
             self._read_bytes = 0
+
+    def _read_all(self) -> None:
+        count, self._unread_bytes = self._unread_bytes, 0
+        self._read(count)
 
     def _end(self, *, client: bool = False, engine: bool = False) -> None:
         self._client_ended |= client

@@ -28,6 +28,9 @@ from pybackend_wire.messages import INLINE_BYTES
 _MOST_INLINE_BYTES = 16 * INLINE_BYTES
 """Most bytes of outputs in one message."""
 
+MOST_LOOKS = 10
+"""A front end that has answered so often, and has not let slow clients go, does not mean to."""
+
 MOST_COPIES_BYTES = 1024 * 1024 * 1024
 """Most bytes of large answers of the server's own, such as those of the response cache, that wait in one front end."""
 
@@ -58,34 +61,43 @@ class InputLoans:
         self._segments: dict[int, _LentSegment] = {}
         self._pools: WeakKeyDictionary[TensorArena, int] = WeakKeyDictionary()
         self._pool_numbers = count(1)
+        self._numbers = count(1)
+        self._making_room: dict[int, Callable[[], None]] = {}
         self._freed: list[tuple[int, int]] = []
         self._is_over = False
 
-    def lend(self, model: Model, asked: messages.NeedMemory, on_shortage: Callable[[TensorArena], None]) -> None:
-        """Answer a front end that needs memory for an input."""
+    def lend(self, model: Model, asked: messages.NeedMemory) -> None:
+        """Lend the memory that an input needs. Raises InferenceError UNAVAILABLE if there is none."""
         arena = model.arena_of(asked.input_name)
         present = sum([each.segment.size_bytes for each in self._segments.values() if each.arena is arena])
+        segment = arena.lend(asked.nbytes, present)
         try:
-            segment = arena.lend(asked.nbytes, present)
-            try:
-                descriptor = os.dup(segment.descriptor)
-            except OSError as error:
-                arena.take_back(segment)
-                raise InferenceError(f"cannot hand over a segment: {error.strerror}", ErrorCode.UNAVAILABLE) from error
-        except InferenceError as error:
-            self._channel.post(messages.NoMemory(error.code, error.message))
-            on_shortage(arena)
-        else:
-            self._segments[segment.number] = _LentSegment(self, arena, segment)
-            pool = self._pools.setdefault(arena, next(self._pool_numbers))
-            self._channel.post_with(messages.Memory(pool, segment.number, segment.size_bytes), descriptor)
-        self._channel.flush()
+            descriptor = os.dup(segment.descriptor)
+        except OSError as error:
+            arena.take_back(segment)
+            raise InferenceError(f"cannot hand over a segment: {error.strerror}", ErrorCode.UNAVAILABLE) from error
+        self._segments[segment.number] = _LentSegment(self, arena, segment)
+        pool = self._pools.setdefault(arena, next(self._pool_numbers))
+        told = messages.Memory(pool, segment.number, segment.size_bytes, not arena.is_crowded)
+        self._channel.post_with(told, descriptor)
 
-    def make_room(self, arena: TensorArena) -> None:
-        """Have the front end return what it does not use of an arena."""
-        pool = self._pools.get(arena)
-        if pool is not None:
-            self._channel.post(messages.MakeRoom(pool))
+    def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
+        """Have the front end return what it does not use of an arena; ``then`` follows. False if it has nothing."""
+        pool = 0 if arena.is_beyond_budget else self._pools.get(arena)
+        if pool is None or not self._segments:
+            return False
+        number = next(self._numbers)
+        self._making_room[number] = then
+        self._channel.post(messages.MakeRoom(number, pool))
+        self._channel.flush()
+        return True
+
+    def room_made(self, told: messages.Room) -> None:
+        """It has returned what it could. Raises RemoteProtocolError if no such question is open."""
+        then = self._making_room.pop(told.number, None)
+        if then is None:
+            raise RemoteProtocolError("an answer without a question")
+        then()
 
     def lease(self, place: tuple[int, int], nbytes: int) -> ArenaLease:
         """The block that a request names. Raises RemoteProtocolError if the front end may not use it."""
@@ -130,6 +142,17 @@ class InputLoans:
         for lent in segments:
             if not lent.used:
                 lent.arena.take_back(lent.segment)
+        making, self._making_room = self._making_room, {}
+        for then in making.values():
+            then()
+
+
+class _Dropping:
+    """Slow clients who are to leave: ``then`` follows, and the front end has answered so many looks since."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.then = then
+        self.looks = 0
 
 
 class OutputLoans:
@@ -140,7 +163,7 @@ class OutputLoans:
         self._numbers = count(1)
         self._lent: dict[int, tuple[InferenceResponse, list[ArenaLease]]] = {}
         self._attached: dict[int, Segment] = {}
-        self._dropping: dict[int, Callable[[], None]] = {}
+        self._dropping: dict[int, _Dropping] = {}
         self._copies = TensorArena(MOST_COPIES_BYTES, "a front end")
 
     def post(self, ticket: int, response: InferenceResponse) -> None:
@@ -230,16 +253,23 @@ class OutputLoans:
         if not segments:
             return False
         number = next(self._numbers)
-        self._dropping[number] = then
+        self._dropping[number] = _Dropping(then)
         self._channel.post(messages.DropReaders(number, list(segments), nbytes))
         return True
 
     def dropped(self, told: messages.Dropped) -> None:
         """Slow clients have left. Raises RemoteProtocolError if no such question is open."""
-        then = self._dropping.pop(told.number, None)
-        if then is None:
+        dropping = self._dropping.pop(told.number, None)
+        if dropping is None:
             raise RemoteProtocolError("an answer without a question")
-        then()
+        dropping.then()
+
+    def alive(self) -> None:
+        """The front end has answered something else. Raises RemoteProtocolError if it will not answer :meth:`drop_readers`."""
+        for dropping in self._dropping.values():
+            dropping.looks += 1
+            if dropping.looks > MOST_LOOKS:
+                raise RemoteProtocolError("it keeps the memory of slow clients, which others need")
 
     def trim(self, now_ns: int) -> None:
         """Let go of segments that were closed; called about once a second."""
@@ -257,8 +287,8 @@ class OutputLoans:
         self._attached.clear()
         self._copies.close()
         dropping, self._dropping = self._dropping, {}
-        for then in dropping.values():
-            then()
+        for unanswered in dropping.values():
+            unanswered.then()
 
 
 def _release(response: InferenceResponse, copies: list[ArenaLease]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from typing import ClassVar, Protocol
@@ -15,6 +16,12 @@ from pybackend.ipc.arena import IDLE_NS
 from pybackend.ipc.segment import map_shared
 from pybackend_wire.allocation import BlockMap
 
+LATE_BYTES = 1024 * 1024
+"""A larger tensor that arrives gets a block once a part of it is there: announced bytes take no memory of a model."""
+
+EARLY_PART = 8
+"""That part is an eighth, which is copied then."""
+
 
 class BlockLease:
     """A block for an input; see :class:`pybackend.inference.tensor.Lease`. Once it is sent, the engine gives it back."""
@@ -23,10 +30,15 @@ class BlockLease:
 
     __slots__ = ("_chunk", "nbytes", "offset")
 
-    def __init__(self, chunk: _Chunk, offset: int, nbytes: int) -> None:
-        self._chunk: _Chunk | None = chunk
+    def __init__(self, chunk: _Chunk | None, offset: int, nbytes: int) -> None:
+        self._chunk = chunk
         self.offset = offset
         self.nbytes = nbytes
+
+    @property
+    def has_block(self) -> bool:
+        """False before there is one, and once it was sent or released."""
+        return self._chunk is not None
 
     @property
     def segment(self) -> int:
@@ -40,8 +52,9 @@ class BlockLease:
         assert self._chunk is not None
         return self._chunk.view[self.offset : self.offset + self.nbytes]
 
-    def arrived(self, nbytes: int) -> None:
+    def arrived(self, nbytes: int) -> int:
         """All of a segment counts already."""
+        return 0
 
     def send(self) -> tuple[int, int]:
         """The place of the block, which is the request's from now on."""
@@ -56,20 +69,60 @@ class BlockLease:
             chunk.release(self.offset)
 
 
+class LateLease(BlockLease):
+    """A block for an input that arrives: until a part of it is there, the bytes lie elsewhere, and :attr:`view` is as large as that part.
+
+    ``allocate`` returns the block, or None if the version has ended: then the bytes stay elsewhere.
+    """
+
+    __slots__ = ("_allocate", "_elsewhere")
+
+    def __init__(self, allocate: Callable[[], BlockLease | None], nbytes: int) -> None:
+        super().__init__(None, 0, nbytes)
+        self._allocate = allocate
+        try:
+            self._elsewhere: mmap.mmap | bytearray | None = mmap.mmap(-1, nbytes // EARLY_PART)
+        except (OSError, OverflowError):
+            raise InferenceError(f"there is no memory for a tensor of {nbytes} bytes", ErrorCode.UNAVAILABLE) from None
+
+    @property
+    def view(self) -> memoryview:
+        return super().view if self._elsewhere is None else memoryview(self._elsewhere)
+
+    def arrived(self, nbytes: int) -> int:
+        first = self._elsewhere
+        if first is None:
+            return 0
+        if nbytes < len(first) or len(first) == self.nbytes:
+            return nbytes
+        block = self._allocate()
+        if block is None:
+            self._elsewhere = bytearray(self.nbytes)
+        else:
+            self._elsewhere, self._chunk, self.offset = None, block._chunk, block.offset
+        self.view[: len(first)] = first
+        return 0 if self._elsewhere is None else nbytes
+
+    def release(self) -> None:
+        self._elsewhere = None
+        super().release()
+
+
 class _Chunk:
     """A segment for inputs."""
 
-    def __init__(self, pool: InputPool, number: int, view: memoryview, size_bytes: int) -> None:
-        self.number = number
+    def __init__(self, pool: InputPool, told: messages.Memory, view: memoryview) -> None:
+        self.number = told.segment
         self.view = view
-        self.blocks = BlockMap(size_bytes)
+        self.blocks = BlockMap(told.size_bytes)
+        self._is_kept = told.is_kept
         self.idle_since_ns = 0
         self._pool = pool
 
     def release(self, offset: int) -> None:
         """Free a block."""
         self.blocks.release(offset)
-        if self._pool.is_wanted and not len(self.blocks):
+        if (self._pool.is_wanted or not self._is_kept) and not len(self.blocks):
             self._pool.give_back(self.number)
 
 
@@ -112,6 +165,9 @@ class FrontEndMemory:
         self._inputs: dict[int, InputPool] = {}
         self._outputs: dict[int, memoryview] = {}
         self._more: list[InputPool | InferenceError] = []
+        self.is_short_of_all = False  # memory of any model can serve the one that got none last
+        self._is_asking = False
+        self._latest = 0  # the segment that was lent last
         self._released: list[int] = []
 
     # Inputs
@@ -120,7 +176,11 @@ class FrontEndMemory:
         """Get a segment with room for an input. Raises InferenceError UNAVAILABLE if the engine has none."""
         self._more.clear()
         self._engine.channel.post(messages.NeedMemory(handle, input_name, nbytes))
-        self._engine.wait_until(lambda: bool(self._more))
+        self._is_asking = True
+        try:
+            self._engine.wait_until(lambda: bool(self._more))
+        finally:
+            self._is_asking = False
         got = self._more.pop()
         if isinstance(got, InferenceError):
             raise got
@@ -137,12 +197,15 @@ class FrontEndMemory:
         finally:
             os.close(descriptor)
         pool = self._pools.setdefault(told.pool, InputPool(self._give_back))
-        pool.chunks[told.segment] = _Chunk(pool, told.segment, view, told.size_bytes)
+        pool.chunks[told.segment] = _Chunk(pool, told, view)
         self._inputs[told.segment] = pool
+        self._latest = told.segment
+        self.is_short_of_all = False
         self._more.append(pool)
 
     def on_no_memory(self, told: messages.NoMemory) -> None:
         """The engine has none to lend."""
+        self.is_short_of_all = told.is_of_all
         self._more.append(InferenceError(told.message, told.code))
 
     def on_freed(self, told: messages.Freed) -> None:
@@ -152,15 +215,19 @@ class FrontEndMemory:
 
     def on_make_room(self, told: messages.MakeRoom) -> None:
         """Give back the unused segments of a pool, now and until :meth:`trim`; if there are none, a slow client must leave."""
-        pool = self._pools.get(told.pool)
-        if pool is None:
-            return
-        pool.is_wanted = True
-        unused = [number for number, chunk in pool.chunks.items() if not len(chunk.blocks)]
+        pools = [pool for number, pool in self._pools.items() if told.pool in {0, number}]
+        fresh = self._latest if self._more else 0  # nobody has had it yet
+        unused = []
+        for pool in pools:
+            pool.is_wanted = True
+            unused += [number for number, chunk in pool.chunks.items() if not len(chunk.blocks) and number != fresh]
         for number in unused:
             self._give_back(number)
-        if not unused and self.clients is not None:
-            self.clients.drop_sender(lambda admission: admission.uses(pool))  # type: ignore[attr-defined]
+        # A request that waits for memory here asks its own clients, and must not be one of them.
+        if not unused and not self._is_asking and self.clients is not None:
+            self.clients.drop_sender(lambda admission: any(map(admission.uses, pools)))  # type: ignore[attr-defined]
+        self._engine.channel.post(messages.Room(told.number))
+        self._engine.channel.flush()
 
     def _give_back(self, number: int) -> None:
         del self._inputs.pop(number).chunks[number]

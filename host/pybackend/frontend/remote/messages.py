@@ -33,6 +33,11 @@ Blocks = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MOST_ITEMS)]
 
 Protocol = Literal["http", "grpc"]
 
+MOST_NAME_CHARACTERS = 8192
+"""Longer than the full name of any model, and than any version."""
+
+Name = Annotated[str, Meta(max_length=MOST_NAME_CHARACTERS)]
+
 
 # To the engine
 
@@ -40,8 +45,8 @@ Protocol = Literal["http", "grpc"]
 class Open(Struct, array_like=True, frozen=True, gc=False, tag=1):
     """Which version answers requests for this name and version now? :class:`Opened` or :class:`Unopened` answers."""
 
-    name: str
-    version: str
+    name: Name
+    version: Name
     protocol: Protocol
 
 
@@ -162,7 +167,7 @@ class Refused(Struct, array_like=True, frozen=True, gc=False, tag=9):
     protocol: Protocol
     reason: RefusalReason
     message: Annotated[str, Meta(max_length=100_000)]
-    model: str
+    model: Name
     sender: Annotated[str, Meta(max_length=1000)]
 
 
@@ -182,6 +187,12 @@ class Settled(Struct, array_like=True, frozen=True, gc=False, tag=11):
 
 class Dropped(Struct, array_like=True, frozen=True, gc=False, tag=12):
     """The answer to :class:`DropReaders`: the responses of the clients that had to leave are released."""
+
+    number: Natural
+
+
+class Room(Struct, array_like=True, frozen=True, gc=False, tag=13):
+    """The answer to :class:`MakeRoom`: what could be returned was."""
 
     number: Natural
 
@@ -281,6 +292,7 @@ class Memory(Struct, array_like=True, frozen=True, gc=False, tag=37):
     pool: Natural
     segment: Natural
     size_bytes: Natural
+    is_kept: bool  # it may be kept for a while when it is not used
 
 
 class NoMemory(Struct, array_like=True, frozen=True, gc=False, tag=38):
@@ -288,6 +300,7 @@ class NoMemory(Struct, array_like=True, frozen=True, gc=False, tag=38):
 
     code: ErrorCode
     message: str
+    is_of_all: bool  # all models together have too much
 
 
 class Freed(Struct, array_like=True, frozen=True, gc=False, tag=39):
@@ -318,8 +331,12 @@ class DropReaders(Struct, array_like=True, frozen=True, gc=False, tag=44):
 
 
 class MakeRoom(Struct, array_like=True, frozen=True, gc=False, tag=45):
-    """Others need memory for inputs: return segments of this pool that are not used, and let a slow client leave if there are none."""
+    """Others need memory for inputs: return segments of this pool that are not used, and let a slow client leave if there are none.
 
+    Pool 0 stands for all. :class:`Room` answers.
+    """
+
+    number: Natural
     pool: Natural
 
 
@@ -348,6 +365,7 @@ from_front_end = decoder(
     | Counted
     | Settled
     | Dropped
+    | Room
     | control.FromFrontEnd
 )
 """Decodes frames of a front end."""

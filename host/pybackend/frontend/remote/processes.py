@@ -10,19 +10,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import astuple
 
 from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import ErrorCode, InferenceError, ServerError
+from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import KnownKeys
 from pybackend.frontend.access.restrictions import digest_of
+from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.listening import BACKLOG, release
 from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import socket_pair
-from pybackend.frontend.remote.service import FrontEndService
+from pybackend.frontend.remote.service import FrontEndService, set_done
 from pybackend.frontend.remote.tunnels import Serve, Tunnels
 from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates
@@ -50,9 +53,8 @@ BUSY_S = 10.0
 _STOPPED_LOOKS, _ASLEEP_LOOKS = 10, 30
 """Looks, about a second apart, at a process that is stopped, or that sleeps, and does not answer. One that waits for a core does neither."""
 
-_SETTLING_S = 1.0
-
-_NEW_KEYS = InferenceError("the API keys have just changed: send the request again", ErrorCode.UNAVAILABLE)
+_SETTLING_S = _ROOM_S = 1.0
+"""How long others wait for a front end that may not answer."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -87,7 +89,9 @@ class FrontEnds:
         services: Mapping[control.Service, Service],
         keys: KnownKeys | None,
         request_log: RequestLog,
+        client_memory: ClientMemory,
     ) -> None:
+        self._client_memory = client_memory
         self._services = services
         self._keys = keys
         self._all = [
@@ -112,9 +116,9 @@ class FrontEnds:
         LOG.watch(self._log_changed)
         for name, service in self._services.items():
             if service.certificates is not None:
-                service.certificates.on_change.append(lambda name=name: self._certify(name))  # type: ignore[misc]
+                service.certificates.files.handing.append(partial(self._hand_certificates, name))
         if self._keys is not None:
-            self._keys.on_change.append(self._hand_keys)
+            self._keys.handing.append(self._hand_keys)
         self._looking = asyncio.create_task(repeat(1, self._look))
         await asyncio.gather(*(each.start() for each in self._all))
         log.info("%d front ends are ready", len(self._all))
@@ -139,9 +143,18 @@ class FrontEnds:
         for each in self._all:
             each.check()
 
-    def _hand_keys(self) -> None:
+    async def _hand_keys(self) -> None:
+        assert self._keys is not None
+        await self._hand(control.Keys(list(self._keys.digests)))
+
+    async def _hand_certificates(self, name: control.Service) -> None:
+        await self._hand(certificates_of(name, self._services[name]))
+
+    async def _hand(self, message: Any) -> None:
+        """Tell all of them something, and return once each goes by it."""
         for each in self._all:
-            each.hand_keys()
+            each.post(message)
+        await asyncio.gather(*(each.heard() for each in self._all))
 
     async def settle(self) -> None:
         """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
@@ -149,31 +162,34 @@ class FrontEnds:
             async with asyncio.timeout(_SETTLING_S):
                 await asyncio.gather(*(each.settle() for each in self._all))
 
-    def make_room(self, arena: TensorArena) -> None:
-        """Have all of them return the memory of a model that they do not use, because one of them needs more."""
-        for each in self._all:
-            each.make_room(arena)
+    def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
+        """Have all of them return the memory of a model that they do not use, because one of them needs more.
+
+        ``then`` follows, soon in any case: one may not answer. False if there is nothing.
+        """
+        waits = True
+
+        def once() -> None:
+            nonlocal waits
+            if waits:
+                waits = False
+                then()
+
+        def drop_sender(answered: Callable[[], None]) -> bool:
+            """Disconnect a slow client whose request arrives through a tunnel."""
+            if not self._client_memory.drop_sender(lambda admission: admission.can_serve(arena)):
+                return False
+            asyncio.get_running_loop().call_soon(answered)
+            return True
+
+        asked = _ask_all([drop_sender, *(partial(each.make_room, arena) for each in self._all)], once)
+        if asked:
+            asyncio.get_running_loop().call_later(_ROOM_S, once)
+        return asked
 
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """Disconnect slow clients; see :meth:`pybackend.frontend.flow.ClientMemory.drop_readers`."""
-        left = 1
-
-        def dropped() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                then()
-
-        for each in self._all:
-            left += each.drop_readers(is_part, nbytes, dropped)
-        left -= 1
-        return left > 0
-
-    def _certify(self, name: control.Service) -> None:
-        message = certificates_of(name, self._services[name])
-        if message is not None:
-            for each in self._all:
-                each.post(message)
+        return _ask_all([partial(each.drop_readers, is_part, nbytes) for each in self._all], then)
 
     @property
     def figures(self) -> list[FrontEndFigures]:
@@ -200,6 +216,22 @@ class FrontEnds:
             self._looking.cancel()
             LOG.unwatch(self._log_changed)
         return all(ended)
+
+
+def _ask_all(questions: Sequence[Callable[[Callable[[], None]], bool]], then: Callable[[], None]) -> bool:
+    """Ask all, each of which returns whether it will answer; ``then`` follows the last answer. False if there will be none."""
+    left = 1
+
+    def answered() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            then()
+
+    for ask in questions:
+        left += ask(answered)
+    left -= 1
+    return left > 0
 
 
 def _digested(restrictions: Sequence[Restriction]) -> tuple[Restriction, ...]:
@@ -231,11 +263,12 @@ class FrontEnd:
         request_log: RequestLog,
     ) -> None:
         self.connection_count = 0  # its clients' connections when it was last asked
-        # called with the memory of a model of which it got too little; see :meth:`FrontEnds.make_room`
-        self.on_shortage: Callable[[TensorArena], None] = self.make_room
+        self.on_shortage = self.make_room  # see :meth:`FrontEnds.make_room`
         self._keys = keys
         self._request_log = request_log
-        self._generation = self._restarts = 0
+        self._restarts = 0
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[None]] = {}
         self._index = index
         self._name = _name(index)
         self._settings = settings
@@ -322,7 +355,6 @@ class FrontEnd:
                 control.Ready: self._on_ready,
                 control.Line: self._write,
                 control.Accessed: self._log_access,
-                control.KeysTaken: self._keys_taken,
             }
         )
         service.on_shortage = self.on_shortage
@@ -352,6 +384,9 @@ class FrontEnd:
         self._cause = self._cause or self._process.exit_cause
         self._process = self._service = None
         self.connection_count = 0
+        asked, self._asked = self._asked, {}
+        for each in asked.values():
+            set_done(each)
         self._gone.set()
 
     def _end(self, cause: str) -> None:
@@ -385,7 +420,24 @@ class FrontEnd:
         if self._is_ready.is_set():
             self.post(control.Listen(service))
 
+    def _ask(self) -> int:
+        number = next(self._numbers)
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        self.post(control.Look(number))
+        return number
+
+    async def heard(self) -> None:
+        """Return once it has done all that it was told so far, or is gone: one that does not answer is killed."""
+        if self._service is not None:
+            await self._asked[self._ask()]
+
     def _on_alive(self, told: control.Alive) -> None:
+        asked = self._asked.pop(told.number, None)
+        if asked is None:
+            raise RemoteProtocolError("an answer without a question")
+        set_done(asked)
+        if self._service is not None:
+            self._service.alive()
         self._attention = _Attention()
         self.connection_count = told.connections
 
@@ -413,27 +465,15 @@ class FrontEnd:
         record.process = self._process.pid
         log.handle(record)
 
-    def hand_keys(self) -> None:
-        """Hand it new API keys. Until it has them, requests that it has let pass are refused: the old keys may have decided."""
-        if self._service is not None and self._keys is not None:
-            self._generation += 1
-            self._service.refuses = _NEW_KEYS
-            self.post(control.Keys(self._generation, list(self._keys.digests)))
-
-    def _keys_taken(self, told: control.KeysTaken) -> None:
-        if self._service is not None and told.generation == self._generation:
-            self._service.refuses = None
-
     def check(self) -> None:
         """Tell it what has changed of models."""
         if self._service is not None:
             self._service.check()
             self._service.channel.flush()
 
-    def make_room(self, arena: TensorArena) -> None:
+    def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
         """See :meth:`FrontEnds.make_room`."""
-        if self._service is not None:
-            self._service.make_room(arena)
+        return self._service is not None and self._service.make_room(arena, then)
 
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """See :meth:`FrontEnds.drop_readers`."""
@@ -451,8 +491,8 @@ class FrontEnd:
         if self._process is None or self._service is None:
             return
         self._service.trim(time.monotonic_ns())
-        if not self._attention.is_asked:
-            self.post(control.Look())
+        if not self._asked:
+            self._ask()
         verdict = self._attention.verdict(self._process.pid)
         if verdict:
             self._end(f"was killed, because {verdict}")

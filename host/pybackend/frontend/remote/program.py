@@ -140,8 +140,8 @@ class FrontEnd:
         assert port is not None
         self._do(port.start(sock, certificates))
 
-    def _on_look(self, _asked: control.Look) -> None:
-        self._channel.post(control.Alive(sum(port.connection_count for port in self._ports)))
+    def _on_look(self, asked: control.Look) -> None:
+        self._channel.post(control.Alive(asked.number, sum(port.connection_count for port in self._ports)))
 
     def _take_certificates(self, told: control.Certificates) -> None:
         self._certificates[told.service].take(Pem(told.chain, told.key, told.root))
@@ -151,7 +151,6 @@ class FrontEnd:
             self._keys.take(_secrets(told.digests))
         for port in self._ports:
             port.forget_heads()
-        self._channel.post(control.KeysTaken(told.generation))
 
     def _follow(self) -> None:
         if self._http is not None:

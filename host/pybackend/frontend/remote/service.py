@@ -31,7 +31,6 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
-from pybackend.ipc.arena import TensorArena
 from pybackend.model.model import Model, ModelState
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.protocol.recurring import Recurring
@@ -46,6 +45,9 @@ MOST_OPEN_REQUESTS = 1_000_000
 
 MOST_PREAMBLES, LARGEST_PREAMBLE_BYTES = 1024, 4096
 """Limits of the memory of preambles of each version."""
+
+MOST_PREAMBLES_BYTES = 512 * 1024
+"""Most bytes of the preambles of all versions that one front end has opened; what they mean takes up to 60 times as much."""
 
 _LONGEST_WAY_NS = 60 * 1_000_000_000
 """No request takes longer from a front end to here: whatever says so says nothing."""
@@ -129,13 +131,11 @@ class OpenVersion:
             inputs, others, packed, size, (self.signature.model_name, self.version, tuple(read.requested_outputs), 1)
         )
 
-    def check(self, request: InferenceRequest, preamble: bytes, known: KnownPreamble) -> None:
-        """Check a request against the signature, and remember the preamble. Raises InferenceError if it is refused."""
+    def check(self, request: InferenceRequest, known: KnownPreamble) -> None:
+        """Check a request against the signature. Raises InferenceError if it is refused."""
         if known.checked is Checked.NOTHING:
             known.checked = validate_header(request, self.signature)
             known.template = (*known.template[:3], request.batch_size)
-            if len(preamble) <= LARGEST_PREAMBLE_BYTES:
-                self.preambles.remember(preamble, known)
         # The bytes in blocks may change after this, so a look at them proves nothing; models' processes look themselves.
         if known.checked is Checked.HEADER and not known.others:
             validate_bytes_tensors(request, self.signature)
@@ -153,14 +153,15 @@ class FrontEndService:
     """The data path of one front end."""
 
     def __init__(self, engine: InferenceEngine, sock: socket.socket, on_end: OnEnd) -> None:
-        self.refuses: InferenceError | None = None  # the error for all requests that come now; None for none
         self._engine = engine
         self._senders = {protocol: Sender(protocol) for protocol in ("http", "grpc")}
         self._handles = count(1)
         self._versions: dict[int, OpenVersion] = {}
         self._open: dict[int, PendingRequest] = {}
         self._is_over = False
+        self._needs_memory = False  # it waits for others to return some
         self._now_ns = 0
+        self._preambles_bytes = 0  # of all versions, with those that were forgotten since
         self._settling: dict[int, asyncio.Future[None]] = {}
         self._settle_numbers = count(1)
         self._traces: bool | None = None
@@ -168,11 +169,12 @@ class FrontEndService:
         self.channel = Channel(asyncio.get_running_loop(), sock, messages.from_front_end, self._on_messages, on_end)
         self._inputs = InputLoans(self.channel)
         self._outputs = OutputLoans(self.channel)
-        # called with the memory of a model of which there is none left for an input
-        self.on_shortage: Callable[[TensorArena], None] = lambda _arena: None
-        self.make_room = self._inputs.make_room  # asks the front end for unused memory
+        # called with the memory of a model of which there is none left for an input, and what to do once others have returned some;
+        # returns False if none has any
+        self.on_shortage = self.make_room = self._inputs.make_room  # asks the front end for unused memory
         # disconnects slow clients of the front end whose responses take the memory of a model's process
         self.drop_readers = self._outputs.drop_readers
+        self.alive = self._outputs.alive  # call this when it has answered something
         # of its messages, by type; others may be added
         self.handlers: dict[type, Handler] = {
             messages.Infer: self._infer,
@@ -187,6 +189,7 @@ class FrontEndService:
             messages.Counted: self._counted,
             messages.Settled: self._settled,
             messages.Dropped: self._outputs.dropped,
+            messages.Room: self._inputs.room_made,
         }
         self.check()
 
@@ -259,14 +262,30 @@ class FrontEndService:
         self._outputs.trim(now_ns)
 
     def _need_memory(self, asked: messages.NeedMemory) -> None:
-        model = self._version(asked.handle).current
-        if model is None or asked.nbytes <= INLINE_BYTES:
-            self.channel.post(
-                messages.NoMemory(ErrorCode.UNAVAILABLE, "the model was replaced: send the request again")
-            )
-            self.channel.flush()
-        else:
-            self._inputs.lend(model, asked, self.on_shortage)
+        if self._needs_memory:
+            raise RemoteProtocolError("a question before the answer to the one before")
+        self._lend(asked, self._version(asked.handle))
+
+    def _lend(self, asked: messages.NeedMemory, opened: OpenVersion) -> None:
+        """Answer a front end that needs memory for an input, once others have returned theirs if there is none."""
+        is_second, self._needs_memory = self._needs_memory, False
+        if self._is_over:
+            return
+        model = opened.current
+        try:
+            if model is None or asked.nbytes <= INLINE_BYTES:
+                self.check()  # the front end learns first that the version has ended
+                raise InferenceError("the model was replaced: send the request again", ErrorCode.UNAVAILABLE)
+            self._inputs.lend(model, asked)
+        except InferenceError as error:
+            if model is not None and not is_second:
+                self._needs_memory = True
+                if self.on_shortage(model.arena_of(asked.input_name), partial(self._lend, asked, opened)):
+                    return
+                self._needs_memory = False
+            is_of_all = model is not None and model.arena_of(asked.input_name).is_beyond_budget
+            self.channel.post(messages.NoMemory(error.code, error.message, is_of_all))
+        self.channel.flush()
 
     # Requests
 
@@ -289,8 +308,6 @@ class FrontEndService:
             _set_options(request, asked.options)
         on_response = partial(self._on_response, ticket)
         try:
-            if self.refuses is not None:
-                raise self.refuses.again()
             if known.others or asked.regions is not None:
                 self._find_inputs(request, asked, known)
                 on_response = partial(self._post, ticket)
@@ -299,7 +316,10 @@ class FrontEndService:
                 open_requests[ticket] = opened.submit_anew(request, on_response)
             else:
                 if known.checked is not Checked.ALL:
-                    opened.check(request, preamble, known)
+                    is_new = known.checked is Checked.NOTHING
+                    opened.check(request, known)
+                    if is_new:
+                        self._remember(opened, preamble, known)
                 open_requests[ticket] = self._engine.submit(model, request, on_response)
         except InferenceError as error:
             request.release()
@@ -308,6 +328,18 @@ class FrontEndService:
         except RemoteProtocolError:
             request.release()
             raise
+
+    def _remember(self, opened: OpenVersion, preamble: bytes, known: KnownPreamble) -> None:
+        """Know a preamble by its bytes from now on."""
+        nbytes = len(preamble)
+        if nbytes > LARGEST_PREAMBLE_BYTES or preamble in opened.preambles:
+            return
+        self._preambles_bytes += nbytes
+        if self._preambles_bytes > MOST_PREAMBLES_BYTES:
+            for each in self._versions.values():
+                each.preambles.clear()
+            self._preambles_bytes = nbytes
+        opened.preambles.remember(preamble, known)
 
     def _find_inputs(self, request: InferenceRequest, asked: messages.Infer, known: KnownPreamble) -> None:
         """Find the inputs that lie in blocks or regions; the others are there."""
@@ -399,8 +431,7 @@ class FrontEndService:
         settled = self._settling.pop(asked.number, None)
         if settled is None:
             raise RemoteProtocolError("an answer without a question")
-        if not settled.done():  # otherwise nobody waits any more
-            settled.set_result(None)
+        set_done(settled)
 
     # The end
 
@@ -414,8 +445,13 @@ class FrontEndService:
         self._inputs.end()
         self._versions.clear()
         for settled in self._settling.values():
-            if not settled.done():
-                settled.set_result(None)
+            set_done(settled)
+
+
+def set_done(waiting: asyncio.Future[None]) -> None:
+    """Wake the one that waits, unless nobody does any more."""
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _set_options(request: InferenceRequest, options: messages.Options) -> None:

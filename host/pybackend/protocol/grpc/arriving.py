@@ -64,7 +64,7 @@ class ArrivingMessage:
         self._waiting: deque[tuple[InputTensor, int]] = deque()
         self._tensor: InputTensor | None = None
         self._room: memoryview | None = None
-        self._filled_bytes = 0
+        self._size = self._filled_bytes = self._tensor_bytes = 0
         self._surplus_bytes = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
@@ -95,8 +95,8 @@ class ArrivingMessage:
 
     @property
     def private_bytes(self) -> int:
-        """Bytes that are held outside the tensors' memory."""
-        return len(self._collected)
+        """Bytes that are held outside the model's memory, but for tensors that have none there."""
+        return len(self._collected) + self._tensor_bytes
 
     def stored(self, count: int) -> None:
         """Record that the next bytes were written to :attr:`room`."""
@@ -105,9 +105,14 @@ class ArrivingMessage:
         assert self._tensor is not None
         self._left_bytes -= count
         self._filled_bytes += count
-        if self._tensor.lease is not None:
-            obtain(partial(self._tensor.lease.arrived, self._filled_bytes), self._on_shortage)
-        self._room = room[count:] if count < len(room) else None
+        lease = self._tensor.lease
+        if lease is not None:
+            self._tensor_bytes = obtain(partial(lease.arrived, self._filled_bytes), self._on_shortage)
+            self._tensor.data = lease.view
+            room = lease.view[self._filled_bytes :]
+        else:
+            room = room[count:]
+        self._room = room if self._filled_bytes < self._size else None
 
     def finish(self) -> Steps[InferPlan]:
         """The request, once all bytes have arrived: tensors given as lists of values are converted in steps."""
@@ -182,7 +187,7 @@ class ArrivingMessage:
         if size != expected and ITEMSIZE[tensor.datatype]:
             raise byte_size_error(self._plan.request, tensor, size, self._plan.request.model_name)
         if size:
-            self._tensor, self._filled_bytes = tensor, 0
+            self._tensor, self._size, self._filled_bytes = tensor, size, 0
             self._room = obtain(partial(self._allocate, tensor, size), self._on_shortage)
         else:
             tensor.data = b""
