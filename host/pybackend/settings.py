@@ -230,6 +230,7 @@ class SandboxSettings:
     level: str = "standard"  # level for models that name none: ``off``, ``standard`` or ``strict``
     floor: str = "off"  # no model runs at a lower level, or widens this one
     required: bool = False  # a model is refused if a layer of its sandbox is not in force
+    unix_sockets: bool = True  # models below ``strict`` may use Unix sockets with a path unless they say otherwise
     overrides: bool = False  # models may supply configurations and files when they load models of other authors, too
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,23 @@ def children(pid: int) -> list[int]:
     """The children of a process."""
     text = "".join((thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir())
     return [int(word) for word in text.split()]
+
+
+def family(pid: int) -> set[int]:
+    """A process and its descendants."""
+    found, waiting = set(), [pid]
+    while waiting:
+        found.add(pid := waiting.pop())
+        with suppress(OSError):
+            waiting += children(pid)
+    return found
+
+
+def listening(pids: set[int]) -> dict[int, str]:
+    """The ports of TCP where these processes listen, and their names."""
+    table = subprocess.run(["ss", "--listening", "--tcp", "--numeric", "--processes", "--no-header"], capture_output=True, text=True, check=True)  # fmt: skip
+    rows = re.findall(r":([0-9]+)\s+\S+\s+users:\(\(\"([^\"]*)\",pid=([0-9]+),", table.stdout)
+    return {int(port): name for port, name, pid in rows if int(pid) in pids}
 
 
 def free_ports(count: int) -> list[int]:

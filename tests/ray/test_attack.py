@@ -9,11 +9,21 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from tests.ray.conftest import Application
+from tests.ray.conftest import Application, family, listening
 
 pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+METHODS = (
+    NODES,
+    "/ray.rpc.CoreWorkerService/PushTask",
+    "/ray.rpc.NodeManagerService/GetNodeStats",
+    "/ray.rpc.ObjectManagerService/Pull",
+    "/ray.rpc.ReporterService/ReportOCMetrics",
+    "/ray.serve.ASGIService/HandleRequest",
+    "/inference.GRPCInferenceService/ServerReady",
+)
+"""One for each kind of port of Ray's processes, of replicas and of the coordinator."""
 
 
 def told_by_model(application: Application, *orders: str) -> list[str]:
@@ -34,6 +44,31 @@ def test_a_model_without_the_token_gets_nothing_from_ray(application: Applicatio
         call = channel.unary_unary(NODES)
         assert call(b"", metadata=[("authorization", f"Bearer {token}")], timeout=60)
     assert told_by_model(application, f"call {address} {NODES}") == ["UNAUTHENTICATED"]
+
+
+def test_no_port_of_the_cluster_answers_a_model(application: Application) -> None:
+    """Each refuses for lack of a token or a key: a port that the calls above do not fit fails the test."""
+    entrance = {application.http_port, application.grpc_port, application.metrics_port}
+    ports = {
+        port: process for port, process in listening(family(application.process.pid)).items() if port not in entrance
+    }
+    kinds = " ".join(ports.values())
+    assert all(
+        name in kinds for name in ("gcs_server", "raylet", "DashboardA", "RuntimeEnv", "ServeRepli", "python")
+    ), kinds
+    assert len(ports) >= 20
+    found = told_by_model(application, *(f"knock 127.0.0.1:{port} {' '.join(METHODS)}" for port in ports))
+    fine = ("401", "UNAUTHENTICATED", "UNAUTHENTICATED UNIMPLEMENTED")
+    assert [(name, text) for name, text in zip(ports.values(), found, strict=True) if text not in fine] == []
+
+
+def test_a_model_cannot_use_the_sockets_of_the_entrance_and_of_ray(application: Application, ray_home: Path) -> None:
+    """Models may be of the same user, and these sockets demand neither a key nor a token."""
+    home = ray_home / "pybackend"
+    sockets = [*home.glob("entrance-*/admin"), *home.glob("session_2*/sockets/*")]
+    assert len(sockets) == 3, sockets
+    found = told_by_model(application, *(f"connect {path}" for path in sockets))
+    assert all(text.startswith("cannot") for text in found), found
 
 
 def test_a_model_cannot_read_the_keys(application: Application, ray_home: Path) -> None:

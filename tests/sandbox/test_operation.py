@@ -106,6 +106,19 @@ class TestLevels:
                     (value,) = [count for labels, count in counted.items() if f'model="{name}"' in labels]
                     assert value == len(said["not_in_force"])
 
+    def test_unix_sockets_are_for_models_that_ask_where_the_operator_says_so(self, tmp_path):
+        write(tmp_path, "usual")
+        write(tmp_path, "asks", SANDBOX_UNIX_SOCKETS="yes")
+        code = (
+            "import socket\n"
+            "try:\n    socket.socket(socket.AF_UNIX).close()\n"
+            "except OSError as error:\n    return out(OUT=text(error.strerror))\n"
+            "return out(OUT=text('may'))"
+        )
+        with serving(tmp_path, flags=("--allow-unix-sockets=false",)) as server:
+            told = {name: laboratory(server, name)(code)["OUT"][0] for name in ("usual", "asks")}
+        assert told == {"usual": b"Permission denied", "asks": b"may"}
+
     @pytest.mark.parametrize("name", BELOW_A_FLOOR)
     def test_no_model_goes_below_the_floor(self, with_a_floor, name):
         assert BELOW_A_FLOOR[name][1] in with_a_floor.wait_for(rf'"{name} +\| 1 \| (UNAVAILABLE.*)"')[1]

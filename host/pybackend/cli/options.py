@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str]) -> Settings | Cluster | str | None:
     if given.print_config:
         return settings_text(sources.settings)
     if given.on:
-        return cluster_settings(given, sources.settings)
+        return cluster_settings(given, sources.settings, settings)
     refuse_without_ray(given, sources.settings)
     return settings
 

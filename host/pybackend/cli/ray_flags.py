@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pybackend.cli.setting_sources import DEFAULT, Given
 from pybackend.errors import ServerError
 from pybackend.ray.cluster import OWNED_FLAGS, Cluster, cluster_of, refuse_flag
+from pybackend.settings import Settings
 
 OWN = ("--on", "--replicas", "--target-ongoing", "--entrances", "--replica-cpus", "--replica-gpus")
 _ELSEWHERE = {
@@ -42,8 +43,11 @@ def share(text: str) -> float:
     return number
 
 
-def cluster_settings(given: argparse.Namespace, settings: Sequence[Given]) -> Cluster:
-    """The settings of the application. Raises ServerError if a flag cannot be used here."""
+def cluster_settings(given: argparse.Namespace, settings: Sequence[Given], server: Settings) -> Cluster:
+    """The settings of the application; ``server`` are those of one server with these flags.
+
+    Raises ServerError if a flag cannot be used here.
+    """
     arguments = []
     repositories: list[str] = []
     addresses: set[str] = set()
@@ -72,6 +76,9 @@ def cluster_settings(given: argparse.Namespace, settings: Sequence[Given]) -> Cl
         http_port=given.http_port,
         grpc_port=given.grpc_port,
         metrics_port=given.metrics_port,
+        http_tls=server.http.tls,
+        grpc_tls=server.grpc.tls,
+        api_keys=server.api_keys,
         entrances=given.entrances,
         num_cpus=given.replica_cpus,
         num_gpus=given.replica_gpus,

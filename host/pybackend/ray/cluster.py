@@ -7,9 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pybackend.errors import ServerError
+from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
 
 APPLICATION = "pybackend"
 """The name of the application in Ray Serve."""
@@ -24,15 +25,20 @@ OWNED_FLAGS = {
     "grpc-port": "grpc_port",
     "metrics-address": "address",
     "metrics-port": "metrics_port",
+    **{
+        f"{service}-{part}": f"{service}_tls"
+        for service in ("http", "grpc")
+        for part in ("use-ssl", "use-ssl-mutual", "server-cert", "server-key", "root-cert")
+    },
+    "api-key-file": "api_keys",
+    "api-key-exempt": "api_keys",
 }
+"""Flags that are the entrance's, and the settings that they become."""
+
 _REFUSED = {
     "allow-client-shm": "a load balancer may send each request to another machine, which has no part of that memory",
-    "api-key-file": "the entrance does not check keys of clients: put a proxy that checks them before it",
-    "api-key-exempt": "the entrance does not check keys of clients: put a proxy that checks them before it",
-    "http-restricted-api": "the entrance does not check headers of clients: put a proxy that checks them before it",
-    "grpc-restricted-protocol": "the entrance does not check headers of clients: put a proxy that checks them before it",
-    "http-use-ssl": "the entrance speaks no TLS: put a proxy that does before it",
-    "grpc-use-ssl": "the entrance speaks no TLS: put a proxy that does before it",
+    "http-restricted-api": "the entrance knows API keys, but no groups of calls: put a proxy that checks headers before it",
+    "grpc-restricted-protocol": "the entrance knows API keys, but no groups of calls: put a proxy that checks headers before it",
     "reuse-http-port": "each replica has another port",
     "reuse-grpc-port": "each replica has another port",
     "allow-http": "the entrance needs both protocols",
@@ -42,6 +48,9 @@ _REFUSED = {
     "allow-vertex-ai": "these clouds start one server for each machine",
     "debug": "a debugger needs one process to attach to: serve on one machine",
 }
+
+
+_Files = TypeVar("_Files", TlsSettings, ApiKeySettings)
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,9 @@ class Cluster:
         max_replicas: there are never more.
         target_ongoing_requests: of one replica, waiting and running; above it, replicas are added.
         address: where the entrances listen.
+        http_tls: the certificates of the entrance's port for HTTP, in files of each machine with an entrance; None for plain HTTP.
+        grpc_tls: likewise for gRPC.
+        api_keys: of clients, in such a file; None if clients need none.
         entrances: the number of machines with an entrance.
         num_cpus: that Ray reserves for a replica.
         num_gpus: likewise.
@@ -70,6 +82,9 @@ class Cluster:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
+    http_tls: TlsSettings | None = None
+    grpc_tls: TlsSettings | None = None
+    api_keys: ApiKeySettings | None = None
     entrances: int = 1
     num_cpus: float = 1.0
     num_gpus: float = 0.0
@@ -97,6 +112,8 @@ def cluster_of(repositories: Sequence[str], arguments: Sequence[str] = (), **set
         raise ServerError("no model repository is named: write model_repository='/path/to/models'")
     places = [place if "://" in place else os.path.abspath(place) for place in repositories]
     flags = [f"--model-repository={place}" for place in places]
+    for name, kind in (("http_tls", TlsSettings), ("grpc_tls", TlsSettings), ("api_keys", ApiKeySettings)):
+        settings[name] = _with_paths(name, kind, settings.get(name))
     found = Cluster(arguments=(*flags, *arguments), **settings)
     if not 1 <= found.min_replicas <= found.max_replicas:
         raise ServerError(
@@ -105,6 +122,23 @@ def cluster_of(repositories: Sequence[str], arguments: Sequence[str] = (), **set
     if found.target_ongoing_requests <= 0:
         raise ServerError(f"target_ongoing_requests is {found.target_ongoing_requests}: write a number above 0")
     return found
+
+
+def _with_paths(setting: str, kind: type[_Files], given: _Files | Mapping[str, Any] | None) -> _Files | None:
+    """Such a setting with absolute paths. A configuration of Ray Serve gives it as a mapping."""
+    if given is None:
+        return None
+    fields = dict(given) if isinstance(given, Mapping) else dict(vars(given))
+    for name, value in fields.items():
+        if name == "exempt":
+            fields[name] = frozenset(map(KeyExemption, value))
+        elif isinstance(value, str | Path):
+            fields[name] = Path(value).absolute()
+    try:
+        return kind(**fields)
+    except TypeError:
+        known = ", ".join(kind.__dataclass_fields__)
+        raise ServerError(f"{setting} has the fields {known}, and {', '.join(fields) or 'none'} was given") from None
 
 
 def refuse_flag(name: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pybackend.errors import ServerError
 from pybackend.ray.cluster import APPLICATION, Cluster
+from pybackend.settings import KeyExemption
 
 _HOME = Path.home() / ".ray" / "pybackend"
 _ADDRESS = _HOME / "address"
@@ -26,6 +27,7 @@ _LONGEST_HOME = 38
 """Ray makes sockets below its directory, whose names add up to 107 characters at most."""
 
 _LOOPBACK = "127.0.0.1"
+_LOCAL = (_LOOPBACK, "::1", "localhost")
 _AUTHENTICATION = "RAY_AUTH_MODE"
 _JOIN = "RAY_ADDRESS"
 _STATUS_S = 60.0
@@ -103,13 +105,18 @@ def _say(sentence: str) -> None:
 
 
 def _about_entrance(cluster: Cluster) -> str:
-    ports = f"HTTP {cluster.http_port}, gRPC {cluster.grpc_port}, metrics {cluster.metrics_port}"
-    if cluster.address == _LOOPBACK:
-        return f"The entrance listens on {_LOOPBACK}: {ports}"
-    return (
-        f"The entrance listens on {cluster.address}: {ports}. WARNING: everybody who reaches these ports may call everything; "
-        "--http-address=127.0.0.1 limits them to their machine"
-    )
+    http, grpc = ("" if tls is None else " with TLS" for tls in (cluster.http_tls, cluster.grpc_tls))
+    ports = f"HTTP {cluster.http_port}{http}, gRPC {cluster.grpc_port}{grpc}, metrics {cluster.metrics_port}"
+    text = f"The entrance listens on {cluster.address}: {ports}"
+    if cluster.address in _LOCAL:
+        return text
+    if cluster.api_keys is None:
+        return (
+            f"{text}. WARNING: everybody who reaches these ports may call everything; --api-key-file demands keys, and "
+            "--http-address=127.0.0.1 limits callers to their machine"
+        )
+    is_open = not (http and grpc and KeyExemption.METRICS in cluster.api_keys.exempt)
+    return f"{text}. WARNING: API keys cross the network in plain text where a port has no TLS" if is_open else text
 
 
 def _prepare(address: str) -> None:
@@ -124,6 +131,7 @@ def _prepare(address: str) -> None:
         # Nodes have the address of the loopback interface, and Ray listens there only.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_enable_metrics_collection", "0")  # its page demands no token
     logging.getLogger("ray").setLevel(logging.WARNING)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ray import serve
 
 from pybackend.ray.cluster import Cluster, Roster, follower, private_directory
+from pybackend.ray.entrance_access import EntranceFiles
 from pybackend.ray.haproxy import Runtime, configuration, empty_lists, find_program
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,11 @@ class Entrance:
         file.touch(mode=0o600)
         file.write_text(configuration(cluster, self._directory))
         self._runtime = Runtime(self._directory / "admin", cluster, self._directory)
+        self._files = EntranceFiles(cluster, self._directory, self._runtime.ask)
         self._roster: Roster | None = None
         self._applying = asyncio.Lock()
         self._process = await self._start()
-        self._tasks = [asyncio.create_task(self._keep_running()), asyncio.create_task(self._follow())]
+        self._tasks = [asyncio.create_task(work()) for work in (self._keep_running, self._follow, self._files.follow)]
 
     async def check_health(self) -> None:
         """Ray Serve replaces the entrance if its HAProxy cannot be kept alive."""

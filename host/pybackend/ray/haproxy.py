@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pybackend.errors import ServerError
 from pybackend.ray.cluster import KEY_HEADER, Cluster, Roster
+from pybackend.ray.entrance_access import bind_line, key_lines, one_word
 
 _SEQUENCES_LUA = Path(__file__).with_name("sequences.lua")
 _BODY_BYTES = 64 * 1024
@@ -65,13 +66,12 @@ def find_program() -> str:
 
 
 def _error(status: int, sentence: str, condition: str) -> str:
-    body = json.dumps({"error": sentence}).replace("\\", "\\\\").replace('"', '\\"').replace(" ", "\\ ")
+    body = one_word(json.dumps({"error": sentence}))
     return f"http-request return status {status} content-type application/json string {body} if {condition}"
 
 
 def configuration(cluster: Cluster, directory: Path) -> str:
     """The text of the configuration file. ``directory`` gets the socket, and has the lists of models."""
-    address = f"[{cluster.address}]" if ":" in cluster.address else cluster.address
     seats = range(1, cluster.seats + 1)
     checked = "\n".join(f"    server r{seat} 127.0.0.1:9 check disabled" for seat in seats)
     tracking_h2 = "\n".join(f"    server r{seat} 127.0.0.1:9 proto h2 track http/r{seat}" for seat in seats)
@@ -108,7 +108,8 @@ defaults
     http-error status 503 content-type application/json string '{json.dumps({"error": _NO_SERVER})}'
 
 frontend http_front
-    bind {address}:{cluster.http_port}
+    {bind_line(cluster, "http", directory)}
+    {key_lines(cluster, "http", directory)}
     http-request set-header {KEY_HEADER} {cluster.key}
     http-request del-header authorization
     acl post method POST
@@ -130,7 +131,8 @@ frontend http_front
     default_backend http_alive
 
 frontend grpc_front
-    bind {address}:{cluster.grpc_port} proto h2
+    {bind_line(cluster, "grpc", directory)}
+    {key_lines(cluster, "grpc", directory)}
     http-request set-header {KEY_HEADER} {cluster.key}
     http-request del-header authorization
     acl coordinator path {_COORDINATED_METHODS}
@@ -147,7 +149,8 @@ frontend grpc_front
     default_backend grpc_alive
 
 frontend metrics_front
-    bind {address}:{cluster.metrics_port}
+    {bind_line(cluster, "metrics", directory)}
+    {key_lines(cluster, "metrics", directory)}
     http-request set-header {KEY_HEADER} {cluster.key}
     http-request return status 404 unless {{ path /metrics }}
     default_backend coordinator

@@ -86,6 +86,7 @@ class _Server:
             f"--exit-timeout-secs={self._cluster.exit_timeout_s}",
             f"--api-key-file={key_file}",
             "--allow-client-shm=false",
+            *_defaults(self._cluster.arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -144,6 +145,14 @@ class _Server:
             await self._reading
         await self._session.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+_SOCKETS = "--allow-unix-sockets"
+
+
+def _defaults(arguments: Iterable[str]) -> list[str]:
+    """Flags that hold unless the operator gives them: Ray's own sockets demand no token, and HAProxy's no key."""
+    return [] if any(word.partition("=")[0] == _SOCKETS for word in arguments) else [f"{_SOCKETS}=false"]
 
 
 def _existing(directory: str) -> str:

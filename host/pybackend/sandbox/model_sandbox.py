@@ -262,7 +262,7 @@ class ModelSandbox:
 
     def _confinement(self, uid: int, gid: int, scratch: str, missing: dict[str, str]) -> Confinement:
         options, strict, own_user = self._options, self.level == STRICT, uid != _NOT_CHANGED
-        may = permissions(self.level, options)
+        may = permissions(self.level, options, unix_sockets=self._sandbox.settings.unix_sockets)
         places = ModelPlaces(
             directory=str(self._files.directory),
             python=self._python,

@@ -50,13 +50,13 @@ class Permissions:
     subprocesses: bool
 
 
-def permissions(level: str, options: SandboxOptions) -> Permissions:
-    """Return the permissions of a model with these options at this level."""
+def permissions(level: str, options: SandboxOptions, *, unix_sockets: bool = True) -> Permissions:
+    """Return the permissions of a model with these options at this level; without ``unix_sockets``, it must ask for those."""
     usual = level != STRICT
     network = usual if options.network is None else options.network
     return Permissions(
         network=network,
-        unix_sockets=(network or usual) if options.unix_sockets is None else options.unix_sockets,
+        unix_sockets=unix_sockets and (network or usual) if options.unix_sockets is None else options.unix_sockets,
         subprocesses=usual if options.subprocesses is None else options.subprocesses,
     )
 

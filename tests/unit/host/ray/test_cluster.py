@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pybackend.cli.options import parse
 from pybackend.errors import ServerError
 from pybackend.ray.cluster import Cluster, cluster_of
+from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
 
 
 @pytest.mark.parametrize(
@@ -12,7 +15,8 @@ from pybackend.ray.cluster import Cluster, cluster_of
     [
         (["--allow-client-shm=true"], "--allow-client-shm cannot be used with --on=ray: a load balancer may send"),
         (["--http-port=9"], "--http-port is the entrance's, not the replicas': write http_port=... instead"),
-        (["--api-key-file=keys"], "the entrance does not check keys of clients"),
+        (["--api-key-file=keys"], "--api-key-file is the entrance's, not the replicas': write api_keys=... instead"),
+        (["--http-restricted-api=trace:a=b"], "the entrance knows API keys, but no groups of calls"),
     ],
 )
 def test_flags_that_replicas_cannot_have_are_refused(arguments: list[str], reason: str) -> None:
@@ -63,3 +67,21 @@ def test_the_command_line_becomes_settings() -> None:
 def test_flags_that_do_not_fit_are_refused(flags: list[str], reason: str) -> None:
     with pytest.raises(ServerError, match=reason):
         parse(["serve", "/models", *flags])
+
+
+def test_files_of_the_entrance_have_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    tls = ["--http-use-ssl", "--http-server-cert=a.pem", "--http-server-key=a.key"]
+    found = parse(["serve", "/models", "--on=ray", "--api-key-file=keys", "--api-key-exempt=health", *tls])
+    assert isinstance(found, Cluster)
+    assert (found.arguments, found.grpc_tls) == (("--model-repository=/models",), None)
+    assert found.api_keys == ApiKeySettings(tmp_path / "keys", frozenset({KeyExemption.HEALTH}))
+    assert found.http_tls == TlsSettings(tmp_path / "a.pem", tmp_path / "a.key")
+    # The same in a configuration of Ray Serve.
+    names = {"certificate": "a.pem", "key": "a.key"}
+    again = cluster_of(["/models"], http_tls=names, api_keys={"file": "keys", "exempt": ["health"]})
+    assert (again.api_keys, again.http_tls) == (found.api_keys, found.http_tls)
+    with pytest.raises(
+        ServerError, match="http_tls has the fields certificate, key, root, mutual, and certificat was given"
+    ):
+        cluster_of(["/models"], http_tls={"certificat": "a.pem"})

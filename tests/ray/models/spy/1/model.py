@@ -1,5 +1,7 @@
+import socket
 import urllib.error
 import urllib.request
+from http.client import BadStatusLine
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -32,6 +34,24 @@ def call(address, method):
     return "an answer"
 
 
+def knock(address, *methods):
+    """What a port says to GET, or to calls of gRPC's methods."""
+    try:
+        status = get(f"http://{address}/metrics")
+    except (BadStatusLine, ConnectionError):
+        status = "no HTTP"
+    return status if status in {"200", "401"} else " ".join(sorted({call(address, method) for method in methods}))
+
+
+def connect(path):
+    try:
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.connect(path)
+    except OSError as error:
+        return f"cannot: {error}"
+    return "connected"
+
+
 class TritonPythonModel:
     """Does as it is told, and says what came of it."""
 
@@ -45,4 +65,7 @@ class TritonPythonModel:
         return answers
 
     def obey(self, order, *words):
-        return {"read": read, "get": get, "call": call}[order](*words)
+        return ORDERS[order](*words)
+
+
+ORDERS = {function.__name__: function for function in (read, get, call, knock, connect)}
