@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,7 @@ class Application:
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "pybackend", "serve", str(models), "--on=ray", "--model-control-mode=explicit", "--load-model=*",
-                    f"--http-port={self.http_port}", f"--grpc-port={self.grpc_port}", f"--metrics-port={self.metrics_port}", *flags,
+                    sys.executable, "-m", "pybackend", "serve", str(models), *self.flags, *flags,
                 ],
                 env=self.environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -59,8 +58,8 @@ class Application:
     def grpc(self) -> str:
         return f"127.0.0.1:{self.grpc_port}"
 
-    def command(self, *arguments: str) -> str:
-        """The output of a command of pybackend, as this application's user."""
+    def command(self, *arguments: str, status: int = 0) -> str:
+        """The output of a command of pybackend, as this application's user; that of a failure if it must fail."""
         done = subprocess.run(
             [sys.executable, "-m", "pybackend", *arguments],
             env=self.environment,
@@ -69,8 +68,18 @@ class Application:
             timeout=DEADLINE_S,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == status, done.stderr
+        return done.stderr if status else done.stdout
+
+    @property
+    def flags(self) -> list[str]:
+        """Of the command that runs it, and of those that update it."""
+        ports = (
+            f"--http-port={self.http_port}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-port={self.metrics_port}",
+        )
+        return ["--on=ray", "--model-control-mode=explicit", "--load-model=*", *ports]
 
     def status(self) -> dict[str, Any]:
         return json.loads(self.command("status", "--on=ray", "--json"))
@@ -151,19 +160,29 @@ def wait_until(
         threading.Event().wait(0.2)
 
 
+@contextmanager
+def running(models: Path, *flags: str) -> Iterator[Application]:
+    """The application for the length of a ``with`` block, which must leave nothing behind."""
+    pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs it")
+    # Models may read all below /tmp, and Ray makes sockets below it, whose paths must be short.
+    home = Path(tempfile.mkdtemp(prefix="h", dir=Path.home()))
+    started = Application(models, home, *flags)
+    try:
+        yield started
+    finally:
+        status = started.stop()
+    assert status == 0, started.output
+    left = {pid: command for pid, command in processes().items() if str(home) in command or str(models) in command}
+    assert not left
+    shutil.rmtree(home, ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
-    pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs it")
     models = tmp_path_factory.mktemp("ray") / "models"
     for name in MODELS:
         source = next(EXAMPLES.glob(f"*/model_repository/{name}"))
         shutil.copytree(source, models / name)
     shutil.copytree(Path(__file__).parent / "models", models, dirs_exist_ok=True)
-    # Models may read all below /tmp, and Ray makes sockets below it, whose paths must be short.
-    home = Path(tempfile.mkdtemp(prefix="h", dir=Path.home()))
-    started = Application(models, home, "--replicas=2")
-    yield started
-    assert started.stop() == 0, started.output
-    left = {pid: command for pid, command in processes().items() if str(home) in command or str(models) in command}
-    assert not left
-    shutil.rmtree(home, ignore_errors=True)
+    with running(models, "--replicas=2") as started:
+        yield started

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,16 +19,21 @@ pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.thorough, pytest.
 
 
 class Load:
-    """A caller over each protocol, one request after the other."""
+    """Callers over each protocol, which send one request after the other."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(
+        self, application: Application, model: str = "add_sub", callers: int = 1, expected: Sequence[float] = (2.0,)
+    ) -> None:
         self.answered = 0
+        self.values: set[float] = set()
         self.failures: list[str] = []
         self._application = application
+        self._model = model
+        self._expected = set(expected)
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=self._call, args=(module, url))
-            for module, url in ((httpclient, application.http), (grpcclient, application.grpc))
+            for module, url in ((httpclient, application.http), (grpcclient, application.grpc)) * callers
         ]
 
     def _call(self, module: object, url: str) -> None:
@@ -40,7 +45,7 @@ class Load:
             with module.InferenceServerClient(url) as client:
                 try:
                     while not self._ended.is_set():
-                        assert client.infer("add_sub", inputs).as_numpy("OUTPUT0")[0] == 2
+                        self.values.add(float(client.infer(self._model, inputs).as_numpy("OUTPUT0")[0]))
                         self.answered += 1
                 except Exception as error:
                     self.failures.append(f"{module.__name__}: {error!r} {error}")
@@ -60,6 +65,7 @@ class Load:
             self._ended.set()
             for thread in self._threads:
                 thread.join()
+        assert self.values <= self._expected
 
 
 def pid_of(text: str, application: Application) -> int:

@@ -371,8 +371,16 @@ _MACHINES = (
          read=share, default="16",
          page="with a range of replicas, [the requests of one replica](many-machines.md#how-many-replicas), waiting and running, above "
          "which replicas are added"),
+    Flag("--target-waiting", "N", "with --on=ray, seconds that requests wait for each second of computing, above which replicas are added",
+         read=share, default="0",
+         page="with a range of replicas, the seconds that requests wait for each second of computing, above which replicas are added, too. "
+         "0: only `--target-ongoing` counts"),
+    Flag("--scale-down-secs", "SECONDS", "with --on=ray, how long fewer replicas must suffice until some are removed",
+         read=share, default="60"),
     Flag("--entrances", "N", "with --on=ray, the number of machines that clients may connect to",
          read=integer(1, 1000), default=1),
+    switch("--update", "with --on=ray, change the application that runs, and end", default=False,
+           page="with `--on=ray`, [change the application that runs](many-machines.md#updates), and end"),
     Flag("--replica-cpus", "N", "with --on=ray, the CPUs that Ray reserves for each replica", read=share, default="1"),
     Flag("--replica-gpus", "N", "with --on=ray, the GPUs that Ray reserves for each replica", read=share, default="0"),
 )

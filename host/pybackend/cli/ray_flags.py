@@ -6,13 +6,24 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pybackend.cli.setting_sources import DEFAULT, Given
 from pybackend.errors import ServerError
 from pybackend.ray.cluster import OWNED_FLAGS, Cluster, cluster_of, refuse_flag
 from pybackend.settings import Settings
 
-OWN = ("--on", "--replicas", "--target-ongoing", "--entrances", "--replica-cpus", "--replica-gpus")
+OWN = (
+    "--on",
+    "--replicas",
+    "--target-ongoing",
+    "--target-waiting",
+    "--scale-down-secs",
+    "--entrances",
+    "--update",
+    "--replica-cpus",
+    "--replica-gpus",
+)
 _ELSEWHERE = {
     *OWN,
     *(f"--{name}" for name in OWNED_FLAGS),
@@ -66,12 +77,14 @@ def cluster_settings(given: argparse.Namespace, settings: Sequence[Given], serve
     if len(addresses) > 1:
         raise ServerError(f"the entrance has one address, and the flags name several: {', '.join(sorted(addresses))}")
     least, most = given.replicas
-    return cluster_of(
+    found = cluster_of(
         repositories,
         arguments,
         min_replicas=least,
         max_replicas=most,
         target_ongoing_requests=given.target_ongoing,
+        target_waiting=given.target_waiting,
+        scale_down_s=given.scale_down_secs,
         address=addresses.pop() if addresses else "",
         http_port=given.http_port,
         grpc_port=given.grpc_port,
@@ -85,6 +98,7 @@ def cluster_settings(given: argparse.Namespace, settings: Sequence[Given], serve
         exit_timeout_s=given.exit_timeout_secs,
         directory=os.getcwd(),
     )
+    return replace(found, updates=given.update)
 
 
 def refuse_without_ray(given: argparse.Namespace, settings: Sequence[Given]) -> None:

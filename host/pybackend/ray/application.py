@@ -10,11 +10,12 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import Cluster
+from pybackend.ray.cluster import Cluster, keyed
 from pybackend.ray.coordinator import Coordinator
 from pybackend.ray.coordinator_ports import CoordinatorPorts
 from pybackend.ray.entrance import Entrance
 from pybackend.ray.replica import Replica
+from pybackend.scaling import waiting_share, wanted_servers
 
 _HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 20.0}
 _FIRST_MACHINE = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
@@ -26,6 +27,9 @@ _MANY_CALLS = 10_000
 _LEAVE_S = 30.0
 """Time that a replica needs to go, beside that for its requests."""
 
+_SURGE = 20
+"""Percent of the replicas that an update starts before it stops as many others; at least one."""
+
 
 class CoordinatorActor(Coordinator):
     """The coordinator with its ports."""
@@ -36,6 +40,7 @@ class CoordinatorActor(Coordinator):
                 "the machines of this cluster demand no tokens: everybody who reaches Ray's ports can run programs there. Start Ray on each "
                 "with RAY_AUTH_MODE=token"
             )
+        cluster = keyed(cluster)
         await super().__init__(cluster)
         self._ports = CoordinatorPorts(self, cluster.key)
         self.address = await self._ports.open()
@@ -66,10 +71,12 @@ def application(cluster: Cluster) -> Any:
                 max_replicas=cluster.max_replicas,
                 target_ongoing_requests=cluster.target_ongoing_requests,
                 upscale_delay_s=5.0,
-                downscale_delay_s=60.0,
+                downscale_delay_s=cluster.scale_down_s,
                 metrics_interval_s=1.0,
                 look_back_period_s=5.0,
-                policy=AutoscalingPolicy(policy_function=wanted_replicas),
+                policy=AutoscalingPolicy(
+                    policy_function=WantedReplicas, policy_kwargs={"target_waiting": cluster.target_waiting}
+                ),
             )
         }
     replicas = serve.deployment(
@@ -77,24 +84,39 @@ def application(cluster: Cluster) -> Any:
         name="Replica",
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=cluster.exit_timeout_s + _LEAVE_S,
+        max_surge_percent=_SURGE if cluster.has_room else 0,
         max_constructor_retry_count=_STARTS,
         ray_actor_options={"num_cpus": cluster.num_cpus, "num_gpus": cluster.num_gpus},
         **scale,
         **_HEALTH,
     ).bind(cluster, coordinator)
+    # The only entrance gives its ports to the next one. Of several, one after the other goes and comes again.
+    placement: dict[str, Any] = {"ray_actor_options": _FIRST_MACHINE, "max_surge_percent": 100}
+    if cluster.entrances > 1:
+        placement = {"ray_actor_options": {"num_cpus": 0}, "max_replicas_per_node": 1}
     return serve.deployment(
         Entrance,
         name="Entrance",
         num_replicas=cluster.entrances,
         graceful_shutdown_wait_loop_s=0.1,
-        ray_actor_options={"num_cpus": 0} if cluster.entrances > 1 else _FIRST_MACHINE,
-        **({"max_replicas_per_node": 1} if cluster.entrances > 1 else {}),
+        graceful_shutdown_timeout_s=cluster.exit_timeout_s + _LEAVE_S,
+        **placement,
         **_HEALTH,
     ).bind(cluster, coordinator, replicas)
 
 
-def wanted_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """The replicas for the requests that wait and run in all of them, as they report these themselves."""
-    ongoing = sum(context.aggregated_metrics.get("ongoing", {}).values())
-    target = context.config.get_target_ongoing_requests()
-    return math.ceil(ongoing / target), {}
+class WantedReplicas:
+    """The replicas for the requests of all of them, as they report these themselves: the most that a target asks for."""
+
+    def __init__(self, target_waiting: float) -> None:
+        self._target_waiting = target_waiting
+
+    def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+        ongoing, waiting, computing = (
+            sum(context.aggregated_metrics.get(name, {}).values()) for name in ("ongoing", "waiting", "computing")
+        )
+        wanted = ongoing / context.config.get_target_ongoing_requests()
+        if self._target_waiting:
+            present = len(context.running_replicas)
+            wanted = max(wanted, wanted_servers(present, waiting_share(waiting, computing), self._target_waiting))
+        return math.ceil(wanted), {}

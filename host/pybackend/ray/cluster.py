@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,6 +64,8 @@ class Cluster:
         min_replicas: there are always this many.
         max_replicas: there are never more.
         target_ongoing_requests: of one replica, waiting and running; above it, replicas are added.
+        target_waiting: seconds that requests wait for each second of computing; above it, replicas are added, too. 0: it does not matter.
+        scale_down_s: replicas are removed if fewer have sufficed for this long.
         address: where the entrances listen.
         http_tls: the certificates of the entrance's port for HTTP, in files of each machine with an entrance; None for plain HTTP.
         grpc_tls: likewise for gRPC.
@@ -70,14 +74,18 @@ class Cluster:
         num_cpus: that Ray reserves for a replica.
         num_gpus: likewise.
         exit_timeout_s: how long a replica that must go may work on the requests that it has.
+        has_room: an update starts a replica before it stops one: there is room for one more.
         directory: where servers start, if the machine has it.
-        key: the secret between entrances, coordinator and replicas.
+        updates: of the command: change the application that runs, and start none.
+        key: the secret between entrances, coordinator and replicas; see :func:`keyed`.
     """
 
     arguments: tuple[str, ...]
     min_replicas: int = 1
     max_replicas: int = 1
     target_ongoing_requests: float = 16.0
+    target_waiting: float = 0.0
+    scale_down_s: float = 60.0
     address: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
@@ -89,20 +97,35 @@ class Cluster:
     num_cpus: float = 1.0
     num_gpus: float = 0.0
     exit_timeout_s: int = 30
+    has_room: bool = True
     directory: str = "/"
-    key: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False)
+    updates: bool = False
+    key: str = field(default="", repr=False)
 
     @property
     def seats(self) -> int:
         """The servers that the configuration of an entrance has room for: replicas, and those that replace them."""
         return 2 * self.max_replicas + 4
 
+    @property
+    def release(self) -> str:
+        """The same for replicas that start with the same repositories and flags."""
+        return hashlib.sha256("\0".join(self.arguments).encode()).hexdigest()[:8]
+
+
+def keyed(cluster: Cluster) -> Cluster:
+    """The settings with the key, in a process of the cluster. It comes from Ray's token, so that it outlives updates."""
+    from ray._raylet import AuthenticationTokenLoader
+
+    token = AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True)
+    return replace(cluster, key=hmac.new(token.encode(), b"pybackend", "sha256").hexdigest())
+
 
 def cluster_of(repositories: Sequence[str], arguments: Sequence[str] = (), **settings: Any) -> Cluster:
     """The settings of an application. Raises ServerError if they contradict each other, or a flag cannot be used here."""
     for word in arguments:
         refuse_flag(word.removeprefix("--").partition("=")[0])
-    known = set(Cluster.__dataclass_fields__) - {"arguments", "key"}
+    known = set(Cluster.__dataclass_fields__) - {"arguments", "updates", "key"}
     unknown = sorted(set(settings) - known)
     if unknown:
         raise ServerError(
@@ -121,6 +144,10 @@ def cluster_of(repositories: Sequence[str], arguments: Sequence[str] = (), **set
         )
     if found.target_ongoing_requests <= 0:
         raise ServerError(f"target_ongoing_requests is {found.target_ongoing_requests}: write a number above 0")
+    if found.target_waiting < 0:
+        raise ServerError(
+            f"target_waiting is {found.target_waiting}: write a number above 0, or 0 if it does not matter"
+        )
     return found
 
 
@@ -155,12 +182,14 @@ class Change:
 
     Attributes:
         generation: their number; each replica makes them in this order.
+        release: that was wanted when the call came.
         key: a later change with the same key takes the place of this one.
         path: where it is posted.
         body: the JSON document.
     """
 
     generation: int
+    release: str
     key: str
     path: str
     body: Mapping[str, Any]
@@ -188,6 +217,7 @@ class Report:
         ready: the server says that all of its models are.
         sequences: models with a sequence batcher.
         version: of pybackend.
+        release: of the settings with which it was started.
         outcomes: of the changes that it has made, or tried, since the report before.
     """
 
@@ -198,6 +228,7 @@ class Report:
     grpc_port: int
     metrics_port: int
     version: str
+    release: str = ""
     generation: int = 0
     seat: int = 0
     ready: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -36,9 +37,11 @@ _STATUS_S = 60.0
 def serve_on_ray(cluster: Cluster) -> int:
     """Run the application until a signal arrives, and return the exit status. Raises ServerError if it cannot start."""
     _require_ray()
+    if cluster.updates:
+        return _update(cluster)
     ended = threading.Event()
     with _cluster(cluster) as (is_local, about):
-        cluster = replace(cluster, address=cluster.address or (_LOOPBACK if is_local else "0.0.0.0"))  # noqa: S104  said below
+        cluster = _with_address(cluster, is_local=is_local)
         _say(about)
         _say(_about_entrance(cluster))
         began_s = time.monotonic()
@@ -57,22 +60,14 @@ def serve_on_ray(cluster: Cluster) -> int:
 def show_status() -> dict[str, Any]:
     """The application's state, as its coordinator says, and the machines of the cluster. Raises ServerError without one."""
     _require_ray()
-    address = os.environ.get(_JOIN, "")
-    if not address:
-        try:
-            address = _ADDRESS.read_text(encoding="ascii")
-        except OSError:
-            raise ServerError(
-                f"no application of this user runs on this machine. Start one with `pybackend serve DIRECTORY --on=ray`, or name its "
-                f"cluster: {_JOIN}=HOST:PORT"
-            ) from None
+    address = _running_address()
     _prepare(address)
     import ray
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    _connect(address)
+    _connect(address, shows_log=False)  # JSON must stay JSON
     try:
         handle = serve.get_deployment_handle("Coordinator", app_name=APPLICATION, _check_exists=False)
         found: dict[str, Any] = handle.status.remote().result(timeout_s=_STATUS_S)
@@ -87,6 +82,74 @@ def show_status() -> dict[str, Any]:
     finally:
         ray.shutdown()
     return {**found, "machines": machines}
+
+
+def _update(cluster: Cluster) -> int:
+    """Change the application that runs, and return when that has been done."""
+    address = _running_address()
+    _prepare(address)
+    import ray
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    _connect(address, shows_log=False)
+    try:
+        running = serve.status().applications.get(APPLICATION)
+        if running is None:
+            raise ServerError(f"no application runs in the cluster at {address}: start one without --update")
+        states = running.deployments["Replica"].replica_states if "Replica" in running.deployments else {}
+        places = _room(cluster) + states.get("RUNNING", 0)
+        cluster = replace(
+            _with_address(cluster, is_local=address.startswith("127.")), has_room=places > cluster.min_replicas
+        )
+        if not cluster.has_room:
+            _say(
+                f"WARNING: the machines have room for {places} replicas, and an update needs one more than {cluster.min_replicas}: "
+                "each is stopped before the next one starts"
+            )
+        _say(_about_entrance(cluster))
+        began_s = time.monotonic()
+        try:
+            _deploy(cluster)
+        except ServerError as error:
+            raise ServerError(
+                f"{error}. Replicas from before the update serve on: update again, with what was or with what works"
+            ) from None
+        _say(
+            f"Updated after {time.monotonic() - began_s:.1f} s: {cluster.min_replicas} of at most {cluster.max_replicas} replicas"
+        )
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def _running_address() -> str:
+    """Where the cluster with the application is. Raises ServerError if none is known."""
+    address = os.environ.get(_JOIN, "")
+    with suppress(OSError):
+        address = address or _ADDRESS.read_text(encoding="ascii")
+    if not address:
+        raise ServerError(
+            f"no application of this user runs on this machine. Start one with `pybackend serve DIRECTORY --on=ray`, or name its "
+            f"cluster: {_JOIN}=HOST:PORT"
+        )
+    return address
+
+
+def _with_address(cluster: Cluster, *, is_local: bool) -> Cluster:
+    return replace(cluster, address=cluster.address or (_LOOPBACK if is_local else "0.0.0.0"))  # noqa: S104  said aloud
+
+
+def _room(cluster: Cluster) -> int:
+    """How many more replicas the machines could take now."""
+    from ray._private.state import available_resources_per_node
+
+    wanted = {"CPU": cluster.num_cpus, "GPU": cluster.num_gpus}
+    wanted = {name: number for name, number in wanted.items() if number} or {"CPU": 0.001}
+    return sum(
+        min(int(free.get(name, 0.0) / number) for name, number in wanted.items())
+        for free in available_resources_per_node().values()
+    )
 
 
 def _resources(node: Any) -> dict[str, float]:
@@ -144,7 +207,7 @@ def _cluster(cluster: Cluster) -> Iterator[tuple[bool, str]]:
 
     own = ""
     if joined:
-        _connect(joined)
+        _connect(joined, shows_log=True)
         machines = sum(node["Alive"] for node in ray.nodes())
         about = f"Ray: joined the cluster at {joined}, with {machines} {'machine' if machines == 1 else 'machines'}"
     else:
@@ -160,11 +223,11 @@ def _cluster(cluster: Cluster) -> Iterator[tuple[bool, str]]:
                 _ADDRESS.unlink()
 
 
-def _connect(address: str) -> None:
+def _connect(address: str, *, shows_log: bool) -> None:
     import ray
 
     try:
-        ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+        ray.init(address=address, log_to_driver=shows_log, logging_level=logging.WARNING)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise ServerError(
             f"cannot join the cluster at {address}: {str(error).splitlines()[0]}. The token of the cluster must be in ~/.ray/auth_token, or "
@@ -179,8 +242,8 @@ def _start_local(cluster: Cluster) -> str:
     fits = len(str(_HOME)) <= _LONGEST_HOME
     ray.init(
         address="local",
-        num_cpus=max(1, round(cluster.max_replicas * cluster.num_cpus + 0.5)),
-        num_gpus=round(cluster.max_replicas * cluster.num_gpus + 0.5) if cluster.num_gpus else None,
+        num_cpus=max(1, math.ceil((cluster.max_replicas + 1) * cluster.num_cpus)),  # one more, for updates
+        num_gpus=math.ceil((cluster.max_replicas + 1) * cluster.num_gpus) or None,
         include_dashboard=False,
         logging_level=logging.WARNING,
         **({"_temp_dir": str(_HOME)} if fits else {}),
@@ -196,26 +259,39 @@ def _start_local(cluster: Cluster) -> str:
 @contextmanager
 def _application(cluster: Cluster) -> Iterator[None]:
     from ray import serve
-    from ray.serve.schema import LoggingConfig
 
-    from pybackend.ray.application import application
-
-    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(proxy_location="Disabled", logging_config=quiet)
+    serve.start(proxy_location="Disabled", logging_config=_quiet())
+    if APPLICATION in serve.status().applications:
+        raise ServerError("an application runs in this cluster already: --update changes it")
     try:
-        try:
-            serve.run(application(cluster), name=APPLICATION, logging_config=quiet)
-        except RuntimeError as error:
-            status = serve.status().applications.get(APPLICATION)
-            reason = (
-                error
-                if status is None
-                else "; ".join(deployment.message for deployment in status.deployments.values() if deployment.message)
-                or status.message
-            )
-            raise ServerError(f"the application cannot start: {reason}") from None
+        _deploy(cluster)
         yield
     finally:
         with suppress(Exception):  # the cluster may have gone
             serve.delete(APPLICATION)
+
+
+def _deploy(cluster: Cluster) -> None:
+    """Return when the application runs with these settings. Raises ServerError if it cannot."""
+    from ray import serve
+
+    from pybackend.ray.application import application
+
+    try:
+        serve.run(application(cluster), name=APPLICATION, logging_config=_quiet())
+    except RuntimeError as error:
+        status = serve.status().applications.get(APPLICATION)
+        reason = (
+            error
+            if status is None
+            else "; ".join(deployment.message for deployment in status.deployments.values() if deployment.message)
+            or status.message
+        )
+        raise ServerError(f"the application cannot start: {reason}") from None
+
+
+def _quiet() -> Any:
+    from ray.serve.schema import LoggingConfig
+
+    return LoggingConfig(log_level="WARNING", enable_access_log=False)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import aiohttp
 
 from pybackend.ray.cluster import KEY_HEADER, Change, Cluster, Outcome, Report, Roster
 from pybackend.ray.merging import labelled, merged_statistics
+
+log = logging.getLogger(__name__)
 
 _NEWS_S = 1.0
 """How long a report, or an entrance's question, waits for news."""
@@ -62,6 +65,14 @@ class _Member:
             self.lags[change.key] = f"{change.path}: {error_text(outcome.body)}"
 
 
+@dataclass
+class _Follower:
+    """An entrance."""
+
+    applied: int  # the number of the newest state that it has told HAProxy
+    seen_s: float
+
+
 class Coordinator:
     """The actor."""
 
@@ -76,7 +87,7 @@ class Coordinator:
         self._roster_number = time.time_ns()
         self._began_s = time.monotonic()
         self._is_complete = False
-        self._applied: dict[str, int] = {}
+        self._entrances: dict[str, _Follower] = {}
         self._news = asyncio.Event()  # another one after each piece of news
         self._changing = asyncio.Lock()
         self._session = aiohttp.ClientSession(
@@ -100,7 +111,8 @@ class Coordinator:
         self._settled = max([self._settled, *(each.generation for each in changes)])
         taken = {member.seat for member in self._members.values()}
         free = [number for number in range(1, self._cluster.seats + 1) if number not in taken]
-        seat = report.seat if report.seat in free else free[0]  # sequences know it by its seat
+        # Sequences know a replica by its seat. Soon after the start, others may come and want those that they have.
+        seat = report.seat if report.seat in free else free[0 if self._is_complete else -1]
         self._members[report.name] = _Member(report, seat, time.monotonic())
         self._tell()
         return seat, self._kept()
@@ -113,25 +125,34 @@ class Coordinator:
         before, member.report, member.seen_s = member.report, report, time.monotonic()
         kept_changes = {change.generation: change for change in self._changes.values()}
         for outcome in report.outcomes:
-            if outcome.generation in kept_changes:
-                member.note(kept_changes[outcome.generation], outcome)
-            else:
+            change = kept_changes.get(outcome.generation)
+            if change is None:
                 member.outcomes[outcome.generation] = outcome
+            elif outcome.status != 200 and report.release == self._cluster.release != change.release:
+                # It was for models and flags of before the update.
+                log.warning("%s is forgotten: %s", change.path, error_text(outcome.body))
+                self._changes.pop(change.key)
+            else:
+                member.note(change, outcome)
         if before != report:
             self._tell()
         await self._wait(lambda: bool(self._missed(report.generation)))
         member.seen_s = time.monotonic()
         return self._missed(report.generation)
 
-    async def leave(self, name: str) -> None:
+    async def leave(self, report: Report) -> None:
         """Give a replica no more requests. Returns when the entrances know it."""
-        member = self._members.get(name)
-        if member is None:
-            return
-        member.leaving = True
+        if report.name not in self._members:  # this coordinator is new
+            await self.join(report, [])
+        self._members[report.name].leaving = True
         number = self._tell()
-        await self._wait(lambda: all(applied >= number for applied in self._applied.values()), _APPLIED_S)
+        await self._wait(lambda: self._all_applied(number), _APPLIED_S)
         # It works on requests that it has; its seat stays taken until it is silent.
+
+    def _all_applied(self, number: int) -> bool:
+        self._forget_silent()
+        is_complete = self._is_complete or len(self._entrances) >= self._cluster.entrances
+        return is_complete and all(entrance.applied >= number for entrance in self._entrances.values())
 
     def _missed(self, generation: int) -> list[Change]:
         """The changes after a generation, with the one that is being made."""
@@ -145,7 +166,7 @@ class Coordinator:
 
     async def follow(self, entrance: str, number: int) -> Roster:
         """The state for an entrance that has applied the one with this number; waits a second for a newer one."""
-        self._applied[entrance] = number
+        self._entrances[entrance] = _Follower(number, time.monotonic())
         self._wake()
         await self._wait(lambda: self._roster_number > number)
         self._forget_silent()
@@ -161,9 +182,11 @@ class Coordinator:
             coordinator=self.address,
         )
 
-    async def close_entrance(self, entrance: str) -> None:
-        """Wait for this entrance no more."""
-        self._applied.pop(entrance, None)
+    async def close_entrance(self, entrance: str) -> bool:
+        """Wait for this entrance no more. Returns whether there is another one."""
+        self._entrances.pop(entrance, None)
+        self._forget_silent()
+        return bool(self._entrances)
 
     def _tell(self) -> int:
         """Wake up who waits for news. Returns the number of the state that they will see."""
@@ -187,6 +210,7 @@ class Coordinator:
             if member.seen_s < oldest_s:
                 del self._members[name]
                 self._roster_number += 1
+        self._entrances = {name: each for name, each in self._entrances.items() if each.seen_s >= oldest_s}
 
     # Clients' calls
 
@@ -218,7 +242,7 @@ class Coordinator:
                 member.outcomes.clear()
             self._generation += 1
             number = self._generation
-            change = self._newest = self._merged(Change(number, _key(path), path, body))
+            change = self._newest = self._merged(Change(number, self._cluster.release, _key(path), path, body))
             self._tell()
             outcomes: dict[str, Outcome] = {}
             while waiting := asked - set(outcomes):
@@ -252,7 +276,7 @@ class Coordinator:
         before = self._changes.get(change.key)
         if before is None or _LOAD.fullmatch(change.path):
             return change
-        return Change(change.generation, change.key, change.path, {**before.body, **change.body})
+        return replace(change, body={**before.body, **change.body})
 
     def _partial(self, path: str, outcomes: Mapping[str, Outcome], failed: Mapping[str, Outcome]) -> Answer:
         done = len(outcomes) - len(failed)
@@ -308,7 +332,7 @@ class Coordinator:
             "generation": self._generation,
             "min_replicas": self._cluster.min_replicas,
             "max_replicas": self._cluster.max_replicas,
-            "entrances": len(self._applied),
+            "entrances": len(self._entrances),
             "replicas": [
                 {
                     **{name: value for name, value in asdict(member.report).items() if name != "outcomes"},

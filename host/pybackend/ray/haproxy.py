@@ -82,7 +82,7 @@ def configuration(cluster: Cluster, directory: Path) -> str:
     return f"""\
 # Written by pybackend at the start of an entrance.
 global
-    stats socket {directory / "admin"} mode 600 level admin
+    stats socket {directory / "admin"} mode 600 level admin expose-fd listeners
     stats timeout 1m
     lua-load {_SEQUENCES_LUA}
     nbthread {min(4, os.cpu_count() or 1)}
@@ -99,6 +99,7 @@ defaults
     timeout http-keep-alive 1h
     option redispatch 1
     option http-no-delay
+    option idle-close-on-response
     retries 3
     retry-on conn-failure
     balance leastconn

@@ -21,7 +21,8 @@ from ray import serve
 from ray.util import get_node_ip_address
 
 from pybackend import __version__
-from pybackend.ray.cluster import KEY_HEADER, Change, Cluster, Outcome, Report, follower, private_directory
+from pybackend.ray.cluster import KEY_HEADER, Change, Cluster, Outcome, Report, follower, keyed, private_directory
+from pybackend.scaling import COMPUTING, WAITING
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +30,15 @@ _KEPT_LINES = 30
 _START_POLL_S = 0.05
 _LOOKS_PER_INDEX = 5
 _RETRY_S = 1.0
-_LEAVE_S = 5.0
+_LEAVE_S = 15.0
 _REPORT_S = 20.0
 _LOOK_S = 10.0
 _END_S = 10.0
 """How long a server may take after the time for its requests."""
 
 _STARTING = b"the server is still starting"
-_ONGOING = re.compile(
-    r"^(?:nv_inference_pending_request_count|pybackend_executions_running)\{[^}]*\} (\S+)$", re.MULTILINE
-)
+_ONGOING = ("nv_inference_pending_request_count", "pybackend_executions_running")
+_SAMPLE = re.compile(rf"^({'|'.join((*_ONGOING, WAITING, COMPUTING))})(\{{[^}}]*\}}) (\S+)$", re.MULTILINE)
 
 
 class ServerStartError(RuntimeError):
@@ -59,6 +59,7 @@ class _Server:
         )
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._samples: dict[tuple[str, str], float] = {}  # of the metrics, when they were read last
 
     @property
     def is_running(self) -> bool:
@@ -127,10 +128,20 @@ class _Server:
         ) as response:
             return response.status, await response.read()
 
-    async def ongoing_requests(self) -> float:
-        """The requests that wait, and the executions that run."""
+    async def figures(self) -> dict[str, float]:
+        """The requests that wait and the executions that run, and since the call before, the times of waiting and computing."""
         async with self._session.get(f"http://{self.address}:{self.metrics_port}/metrics") as response:
-            return sum(map(float, _ONGOING.findall(await response.text())))
+            found = {(name, labels): float(value) for name, labels, value in _SAMPLE.findall(await response.text())}
+        before, self._samples = self._samples, found
+
+        def grown(name: str) -> float:
+            return sum(max(0.0, value - before.get(key, 0.0)) for key, value in found.items() if key[0] == name)
+
+        return {
+            "ongoing": sum(value for (name, _), value in found.items() if name in _ONGOING),
+            "waiting": grown(WAITING),
+            "computing": grown(COMPUTING),
+        }
 
     async def stop(self) -> None:
         """Let it answer the requests that it has."""
@@ -178,7 +189,7 @@ class Replica:
 
     async def __init__(self, cluster: Cluster, coordinator: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         self._coordinator = coordinator
-        self._server = _Server(cluster)
+        self._server = _Server(keyed(cluster))
         self._changes: dict[str, Change] = {}
         self._looks = 0
         context = serve.get_replica_context()
@@ -193,6 +204,7 @@ class Replica:
                 grpc_port=server.grpc_port,
                 metrics_port=server.metrics_port,
                 version=__version__,
+                release=cluster.release,
             )
             await self._look()
             await self._join()
@@ -211,15 +223,15 @@ class Replica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The figures that the scaling policy decides by."""
         with suppress(aiohttp.ClientError):
-            return {"ongoing": await self._server.ongoing_requests()}
-        return {"ongoing": 0.0}
+            return await self._server.figures()
+        return {}
 
     async def __del__(self) -> None:  # Ray Serve awaits it before the actor ends
         if not hasattr(self, "_following"):
             return
         self._following.cancel()
         with suppress(Exception):  # without the coordinator, the entrances notice it by their checks
-            await asyncio.wait_for(_reply(self._coordinator.leave.remote(self._report.name)), _LEAVE_S)
+            await asyncio.wait_for(_reply(self._coordinator.leave.remote(self._report)), _LEAVE_S)
         await self._server.stop()
 
     async def _join(self) -> None:

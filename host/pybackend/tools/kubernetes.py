@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pybackend.scaling import TARGET, waiting_query
+
 Document = dict[str, Any]
 
 HTTP, GRPC, METRICS = 8000, 8001, 8002
@@ -26,9 +28,6 @@ _START_FACTOR, _LEAST_START_S = 10, 300
 _MIB = 1024 * 1024
 _ROUND_MIB, _LEAST_MIB = 64, 256
 _MILLICPUS, _LEAST_MILLICPUS = 1000, 250
-
-QUEUE_SHARE = "sum(rate(nv_inference_queue_duration_us{{{0}}}[1m])) / clamp_min(sum(rate(nv_inference_compute_infer_duration_us{{{0}}}[1m])), 1)"
-"""The time that requests wait for each second of computing, over all pods. A server with room is near 0."""
 
 
 @dataclass(frozen=True)
@@ -212,15 +211,21 @@ def _autoscaler(wanted: Deployment) -> Document:
 
 
 def _scaled_object(wanted: Deployment) -> Document:
-    query = QUEUE_SHARE.format(f'pod=~"{wanted.name}-.*"')
     trigger = {
         "type": "prometheus",
         # The value is the same for any number of pods: it is a share of time, no count of requests.
         "metricType": "Value",
-        "metadata": {"serverAddress": wanted.prometheus_url, "query": query, "threshold": "0.5"},
+        "metadata": {
+            "serverAddress": wanted.prometheus_url,
+            "query": waiting_query(f'pod=~"{wanted.name}-.*"'),
+            "threshold": f"{TARGET:g}",
+        },
     }
     bounds = {"minReplicaCount": wanted.replicas, "maxReplicaCount": wanted.most_replicas}
-    spec = {"scaleTargetRef": {"name": wanted.name}, **bounds, "triggers": [trigger]}
+    # A small share says that there is room, not how much: one pod goes at a time.
+    down = {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}]}
+    advanced = {"horizontalPodAutoscalerConfig": {"behavior": {"scaleDown": down}}}
+    spec = {"scaleTargetRef": {"name": wanted.name}, **bounds, "advanced": advanced, "triggers": [trigger]}
     return _object(wanted, "keda.sh/v1alpha1", "ScaledObject", spec)
 
 

@@ -125,6 +125,5 @@ def started(cluster: Cluster, name: str) -> Iterator[Entrance]:
 
 
 def cluster_with(**settings: Any) -> Cluster:
-    return Cluster(
-        (), max_replicas=2, http_port=free_port(), grpc_port=free_port(), metrics_port=free_port(), **settings
-    )
+    ports = {f"{name}_port": free_port() for name in ("http", "grpc", "metrics")}
+    return Cluster((), max_replicas=2, key="secret", **ports, **settings)

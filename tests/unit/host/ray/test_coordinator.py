@@ -19,7 +19,7 @@ class Player:
     """A replica without a server, which answers changes with a status."""
 
     def __init__(self, coordinator: Coordinator, name: str, status: int = 200, text: str = "") -> None:
-        self.report = Report(name, "node", "127.0.0.1", 1, 2, 3, "1.0", ready=True)
+        self.report = Report(name, "node", "127.0.0.1", 1, 2, 3, "1.0", Cluster(arguments=()).release, ready=True)
         self.status = status
         self.made: list[Change] = []
         self._coordinator = coordinator
@@ -81,9 +81,9 @@ def run(coroutine: Any) -> None:
     asyncio.run(main())
 
 
-async def coordinator_of(least: int = 2) -> Coordinator:
+async def coordinator_of(least: int = 2, arguments: tuple[str, ...] = ()) -> Coordinator:
     coordinator = Coordinator.__new__(Coordinator)
-    await coordinator.__init__(Cluster(arguments=(), min_replicas=least, max_replicas=4))  # type: ignore[misc]
+    await coordinator.__init__(Cluster(arguments=arguments, min_replicas=least, max_replicas=4))  # type: ignore[misc]
     _coordinators.append(coordinator)
     return coordinator
 
@@ -173,8 +173,12 @@ def test_another_coordinator_learns_the_changes_from_replicas() -> None:
         roster = await second.follow("entrance", 0)
         assert not second.is_ready
         assert not roster.complete
-        assert {seat: report.name for seat, report in roster.places.items()} == {2: "two"}
-        assert {seat: report.name for seat, report in roster.after(before).places.items()} == {1: "one", 2: "two"}
+        (seat, other) = (two.report.seat, one.report.seat)
+        assert {seat: report.name for seat, report in roster.places.items()} == {seat: "two"}
+        assert {seat: report.name for seat, report in roster.after(before).places.items()} == {
+            seat: "two",
+            other: "one",
+        }
         await one.join(second)
         assert second.is_ready
         await late.join()
@@ -190,14 +194,62 @@ def test_a_replica_leaves_when_the_entrances_know() -> None:
         async with playing(one):
             roster = await coordinator.follow("entrance", 0)
             assert roster.leaving == frozenset()
-            leaving = asyncio.create_task(coordinator.leave("one"))
+            leaving = asyncio.create_task(coordinator.leave(one.report))
             roster = await coordinator.follow("entrance", roster.number)
-            assert roster.leaving == {1}
+            assert roster.leaving == {one.report.seat}
             assert not leaving.done()
             following = asyncio.create_task(coordinator.follow("entrance", roster.number))
             await leaving
             await following
             assert not coordinator.is_ready
+
+    run(main())
+
+
+def test_a_replica_that_a_new_coordinator_does_not_know_leaves_when_the_entrance_knows() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of(least=1)
+        one = Player(coordinator, "one")
+        leaving = asyncio.create_task(coordinator.leave(one.report))
+        roster = await coordinator.follow("entrance", 0)
+        if not roster.places:
+            roster = await coordinator.follow("entrance", roster.number)
+        assert [report.name for report in roster.places.values()] == ["one"]
+        assert roster.leaving == set(roster.places)
+        assert not leaving.done()
+        following = asyncio.create_task(coordinator.follow("entrance", roster.number))
+        await leaving
+        await following
+
+    run(main())
+
+
+def test_an_update_forgets_the_changes_that_its_replicas_cannot_make() -> None:
+    """Such as a load of a model that the next repository does not have."""
+
+    async def main() -> None:
+        first, second = await coordinator_of(least=1), await coordinator_of(least=1, arguments=("--next",))
+        old, new = Player(first, "old"), Player(second, "new", 404, "no such model")
+        async with playing(old):
+            await first.change(LOAD, {})
+        new.report = replace(new.report, release=Cluster(arguments=("--next",)).release)
+        await old.join(second)
+        await new.join()
+        assert second.is_ready
+        later = Player(second, "later")
+        await later.join()
+        assert later.made == []
+
+    run(main())
+
+
+def test_an_entrance_knows_whether_another_one_is_there() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of()
+        await coordinator.follow("one", 0)
+        await coordinator.follow("other", 0)
+        assert await coordinator.close_entrance("one")
+        assert not await coordinator.close_entrance("other")
 
     run(main())
 
