@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "status": ("control_command", "list its models"),
         "stack": ("control_command", "show where a model hangs"),
         "top": ("top_command", "show requests, failures and times of its models, live"),
+        "console": ("console_command", "show it in the browser, and try its models there"),
         "load": ("control_command", "load a model"),
         "traffic": ("control_command", "distribute requests over a model's versions"),
         "unload": ("control_command", "unload a model"),

@@ -82,15 +82,19 @@ def run_top(arguments: Sequence[str]) -> int:
 
 
 def _metrics_connection(given: argparse.Namespace, parser: CommandParser) -> Connection | None:
-    url = given.metrics_url
-    if url == "none":
+    if given.metrics_url == "none":
         return None
-    if url is None:
-        host = urlsplit(given.url if "://" in given.url else f"http://{given.url}").hostname
-        host = "localhost" if given.url.startswith("unix:") or not host else host
-        url = f"http://{f'[{host}]' if ':' in host else host}:{_METRICS_PORT}"
     advice = "--metrics-url=URL names the port for metrics, and --metrics-url=none does without"
-    return Connection(url, given.timeout, advice, access_of(given, parser))
+    return Connection(metrics_url(given), given.timeout, advice, access_of(given, parser))
+
+
+def metrics_url(given: argparse.Namespace) -> str:
+    """The place of the metrics: as ``--metrics-url`` says, or beside that of ``--url``."""
+    if given.metrics_url is not None:
+        return str(given.metrics_url)
+    host = urlsplit(given.url if "://" in given.url else f"http://{given.url}").hostname
+    host = "localhost" if given.url.startswith("unix:") or not host else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{_METRICS_PORT}"
 
 
 def _show(source: Source, before: Sample, interval_s: float) -> None:

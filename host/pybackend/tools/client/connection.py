@@ -24,6 +24,7 @@ class Access:
     certificate: Path | None = None  # PEM file with the client's certificate, None for none
     key: Path | None = None  # PEM file with its private key; None if it is in the same file
     verify: bool = True  # False accepts any certificate of a server
+    most_bytes: int | None = None  # longer answers are refused; None reads any
 
     def tls_context(self) -> ssl.SSLContext:
         """The settings for connections over TLS. Raises ServerError if a file cannot be used."""
@@ -157,7 +158,7 @@ class Connection:
     def _request(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         connection, response = self._answered(method, path, body, headers)
         try:
-            reply = Reply({name.lower(): value for name, value in response.getheaders()}, response.read())
+            reply = Reply({name.lower(): value for name, value in response.getheaders()}, self._body(response))
         except (OSError, http.client.HTTPException) as error:
             raise self._cut_short(error) from None
         finally:
@@ -166,6 +167,15 @@ class Connection:
             advice = " (--api-key-file=FILE sends the key in a file)" if response.status == 401 else ""
             raise InferenceError(f"{self._error_text(reply.body, response.status)}{advice}")
         return reply
+
+    def _body(self, response: http.client.HTTPResponse) -> bytes:
+        most = self._access.most_bytes
+        if most is None:
+            return response.read()
+        body = response.read(most + 1)
+        if len(body) > most:
+            raise ServerError(f"the answer of {self.url} has more than {most >> 20} MB, which is too much to show here")
+        return body
 
     def _answered(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]

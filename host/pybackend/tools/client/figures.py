@@ -28,7 +28,18 @@ _GAUGES = {
 _RECENT, _WINDOW = "pybackend_recent_execution_seconds", "nv_inference_compute_infer_summary_us"
 """The families with them: of every server of ours, and of those with ``--metrics-config=summary_latencies=true``, whose pages have both."""
 
+_BATCHES = "pybackend_batches_total"
+
 _QUANTILES = {0.5: "execute_p50_ms", 0.99: "execute_p99_ms"}
+
+
+@dataclass
+class _Metrics:
+    """The contents of a metrics page."""
+
+    versions: dict[_Version, dict[str, float]] = field(default_factory=dict)
+    batches: dict[_Version, dict[str, float]] = field(default_factory=dict)
+    server: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,13 @@ class Sample:
     statistics: Mapping[_Version, Mapping[str, Any]]  # of ready versions, as the protocol has them
     # of versions, by the names of :class:`Row`'s attributes; empty without metrics
     metrics: Mapping[_Version, Mapping[str, float]]
+    reasons: Mapping[_Version, str] = field(default_factory=dict)  # why versions do not serve
+    batches: Mapping[_Version, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # by the reason that they did not grow
+    server: Mapping[str, float] = field(
+        default_factory=dict
+    )  # samples without a model, such as those of the event loop
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,9 @@ class Row:
     running: int | None = None
     oldest_s: float | None = None  # how long the oldest of these has run
     queue_ms: float | None = None  # mean wait of a successful request
+    input_ms: float | None = None  # mean time until its inputs were ready
     execute_ms: float | None = None  # mean time of a successful request inside ``execute``
+    output_ms: float | None = None  # mean time until its outputs were read
     execute_p50_ms: float | None = None  # median of the last executions
     execute_p99_ms: float | None = None  # 99th percentile of the last executions
     requests: int | None = None  # successful ones since the load
@@ -80,8 +100,9 @@ class Source:
         """Read the counters. Raises PybackendError if the server does not answer, or refuses to."""
         index = self.server.post_json("/v2/repository/index", {})
         states = {(_name_of(row), row.get("version", "")): row.get("state", "") for row in index}
-        statistics = self._statistics()
-        return Sample(monotonic(), states, statistics, self._metrics())
+        reasons = {(_name_of(row), row.get("version", "")): row.get("reason", "") for row in index}
+        statistics, metrics = self._statistics(), self._metrics()
+        return Sample(monotonic(), states, statistics, metrics.versions, reasons, metrics.batches, metrics.server)
 
     def _statistics(self) -> dict[_Version, Mapping[str, Any]]:
         try:
@@ -90,32 +111,40 @@ class Source:
             listed = []
         return {(_name_of(row), row["version"]): row for row in listed}
 
-    def _metrics(self) -> dict[_Version, dict[str, float]]:
+    def _metrics(self) -> _Metrics:
         self.trouble = ""
         if self.metrics is None:
-            return {}
+            return _Metrics()
         try:
-            text = self.metrics.get_bytes("/metrics").decode("utf-8", "replace")
-            return _parsed(text)
+            return _parsed(self.metrics.get_bytes("/metrics").decode("utf-8", "replace"))
         except (PybackendError, ValueError) as error:
             self.trouble = str(error)
-            return {}
+            return _Metrics()
 
 
-def _parsed(text: str) -> dict[_Version, dict[str, float]]:
-    """The figures of a metrics page, by version. Raises ValueError if it is no such page."""
+def _parsed(text: str) -> _Metrics:
+    """The figures of a metrics page. Raises ValueError if it is no such page."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[_Version, dict[str, float]] = {}
+    found = _Metrics()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = sample.labels
+            if isnan(sample.value):
+                continue
+            if "model" not in labels:
+                if not labels:
+                    found.server[sample.name] = sample.value
+                continue
+            version = full_name(labels.get("namespace", ""), labels["model"]), labels.get("version", "")
+            if sample.name == _BATCHES:
+                found.batches.setdefault(version, {})[labels.get("reason", "")] = sample.value
+                continue
             name = _GAUGES.get(sample.name, "")
             if sample.name in {_RECENT, _WINDOW} and "quantile" in labels:
                 name = _QUANTILES.get(float(labels["quantile"]), "")
-            if name and "model" in labels and not isnan(sample.value):
-                model = full_name(labels.get("namespace", ""), labels["model"])
-                figures = found.setdefault((model, labels.get("version", "")), {})
+            if name:
+                figures = found.versions.setdefault(version, {})
                 if sample.name == _RECENT:
                     figures[name] = sample.value * 1000
                 elif sample.name == _WINDOW:
@@ -165,6 +194,8 @@ def _figures(now: Mapping[str, int], then: Mapping[str, int], elapsed_s: float) 
         "failures_per_s": grown["failures"] / elapsed_s,
         "queue_ms": grown["queue_ns"] / count / 1e6 if count else None,
         "execute_ms": grown["execute_ns"] / count / 1e6 if count else None,
+        "input_ms": grown["input_ns"] / count / 1e6 if count else None,
+        "output_ms": grown["output_ns"] / count / 1e6 if count else None,
     }
 
 
@@ -179,4 +210,6 @@ def _totals(statistics: Mapping[str, Any]) -> dict[str, int]:
         "failures": total("fail", "count"),
         "queue_ns": total("queue", "ns"),
         "execute_ns": total("compute_infer", "ns"),
+        "input_ns": total("compute_input", "ns"),
+        "output_ns": total("compute_output", "ns"),
     }

@@ -40,8 +40,9 @@ class Request:
     model: str
     version: str = ""  # ``""`` lets the server choose
     # by name, as :func:`pybackend.tools.client.values.read_tensor` reads them
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str | Tensor] = field(default_factory=dict)
     outputs: Sequence[str] = ()  # names; empty for all
+    classes: Mapping[str, int] = field(default_factory=dict)  # the number of classes instead of scores, by output
     parameters: Mapping[str, Any] = field(default_factory=dict)  # of the request, such as ``sequence_id``
     request_id: str = ""
     fills_up: bool = False  # inputs that are not given get random values
@@ -77,10 +78,10 @@ def infer_json(connection: Connection, request: Request) -> Any:
 def infer_stream(connection: Connection, request: Request) -> Iterator[Any]:
     """Ask a decoupled model, by its ``generate_stream`` route. Yields the JSON object of each response as it arrives."""
     path = model_path(request.model, request.version)
-    wanted = _wanted(connection, request)
+    wanted = wanted_tensors(connection, request)
     document: dict[str, Any] = {"parameters": dict(request.parameters)}
     for tensor in _tensors(request, wanted):
-        document[tensor.name] = _flat_values(tensor, wanted[tensor.name])
+        document[tensor.name] = flat_values(tensor, wanted[tensor.name])
     if request.request_id:
         document["id"] = request.request_id
     with _missing_inputs_described(request, wanted):
@@ -101,7 +102,7 @@ def output_names(connection: Connection, request: Request) -> list[str]:
     return list(request.outputs) or [str(each.get("name")) for each in metadata.get("outputs", ())]
 
 
-def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
+def flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
     """A tensor's elements for a route that takes flat lists: it gives them to the last open dimension."""
     last = max((index for index, size in enumerate(spec.shape) if size < 0), default=-1)
     if any(size != 1 for index, size in enumerate(tensor.shape) if spec.shape[index] < 0 and index != last):
@@ -109,7 +110,7 @@ def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
             f"input '{tensor.name}' of shape {shape_text(tensor.shape)} cannot be sent to a decoupled model: its stream takes "
             "flat lists, and of several open dimensions only the last can be larger than 1"
         )
-    elements: list[Any] = _array(tensor.data, tensor.datatype).tolist()
+    elements: list[Any] = array_of(tensor.data, tensor.datatype).tolist()
     try:
         return [each.decode() if isinstance(each, bytes) else each for each in elements]
     except UnicodeDecodeError:
@@ -120,8 +121,8 @@ def _flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
 
 def _send(connection: Connection, request: Request, *, binary: bool) -> Reply:
     path = model_path(request.model, request.version)
-    wanted = _wanted(connection, request)
-    body, header_bytes = _encoded(request, _tensors(request, wanted), binary=binary)
+    wanted = wanted_tensors(connection, request)
+    body, header_bytes = encoded(request, _tensors(request, wanted), binary=binary)
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_bytes)}
     with _missing_inputs_described(request, wanted):
         return connection.post(f"{path}/infer", body, headers)
@@ -135,7 +136,10 @@ def _models(connection: Connection) -> list[str]:
 
 
 def _tensors(request: Request, wanted: Mapping[str, WantedTensor]) -> list[Tensor]:
-    tensors = [read_tensor(text, _named(name, wanted, request.model)) for name, text in request.inputs.items()]
+    tensors = [
+        read_tensor(value, _named(name, wanted, request.model)) if isinstance(value, str) else value
+        for name, value in request.inputs.items()
+    ]
     if request.fills_up:
         tensors += [random_tensor(each) for name, each in wanted.items() if name not in request.inputs]
     return tensors
@@ -154,7 +158,8 @@ def _missing_inputs_described(request: Request, wanted: Mapping[str, WantedTenso
         raise InferenceError(f"{error.message.rstrip()} {advice}", error.code) from None
 
 
-def _wanted(connection: Connection, request: Request) -> dict[str, WantedTensor]:
+def wanted_tensors(connection: Connection, request: Request) -> dict[str, WantedTensor]:
+    """The model's inputs by name. Raises PybackendError if the server does not tell."""
     try:
         metadata = connection.get(model_path(request.model, request.version))
     except InferenceError as error:
@@ -183,7 +188,7 @@ def _named(name: str, wanted: Mapping[str, WantedTensor], model: str) -> WantedT
     raise ServerError(f"unexpected inference input '{name}' for model '{model}'.{advice} Its inputs: {listed}")
 
 
-def _encoded(request: Request, tensors: Sequence[Tensor], *, binary: bool) -> tuple[bytes, int]:
+def encoded(request: Request, tensors: Sequence[Tensor], *, binary: bool) -> tuple[bytes, int]:
     """The body, and the number of bytes of its JSON part."""
     document: dict[str, Any] = {
         "inputs": [
@@ -200,9 +205,16 @@ def _encoded(request: Request, tensors: Sequence[Tensor], *, binary: bool) -> tu
     if request.request_id:
         document["id"] = request.request_id
     if request.outputs:
-        document["outputs"] = [{"name": name, "parameters": {"binary_data": binary}} for name in request.outputs]
+        document["outputs"] = [
+            {"name": name, "parameters": _of_output(request, name, binary)} for name in request.outputs
+        ]
     header = json.dumps(document).encode()
     return b"".join([header, *(tensor.data for tensor in tensors)]), len(header)
+
+
+def _of_output(request: Request, name: str, binary: bool) -> dict[str, Any]:
+    count = request.classes.get(name, 0)
+    return {"binary_data": binary, **({"classification": count} if count else {})}
 
 
 def _decoded(reply: Reply) -> Response:
@@ -216,13 +228,14 @@ def _decoded(reply: Reply) -> Response:
         if size is None:
             values = np.array(each["data"], object if datatype == "BYTES" else None)
         else:
-            values = _array(reply.body[at : at + size], datatype)
+            values = array_of(reply.body[at : at + size], datatype)
             at += size
         outputs.append(Output(each["name"], datatype, values.reshape(shape)))
     return Response(document, outputs)
 
 
-def _array(data: bytes, datatype: str) -> np.ndarray:
+def array_of(data: bytes, datatype: str) -> np.ndarray:
+    """The flat array of a tensor's wire bytes."""
     if datatype == "BYTES":
         elements = decode_elements(data)
         array = np.empty(len(elements), object)

@@ -51,8 +51,12 @@ def read_tensor(text: str, wanted: WantedTensor) -> Tensor:
     whose contents become one element, or plain text. Raises ServerError if the value cannot be read, or does not fit
     the input; the message names both sides.
     """
+    return tensor_of(_read(text, wanted), wanted)
+
+
+def tensor_of(value: Any, wanted: WantedTensor) -> Tensor:
+    """An input from a Python value or an array. Raises ServerError if it does not fit the input."""
     _known(wanted)
-    value = _read(text, wanted)
     if not isinstance(value, np.ndarray):
         value = _array_of(value, wanted)
     array = _shaped(_as_datatype(value, wanted), wanted)
@@ -97,14 +101,26 @@ def _read(text: str, wanted: WantedTensor) -> Any:
     if text.startswith("@"):
         path = Path(text[1:])
         try:
-            data = path.read_bytes()
+            return file_value(path.read_bytes(), path, wanted)
         except OSError as error:
             raise ServerError(f"input '{wanted.name}': cannot read {path}: {error.strerror}") from None
-        if wanted.datatype == "BYTES" and path.suffix not in {".npy", ".json"}:
-            return [data]
-        if path.suffix == ".csv":
-            return _table(data, path, wanted)
-        return _parsed(data, str(path), wanted)
+    return text_value(text, wanted)
+
+
+def file_value(data: bytes, path: Path, wanted: WantedTensor) -> Any:
+    """The value in a file's contents; the path's end says which kind of file it is.
+
+    Raises ServerError if it cannot be read.
+    """
+    if wanted.datatype == "BYTES" and path.suffix not in {".npy", ".json"}:
+        return [data]
+    if path.suffix == ".csv":
+        return _table(data, path, wanted)
+    return _parsed(data, str(path), wanted)
+
+
+def text_value(text: str, wanted: WantedTensor) -> Any:
+    """The value of a JSON text, or of plain text for a BYTES input. Raises ServerError if it is neither."""
     try:
         value = json.loads(text)
     except ValueError as error:
