@@ -4,6 +4,7 @@ PybackendError
 ├── InferenceError          a request, a model or an instance failed; has a code
 │   ├── UnknownModelError   no such model or version exists
 │   ├── NotServingError     the version exists but is not serving
+│   ├── FullQueueError      as many requests wait as may
 │   └── UnknownSequenceError  no sequence of this id has started at this version
 ├── ModelLoadError          a model version cannot be loaded; has a code
 │   ├── ModelConfigError    its configuration is wrong; names file, line and field
@@ -18,6 +19,7 @@ from pybackend_wire.errors import ErrorCode
 
 __all__ = [
     "ErrorCode",
+    "FullQueueError",
     "InferenceError",
     "ModelConfigError",
     "ModelEnvironmentError",
@@ -73,6 +75,10 @@ class AmbiguousModelError(UnknownModelError):
 
 class NotServingError(InferenceError):
     """The model, or its version, exists but accepts no requests at present."""
+
+
+class FullQueueError(InferenceError):
+    """As many requests wait for the model as its configuration allows."""
 
 
 class UnknownSequenceError(InferenceError):

@@ -242,7 +242,7 @@ class Server:
                 guard=guard,
                 fast_paths=self._settings.fast_paths,
             )
-            app = make_app(frontend)
+            app = make_app(frontend, openai=self._settings.http.openai)
             self._http = HttpServer(
                 app if rules.cors is None else rules.cors.wrap(app),
                 self._client_memory,

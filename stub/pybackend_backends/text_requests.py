@@ -1,7 +1,8 @@
 """Requests for generated text, as Triton's vLLM backend defined them: what the backends read of them alike."""
 
 import json
-from typing import Any, Callable, Dict, List
+import os
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from pybackend_sdk.model_config import using_decoupled_model_transaction_policy
 from pybackend_sdk.request import InferenceRequest, get_input_tensor_by_name
 from pybackend_sdk.response import InferenceResponse
 from pybackend_sdk.response_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender
+from pybackend_sdk.runtime import get_model_dir
 from pybackend_wire.errors import ErrorCode
 
 FINAL = TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -27,6 +29,7 @@ def _output(name: str, datatype: str) -> TensorInfo:
 TEXT_SIGNATURE = Signature(
     [
         _input("text_input", "STRING"),
+        _input("chat", "STRING"),
         _input("image", "STRING", -1),
         _input("stream", "BOOL"),
         _input("sampling_parameters", "STRING"),
@@ -112,6 +115,89 @@ def settings_of(request: InferenceRequest, is_known: "Callable[[str], bool]") ->
             raise RequestError("'sampling_parameters' must be a JSON object, such as {\"max_tokens\": 16}.")
         merged.update(given)
     return merged
+
+
+def chat_of(request: InferenceRequest) -> Optional[Dict[str, Any]]:
+    """The chat that a request brings instead of a prompt, None for none: a JSON object with ``messages``, and perhaps ``tools``."""
+    text = text_of(request, "chat")
+    if not text:
+        return None
+    try:
+        chat = json.loads(text)
+    except (ValueError, RecursionError):
+        chat = None
+    messages = chat.get("messages") if isinstance(chat, dict) else None
+    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+        raise RequestError(
+            "'chat' must be a JSON object with a list of messages, such as "
+            '{"messages": [{"role": "user", "content": "Hello"}]}.'
+        )
+    if text_of(request, "text_input"):
+        raise RequestError("A request has 'text_input' or 'chat', not both.")
+    return {**chat, "messages": [_plain_message(each) for each in messages]}
+
+
+def _plain_message(message: Dict[str, Any]) -> Dict[str, Any]:
+    """A message whose content is one text, as templates expect it."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise RequestError(f"a message has a part of type '{kind}': this model takes parts of type 'text' only.")
+    return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+_TEMPLATE_ARGUMENTS = frozenset(
+    {"conversation", "chat_template", "tokenize", "tools", "tokenizer_kwargs", "return_dict"}
+)
+"""Arguments of ``apply_chat_template`` that are no variables of the template."""
+
+
+def chat_tokens(tokenizer: Any, chat: Dict[str, Any], template: Optional[str]) -> List[int]:
+    """The tokens of a chat: what its template, or else the tokenizer's own, makes of its messages.
+
+    Args:
+        tokenizer: of the library transformers.
+    """
+    tools, given = chat.get("tools"), chat.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict) or given.keys() & _TEMPLATE_ARGUMENTS:
+        raise RequestError("'chat_template_kwargs' must be an object with variables of the chat template.")
+    try:
+        template = tokenizer.get_chat_template(template, tools=tools)
+    except ValueError:
+        raise RequestError(
+            "the model has no chat template: its operator can write one into a file, and name it with the parameter "
+            "CHAT_TEMPLATE. Prompts without a chat need none."
+        ) from None
+    if tools and "tools" not in str(template):
+        raise RequestError("the model's chat template takes no tools.")
+    variables = {"add_generation_prompt": True, **given}
+    try:
+        text = tokenizer.apply_chat_template(
+            chat["messages"], chat_template=template, tools=tools, tokenize=False, **variables
+        )
+    except Exception as error:  # noqa: BLE001  templates raise anything
+        raise RequestError(f"the chat template refuses the messages: {error}") from None
+    tokens: List[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not tokens:
+        raise RequestError("the chat has no tokens.")
+    return tokens
+
+
+def read_template(config: Dict[str, Any], name: Optional[str]) -> Optional[str]:
+    """The chat template in a file, beside the model or with an absolute path; None without a name."""
+    if name is None:
+        return None
+    path = os.path.join(get_model_dir(), name)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TritonModelException(
+            f"model '{config['name']}': parameters CHAT_TEMPLATE names {path}, which cannot be read: {error}"
+        ) from None
 
 
 def strings(texts: "List[str]") -> "np.ndarray[Any, Any]":

@@ -5,13 +5,14 @@ OPTION_NAMES = (
     "ASYNC_EXECUTE_CONCURRENCY", "EXECUTION_TIME_LIMIT_S", "RESTART_LIMIT", "RESTART_RETRY_S", "CANCEL_CALLS_WITH_REQUEST", "ZYGOTE",
     "PRELOAD", "SANDBOX", "CLIENT_MEMORY", "TRAFFIC_WEIGHTS", "TRAFFIC_SHADOW",
 )  # fmt: skip
-"""All of them, except those that begin with :data:`SANDBOX_PREFIX`."""
+"""All of them, except those that begin with :data:`SANDBOX_PREFIX` or :data:`OPENAI_PREFIX`."""
 
 SANDBOX_PREFIX = "SANDBOX"
+OPENAI_PREFIX = "OPENAI_"
 
 _UNSERVED = ("TRITON_BATCH_STRATEGY_PATH",)
 
 
 def is_option(name: str) -> bool:
     """Whether a key is the server's: one that it reads, or warns that it does not support."""
-    return name in OPTION_NAMES or name in _UNSERVED or name.startswith(SANDBOX_PREFIX)
+    return name in OPTION_NAMES or name in _UNSERVED or name.startswith((SANDBOX_PREFIX, OPENAI_PREFIX))

@@ -29,7 +29,13 @@ class ResponseStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._closed = True
+        self.close()
+
+    def close(self) -> None:
+        """Nobody reads on: the request is cancelled, unless it is answered. Further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = self._ended = True
         while self._waiting:
             self._waiting.popleft().release()
         self._pending.cancel()

@@ -20,6 +20,7 @@ from pybackend.model.source import ModelSource
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.normalisation import with_scheduling
+from pybackend.modelconfig.openai_tensors import openai_tensors_of
 from pybackend.modelconfig.options import ModelOptions, options_of
 from pybackend.modelconfig.schema import (
     InstanceSpec,
@@ -104,7 +105,7 @@ def completed_version(
 
     ``validate_outputs`` is for a model that does not say.
     """
-    signature = signature_of(config, read_labels(config, directory))
+    signature = signature_of(config, read_labels(config, directory), openai_tensors_of(config))
     has_sequences = config.scheduling is Scheduling.SEQUENCE_BATCHING
     return CompletedVersion(
         config=config,

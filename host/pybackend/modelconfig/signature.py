@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pybackend.modelconfig.openai_tensors import OpenAiTensors
 from pybackend.modelconfig.schema import ModelConfig, TensorConfig
 from pybackend_wire.dtypes import ITEMSIZE
 
@@ -34,6 +35,7 @@ class ModelSignature:
     max_batch_size: int  # 0 if requests carry no batch dimension
     inputs: Mapping[str, TensorSignature]  # by name, in configured order
     outputs: Mapping[str, TensorSignature]  # by name, in configured order
+    openai: OpenAiTensors | None = None  # those that OpenAI's routes use; None if these cannot use the model
     required_input_count: int = field(init=False)  # number of inputs that every request must have
     has_reshape: bool = field(init=False)  # some tensor's shape differs between clients and the model
 
@@ -56,7 +58,9 @@ class ModelSignature:
         return _reshaped(shape, tensor.reshape, tensor.dims, int(self.max_batch_size > 0))
 
 
-def signature_of(config: ModelConfig, labels: Mapping[str, tuple[bytes, ...]] | None = None) -> ModelSignature:
+def signature_of(
+    config: ModelConfig, labels: Mapping[str, tuple[bytes, ...]] | None = None, openai: OpenAiTensors | None = None
+) -> ModelSignature:
     """The signature of a finished configuration, with labels from its label files."""
     known = labels or {}
     return ModelSignature(
@@ -64,6 +68,7 @@ def signature_of(config: ModelConfig, labels: Mapping[str, tuple[bytes, ...]] | 
         config.max_batch_size,
         {tensor.name: _tensor_signature(tensor) for tensor in config.inputs},
         {tensor.name: _tensor_signature(tensor, known.get(tensor.name, ())) for tensor in config.outputs},
+        openai,
     )
 
 

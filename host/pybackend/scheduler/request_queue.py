@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, FullQueueError
 from pybackend.inference.pending import PendingRequest
 from pybackend.modelconfig.schema import BatchingConfig, QueuePolicy
 from pybackend.scheduler.timing import Deadlines
@@ -49,7 +49,7 @@ class RequestQueue:
         level = self._level(pending)
         most = level.policy.max_queue_size
         if most and len(level) >= most:
-            raise InferenceError(
+            raise FullQueueError(
                 f"{pending.request.prefix}Exceeds maximum queue size: {most} requests to "
                 f"model '{pending.request.model_name}' are waiting (max_queue_size)",
                 ErrorCode.UNAVAILABLE,

@@ -144,6 +144,7 @@ PARAMETERS = {
     "HYPOTHESIS_TEMPLATE": text(),
     "MAX_TOKENS": whole_number(at_least=1),
     "MAX_TEXTS": whole_number(at_least=1),
+    "CHAT_TEMPLATE": text(),
     "INTRA_OP_THREAD_COUNT": whole_number(at_least=1),
 }
 
@@ -155,7 +156,7 @@ class Settings(NamedTuple):
     """The parameters of a model that its task reads.
 
     Without ``max_length``, the model's own limit of tokens holds. ``max_tokens`` is for an answer whose request does not say, and
-    ``max_texts`` is how many texts an instance continues at a time.
+    ``max_texts`` is how many texts an instance continues at a time. Without a file ``chat_template``, the tokenizer's own counts.
     """
 
     dtype: str = "auto"
@@ -166,6 +167,7 @@ class Settings(NamedTuple):
     hypothesis: str = "This example is {}."
     max_tokens: int = _DEFAULT_MAX_TOKENS
     max_texts: int = 16
+    chat_template: Optional[str] = None
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:

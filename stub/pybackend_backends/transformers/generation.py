@@ -14,6 +14,8 @@ import transformers
 from pybackend_backends.text_requests import (
     FINAL,
     RequestError,
+    chat_of,
+    chat_tokens,
     excludes_prompt,
     refuse,
     settings_of,
@@ -56,8 +58,11 @@ class Text(NamedTuple):
 class Generator:
     """Continues texts."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, device: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, settings: Settings, device: str, chat_template: Optional[str] = None
+    ) -> None:
         self.tokenizer = checkpoint.tokenizer()
+        self.chat_template = chat_template
         self._model = checkpoint.model(settings.dtype, device)
         self._room = settings.max_length or getattr(checkpoint.config, "max_position_embeddings", None)
         self._has_encoder = bool(getattr(checkpoint.config, "is_encoder_decoder", False))
@@ -210,11 +215,14 @@ class _Ended(transformers.StoppingCriteria):  # type: ignore[misc]  # mypy does 
 def begin_text(request: InferenceRequest, generator: Generator, default_max_tokens: int) -> None:
     """Begin a request, which is answered through its response sender. An error is sent, not raised."""
     try:
-        prompt = text_of(request, "text_input")
+        chat, prompt = chat_of(request), text_of(request, "text_input")
         streams = truth_of(request, "stream")
         prefix = "" if excludes_prompt(request, streams) else prompt
         sampling = read_sampling(settings_of(request, is_setting), default_max_tokens)
-        tokens = generator.tokens_of(prompt)
+        if chat is None:
+            tokens = generator.tokens_of(prompt)
+        else:
+            tokens = chat_tokens(generator.tokenizer, chat, generator.chat_template)
         generator.submit(tokens, sampling, Answer(request, streams, prefix, len(tokens)))
     except RequestError as error:
         refuse(request.get_response_sender(), str(error))

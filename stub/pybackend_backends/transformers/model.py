@@ -17,7 +17,7 @@ require("transformers", backend=_BACKEND, extra=_BACKEND)
 
 # After the frameworks are known to be there.
 from pybackend_backends.pytorch.settings import device_of  # noqa: E402
-from pybackend_backends.text_requests import require_decoupled  # noqa: E402
+from pybackend_backends.text_requests import read_template, require_decoupled  # noqa: E402
 from pybackend_backends.transformers.checkpoints import Checkpoint, open_checkpoint, read_settings, use_threads  # noqa: E402
 from pybackend_backends.transformers.generation import GENERATING, Generator, begin_text  # noqa: E402
 from pybackend_backends.transformers.tasks import WORKERS, signature_of  # noqa: E402
@@ -48,7 +48,7 @@ class TritonPythonModel:
         self._generator: Optional[Generator] = None
         if checkpoint.task in GENERATING:
             require_decoupled(config)
-            self._generator = Generator(checkpoint, settings, device)
+            self._generator = Generator(checkpoint, settings, device, read_template(config, settings.chat_template))
         else:
             self._worker = WORKERS[checkpoint.task](checkpoint, settings, device)
 

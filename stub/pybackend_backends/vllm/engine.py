@@ -6,6 +6,7 @@ engine. If the engine dies, its requests are answered and the process ends: the 
 """
 
 import asyncio
+import inspect
 import os
 import threading
 from importlib import import_module
@@ -54,6 +55,10 @@ class Engine:
         self._places.acquire()
         self._loop.call_soon_threadsafe(self._begin, generation, sender)
 
+    def tokenizer(self) -> Any:
+        """The engine's tokenizer."""
+        return asyncio.run_coroutine_threadsafe(self._found_tokenizer(), self._loop).result()
+
     def end(self) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -69,6 +74,10 @@ class Engine:
     @staticmethod
     async def _started(start: Callable[[], Any]) -> Any:
         return start()
+
+    async def _found_tokenizer(self) -> Any:
+        found = self._engine.get_tokenizer()
+        return await found if inspect.isawaitable(found) else found  # older versions have a coroutine
 
     def _begin(self, generation: Generation, sender: InferenceResponseSender) -> None:
         self._count += 1

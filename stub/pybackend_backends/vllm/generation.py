@@ -5,12 +5,14 @@ import io
 import json
 import re
 from importlib import import_module
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
 from pybackend_backends.text_requests import (
     RequestError,
+    chat_of,
+    chat_tokens,
     excludes_prompt,
     settings_of,
     strings,
@@ -31,6 +33,9 @@ ADAPTER = "lora_name"
 
 _GRAMMAR, _OLD_GRAMMAR = "structured_outputs", "guided_decoding"
 
+_FORM = "response_format"
+"""The constraint on the text as OpenAI's clients write it."""
+
 
 class SamplingReader:
     """Reads sampling parameters for the installed version of vLLM."""
@@ -48,7 +53,7 @@ class SamplingReader:
         }
 
     def is_known(self, name: str) -> bool:
-        return name in self._types or name in {ADAPTER, _OLD_GRAMMAR}
+        return name in self._types or name in {ADAPTER, _OLD_GRAMMAR, _FORM}
 
     def read(self, given: Mapping[str, Any], *, streams: bool, wants_likelihood: bool) -> Any:
         """Make vLLM's ``SamplingParams``.
@@ -60,6 +65,8 @@ class SamplingReader:
         """
         # Clients of Triton's backend know the constraints on the text by an older name.
         renamed = {(_GRAMMAR if name == _OLD_GRAMMAR else name): value for name, value in given.items()}
+        if _FORM in renamed:
+            renamed[_GRAMMAR] = _constraint(renamed.pop(_FORM))
         values = {name: self._value(name, value) for name, value in renamed.items()}
         if wants_likelihood and values.get("logprobs") is None:
             values["logprobs"] = 0  # of the chosen tokens only
@@ -94,6 +101,20 @@ class SamplingReader:
             raise RequestError(f"sampling parameter '{_GRAMMAR}' has no meaning to vLLM: {error}") from None
 
 
+def _constraint(form: Any) -> Dict[str, Any]:
+    """VLLM's words for a form of the answer in OpenAI's words."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_object":
+        return {"json_object": True}
+    described = form.get("json_schema") if kind == "json_schema" else None
+    if isinstance(described, dict) and isinstance(described.get("schema"), dict):
+        return {"json": described["schema"]}
+    raise RequestError(
+        '\'response_format\' must be {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"name": ..., '
+        '"schema": {...}}}.'
+    )
+
+
 def _readable(kind: Any) -> str:
     return re.sub(r"typing\.|<class '([^']*)'>", r"\1", str(kind)).replace("NoneType", "None")
 
@@ -101,7 +122,7 @@ def _readable(kind: Any) -> str:
 class Generation(NamedTuple):
     """A request to the engine: vLLM's ``SamplingParams``, and its ``LoRARequest`` or None.
 
-    The prompt is as vLLM takes it: a dictionary with the text, and images if there are some.
+    The prompt is as vLLM takes it: a dictionary with the text or its tokens, and images if there are some.
     """
 
     prompt: Dict[str, Any]
@@ -112,17 +133,30 @@ class Generation(NamedTuple):
 
 
 class GenerationReader:
-    """Reads requests; ``adapters`` has directories of LoRA adapters by name, and is None if the engine does not enable them."""
+    """Reads requests.
 
-    def __init__(self, adapters: Optional[Mapping[str, str]]) -> None:
+    ``adapters`` has directories of LoRA adapters by name, and is None if the engine does not enable them. ``tokenizer`` gives the
+    engine's, for chats.
+    """
+
+    def __init__(
+        self,
+        adapters: Optional[Mapping[str, str]],
+        tokenizer: "Callable[[], Any]",
+        chat_template: Optional[str] = None,
+    ) -> None:
         self._sampling = SamplingReader()
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
         self._adapters = adapters
         self._numbers = {name: number for number, name in enumerate(adapters or (), 1)}
 
     def read(self, request: InferenceRequest) -> Generation:
         """Read a request."""
-        text = text_of(request, "text_input")
+        text, chat = text_of(request, "text_input"), chat_of(request)
         prompt: Dict[str, Any] = {"prompt": text}
+        if chat is not None:
+            prompt = {"prompt_token_ids": chat_tokens(self._tokenizer(), chat, self._chat_template)}
         images = [_image(encoded) for encoded in texts_of(request, "image") if encoded]
         if images:
             prompt["multi_modal_data"] = {"image": images}

@@ -6,10 +6,19 @@ import os
 from importlib import import_module
 from typing import Any, Dict, Mapping, Sequence
 
-from pybackend_backends.text_requests import TEXT_SIGNATURE, RequestError, refuse, require_decoupled
+from pybackend_backends.text_requests import TEXT_SIGNATURE, RequestError, read_template, refuse, require_decoupled
 from pybackend_backends.vllm.engine import Engine, stat_logger_factory
 from pybackend_backends.vllm.generation import GenerationReader
-from pybackend_sdk.backend import Ignored, boolean, check_config, complete_config, model_path, read_parameters, require
+from pybackend_sdk.backend import (
+    Ignored,
+    boolean,
+    check_config,
+    complete_config,
+    model_path,
+    read_parameters,
+    require,
+    text,
+)
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.model_config import ModelConfig
 from pybackend_sdk.request import InferenceRequest
@@ -92,6 +101,7 @@ _BACKEND = "vllm"
 
 _PARAMETERS = {
     "REPORT_CUSTOM_METRICS": boolean(),
+    "CHAT_TEMPLATE": text(),
     "ENABLE_VLLM_HEALTH_CHECK": Ignored("the engine is always watched, and started again when it dies"),
 }
 
@@ -120,10 +130,13 @@ class TritonPythonModel:
         made = make_engine_arguments(config, arguments, vllm.AsyncEngineArgs)
         loggers = [stat_logger_factory(config["name"], args["model_version"])]
         wants_metrics = parameters.get("REPORT_CUSTOM_METRICS", False)
-        self._reader = GenerationReader(adapters if arguments.get("enable_lora") else None)
+        template = read_template(config, parameters.get("CHAT_TEMPLATE"))
         self._engine = Engine(
             lambda: _start(config, made, loggers if wants_metrics else None),
             config["name"],
+        )
+        self._reader = GenerationReader(
+            adapters if arguments.get("enable_lora") else None, self._engine.tokenizer, template
         )
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:

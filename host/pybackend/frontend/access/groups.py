@@ -26,12 +26,18 @@ _BY_BEGIN = {
 """Other routes, by the first part of their path after ``/v2``."""
 
 
+OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
+"""Begin the paths of OpenAI's API."""
+
+
 def http_group(path: str) -> ApiGroup | None:
     """The group of a route; None for a path that belongs to none.
 
     The path is decoded, without the query. A line break at its end is ignored, as the router ignores it.
     """
     root, *parts = path.removesuffix("\n").split("/")
+    if not root and is_openai(path):
+        return _openai_group(parts[parts.index("v1") + 1 :])
     if root or parts[:1] != ["v2"]:
         return None
     match parts[1:]:
@@ -46,6 +52,20 @@ def http_group(path: str) -> ApiGroup | None:
         case [begin, *_]:
             return _BY_BEGIN.get(begin)
     return None
+
+
+def is_openai(path: str) -> bool:
+    """Whether a path is one of OpenAI's API, whose errors have another form."""
+    return path.startswith(OPENAI_PREFIXES)
+
+
+def _openai_group(parts: list[str]) -> ApiGroup | None:
+    match parts:
+        case ["models"]:
+            return ApiGroup.MODEL_REPOSITORY
+        case ["models", _]:
+            return ApiGroup.METADATA
+    return ApiGroup.INFERENCE
 
 
 def _group_of_model(parts: list[str]) -> ApiGroup | None:

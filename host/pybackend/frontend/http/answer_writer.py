@@ -8,10 +8,12 @@ from typing import Any
 
 from pybackend.engine.answers import AnswerCounts
 from pybackend.errors import ErrorCode
+from pybackend.frontend.access.groups import is_openai
 from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.documents.metadata import encode_error
+from pybackend.protocol.openai.answer import openai_error
 
 STATUS: dict[ErrorCode, HTTPStatus] = {
     ErrorCode.UNKNOWN: HTTPStatus.BAD_REQUEST,
@@ -26,6 +28,11 @@ STATUS: dict[ErrorCode, HTTPStatus] = {
 
 INTERNAL = "internal error: see the server's log"
 """The answer to a mistake of the server's own."""
+
+
+def error_body(path: str, message: str, status: int) -> bytes:
+    """The body of an error, in the form of the API to which a path belongs."""
+    return openai_error(message, status) if is_openai(path) else encode_error(message)
 
 
 class AnswerWriter:
@@ -50,10 +57,15 @@ class AnswerWriter:
             return self.cors_fields + b"connection: close\r\n"
         return self.cors_fields + b"connection: keep-alive\r\n" if self.is_1_0 else self.cors_fields
 
-    def write_error(self, record: RequestRecord | None, status: int, message: str, fields: bytes = b"") -> None:
-        """Write a whole answer that says what is wrong; ``fields`` are further ones of its head, each with its line end."""
+    def write_error(
+        self, record: RequestRecord | None, status: int, message: str, fields: bytes = b"", target: bytes = b""
+    ) -> None:
+        """Write a whole answer that says what is wrong; ``fields`` are further ones of its head, each with its line end.
+
+        ``target`` is the request's, and may be missing.
+        """
         self._answers.add(str(int(status)))
-        body = encode_error(message)
+        body = error_body(target.decode("latin-1"), message, status)
         if record is not None:
             record.status, record.sent_bytes = status, len(body)
         self._transport.write(

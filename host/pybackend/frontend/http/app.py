@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -18,13 +19,15 @@ from pybackend.engine.answers import RefusalReason
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.groups import is_openai
 from pybackend.frontend.http import (
     control_routes,
     documentation,
     generate_route,
     infer_route,
+    openai_routes,
 )
-from pybackend.frontend.http.answer_writer import INTERNAL, STATUS
+from pybackend.frontend.http.answer_writer import INTERNAL, STATUS, error_body
 from pybackend.frontend.http.arrival import SlowSenderError
 from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
@@ -54,9 +57,15 @@ _ADVICE = {
 }
 """Advice behind the reason of a refusal, by status."""
 
+_OPENAI_ADVICE = ": there are chat/completions, completions, embeddings and models"
+_OPENAI_IS_OFF = ": OpenAI's routes are off, `pybackend serve --allow-openai` has them"
 
-def make_app(frontend: InferFrontend) -> FastAPI:
-    """The application; ``frontend`` is what its routes share with the connections, and has the engine."""
+
+def make_app(frontend: InferFrontend, *, openai: bool = False) -> FastAPI:
+    """The application, with or without OpenAI's routes.
+
+    ``frontend`` is what its routes share with the connections, and has the engine.
+    """
     engine = frontend.engine
     app = documentation.DocumentedApp(
         frontend,
@@ -70,11 +79,14 @@ def make_app(frontend: InferFrontend) -> FastAPI:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        detail = error.detail + _ADVICE.get(error.status_code, "")
+        advice = _ADVICE.get(error.status_code, "")
+        if error.status_code == HTTPStatus.NOT_FOUND and is_openai(request.scope["path"]):
+            advice = _OPENAI_ADVICE if openai else _OPENAI_IS_OFF
         path = request.scope.get("raw_path") or request.url.path.encode()
         message = f"{request.method} {path.decode('latin-1')}: {error.detail}"
         engine.refusals.add(HTTP_CLIENT.protocol, RefusalReason.UNKNOWN_ROUTE, message, sender=client_address(request))
-        return Response(encode_error(detail), error.status_code, headers=error.headers, media_type=_JSON)
+        body = error_body(request.scope["path"], error.detail + advice, error.status_code)
+        return Response(body, error.status_code, headers=error.headers, media_type=_JSON)
 
     app.add_middleware(SlashesInNames)
     app.add_exception_handler(HTTPException, http_error)
@@ -85,6 +97,8 @@ def make_app(frontend: InferFrontend) -> FastAPI:
     _add_processes(app, engine)
     infer_route.add(app, frontend)
     generate_route.add(app, frontend)
+    if openai:
+        openai_routes.add(app, frontend)
     control_routes.add_repository(app, frontend)
     control_routes.add_settings(app, frontend)
     control_routes.add_shared_memory(app, frontend)
@@ -204,9 +218,9 @@ async def _inference_error(_request: Request, error: Exception) -> Response:
     return Response(encode_error(error.message), STATUS[error.code], headers, media_type=_JSON)
 
 
-async def _unexpected_error(_request: Request, _error: Exception) -> Response:
+async def _unexpected_error(request: Request, _error: Exception) -> Response:
     """The answer to a mistake of the server's own, which is logged by the server that runs the application."""
-    return Response(encode_error(INTERNAL), 500, {"connection": "close"}, media_type=_JSON)
+    return Response(error_body(request.scope["path"], INTERNAL, 500), 500, {"connection": "close"}, media_type=_JSON)
 
 
 _INFER = ("POST /v2/models/{}/infer",)

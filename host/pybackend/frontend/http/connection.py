@@ -294,7 +294,7 @@ class HttpConnection(asyncio.Protocol):
         if port.guard is not None:
             refused = port.guard.refusal(head.method, head.target, head.headers, self.address)
             if refused is not None:
-                self._deny(*refused)
+                self._deny(*refused, head.target)
                 return
         self.exchange = port.begin(self, head)
         if self._reader.is_complete:
@@ -372,10 +372,10 @@ class HttpConnection(asyncio.Protocol):
 
     # Requests that nobody else answers
 
-    def _deny(self, status: int, message: str, fields: bytes = b"") -> None:
+    def _deny(self, status: int, message: str, fields: bytes = b"", target: bytes = b"") -> None:
         """Answer a request whose body nobody reads, and end the connection."""
         self.writer.keep_alive = False
-        self.writer.write_error(self.record, status, message, fields)
+        self.writer.write_error(self.record, status, message, fields, target)
         if self.record is not None:
             self._end_record()
         self._enter(State.CLOSING)

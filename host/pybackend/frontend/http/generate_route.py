@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from pybackend.engine.admission import Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http.arrival import Arrival, admitted
+from pybackend.frontend.http.event_stream import EventStream
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected
 from pybackend.frontend.request_log import RECORD, begin_trace
@@ -123,21 +122,7 @@ async def _next_document(stream: ResponseStream, request: Request) -> bytes | No
 
 async def _events(stream: ResponseStream, request: Request, stack: AsyncExitStack) -> Response:
     first = await _next_document(stream, request)
-    return _EventStream(stream, first, stack.pop_all())
-
-
-class _EventStream(StreamingResponse):
-    """Server-sent events."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, stream: ResponseStream, first: bytes | None, life: AsyncExitStack) -> None:
-        self._life = life
-        super().__init__(_event_texts(stream, first))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._life:
-            await super().__call__(scope, receive, send)
+    return EventStream(_event_texts(stream, first), stack.pop_all())
 
 
 async def _event_texts(stream: ResponseStream, first: bytes | None) -> AsyncIterator[bytes]:
