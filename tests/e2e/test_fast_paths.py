@@ -47,6 +47,14 @@ output [ {tensors(C=("TYPE_STRING", [-1]))} ]
 instance_group {{ kind: KIND_CPU }}
 """
 
+SEQUENCE_CONFIG = f"""
+backend: "python"
+input [ {tensors(A=("TYPE_FP32", [-1]))} ]
+output [ {tensors(C=("TYPE_STRING", [3]))} ]
+instance_group {{ kind: KIND_CPU }}
+sequence_batching {{ max_sequence_idle_microseconds: 600000000 oldest {{ max_candidate_sequences: 16 }} }}
+"""
+
 ADDING = """
     import json
 
@@ -71,6 +79,26 @@ ECHO = """
         def execute(self, requests):
             found = [pb_utils.get_input_tensor_by_name(request, "A").as_numpy() for request in requests]
             return [pb_utils.InferenceResponse([pb_utils.Tensor("C", each)]) for each in found]
+"""
+
+
+FOLLOWING = """
+    import collections
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.sums = collections.Counter()
+
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            number, flags = request.correlation_id(), request.flags()
+            if flags & 1:
+                self.sums[number] = 0
+            self.sums[number] += float(pb_utils.get_input_tensor_by_name(request, "A").as_numpy().sum())
+            said = [repr(number).encode(), str(flags).encode(), str(self.sums[number]).encode()]
+            return pb_utils.InferenceResponse([pb_utils.Tensor("C", np.array(said, np.object_))])
 """
 
 
@@ -301,6 +329,10 @@ DEVIATIONS = st.tuples(st.integers(0, 4), OTHERS).map(lambda drawn: drawn[1] if 
 REPEATED = st.lists(st.tuples(NUMBERS, IDS | st.none(), DEVIATIONS), min_size=4, max_size=8)
 
 
+MODELS = {"strings": "text", "sequence": "follows"}
+"""By the form of a request."""
+
+
 def changed(data: bytes, deviation: tuple[Any, ...]) -> bytes:
     """With other bytes in one place."""
     if deviation[:1] != ("bytes",):
@@ -308,6 +340,17 @@ def changed(data: bytes, deviation: tuple[Any, ...]) -> bytes:
     where, count, other = deviation[1]
     at = int(where * len(data))
     return data[:at] + other + data[at + count :]
+
+
+SEQUENCES = [5, 7, "5", "a b", 2**63, 0, "é", 10**17]
+
+
+def of_sequence(number: float, request_id: str | None) -> dict[str, int | str | bool]:
+    """The parameters of a request of a sequence: one of few, with any flags."""
+    found: dict[str, int | str | bool] = {"sequence_id": SEQUENCES[int(number) % len(SEQUENCES)]}
+    if request_id != "":
+        found |= {"sequence_start": request_id != "ab", "sequence_end": request_id is None}
+    return found
 
 
 def strings(size: int, number: float, second: int) -> bytes:
@@ -320,7 +363,7 @@ def strings(size: int, number: float, second: int) -> bytes:
 def http_request(form: str, size: int, number: float, request_id: str | None, deviation: tuple[Any, ...]) -> bytes:
     """A request whose tensors are binary or text."""
     other = {deviation[0]: deviation[1]} if deviation else {}
-    model, second = other.get("model", "text" if form == "strings" else "m"), other.get("second", 2)
+    model, second = other.get("model", MODELS.get(form, "m")), other.get("second", 2)
     document: dict[str, Any] = {} if request_id is None else {"id": request_id}
     raw = b""
     if model == "text":
@@ -332,6 +375,15 @@ def http_request(form: str, size: int, number: float, request_id: str | None, de
             document["parameters"] = {"binary_data_output": True}
         else:
             first["data"] = ["é"] * size
+    elif model == "follows":
+        document["inputs"] = [{"name": "A", "shape": [size], "datatype": other.get("datatype", "FP32")}]
+        document["parameters"] = of_sequence(number, request_id)
+        if second == 2:
+            raw = struct.pack("<f", number) * size
+            document["inputs"][0]["parameters"] = {"binary_data_size": 4 * size}
+            document["parameters"]["binary_data_output"] = True
+        else:
+            document["inputs"][0]["data"] = [number] * size
     else:
         first = {"name": "A", "shape": [size], "datatype": other.get("datatype", "FP32")}
         last = {"name": "B", "shape": [2], "datatype": "INT32"}
@@ -365,17 +417,20 @@ def http_request(form: str, size: int, number: float, request_id: str | None, de
 def grpc_message(form: str, size: int, number: float, request_id: str | None, deviation: tuple[Any, ...]) -> bytes:
     """A message whose tensors are raw or lists of numbers."""
     other = {deviation[0]: deviation[1]} if deviation else {}
-    model = other.get("model", "text" if form == "strings" else "m")
+    model = other.get("model", MODELS.get(form, "m"))
     made = service_pb2.ModelInferRequest(model_name=model, model_version=other.get("version", ""), id=request_id or "")
-    for name, value in other.get("parameters", {}).items():
-        field = {int: "int64_param", str: "string_param"}.get(type(value))
-        if field is not None:
+    own = of_sequence(number, request_id) if model == "follows" else {}
+    for name, value in {**own, **other.get("parameters", {})}.items():
+        field = {int: "int64_param", str: "string_param", bool: "bool_param"}.get(type(value))
+        if field is not None and value != 2**63:
             setattr(made.parameters[name], field, value)
     made.outputs.extend(made.InferRequestedOutputTensor(name=each["name"]) for each in other.get("outputs", ()))
     first = made.inputs.add(name="A", datatype=other.get("datatype", "FP32"), shape=[size])
     if model == "text":
         first.datatype = "BYTES"
         made.raw_input_contents.append(strings(size, number, other.get("second", 2)))
+    elif model == "follows":
+        made.raw_input_contents.append(struct.pack("<f", number) * size)
     else:
         last = made.inputs.add(name="B", datatype="INT32", shape=[2])
         if form == "text":
@@ -407,7 +462,7 @@ def grpc_fields(path: str, deviation: tuple[Any, ...]) -> dict[str, str]:
 HTTP_ACTIONS = st.tuples(
     st.just("http"),
     st.integers(0, 1),
-    st.sampled_from(["binary", "text", "spaced", "strings"]),
+    st.sampled_from(["binary", "text", "spaced", "strings", "sequence"]),
     SIZES,
     REPEATED,
     st.sampled_from(["one by one", "one by one", "one by one", "behind each other", "cut"]),
@@ -416,7 +471,7 @@ HTTP_ACTIONS = st.tuples(
 GRPC_ACTIONS = st.tuples(
     st.just("grpc"),
     st.integers(0, 1),
-    st.sampled_from(["raw", "raw", "raw", "text", "strings"]),
+    st.sampled_from(["raw", "raw", "text", "strings", "sequence"]),
     SIZES,
     REPEATED,
     st.sampled_from([INFER, INFER, INFER, STREAM_INFER, SERVER_LIVE]),
@@ -521,6 +576,7 @@ def test_servers_with_and_without_memory_cannot_be_told_apart(tmp_path):
     for version, number in ((1, 1), (2, 10)):
         write_model(repository, "m", ADDING.replace("NUMBER", str(number)), CONFIG, version=version)
     write_model(repository, "text", ECHO, TEXT_CONFIG)
+    write_model(repository, "follows", FOLLOWING, SEQUENCE_CONFIG)
     keys = tmp_path / "keys"
     keys.write_text(KEY)
     keys.chmod(0o600)
@@ -529,6 +585,7 @@ def test_servers_with_and_without_memory_cannot_be_told_apart(tmp_path):
         "--model-control-mode=explicit",
         "--load-model=m",
         "--load-model=text",
+        "--load-model=follows",
         f"--api-key-file={keys}",
         f"--http-max-input-size={LIMIT_BYTES}",
     )

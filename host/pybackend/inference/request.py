@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import IntFlag
-from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -22,8 +20,8 @@ def request_prefix(request_id: str) -> str:
 ParameterValue = bool | int | float | str
 
 
-class RequestFlags(IntFlag):
-    """Sequence flags, with the values that models see in ``request.flags()``."""
+class RequestFlags:
+    """Sequence flags, with the values that models see in ``request.flags()``: plain numbers, because the operators of an enumeration are functions."""
 
     SEQUENCE_START = 1
     SEQUENCE_END = 2

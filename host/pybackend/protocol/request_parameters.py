@@ -11,7 +11,7 @@ BINARY_DATA_OUTPUT = "binary_data_output"
 RESERVED_PREFIX = "triton_"
 
 _ATTRIBUTES = {"sequence_id": "correlation_id", "priority": "priority", "timeout": "timeout_us"}
-_FLAGS = {"sequence_start": int(RequestFlags.SEQUENCE_START), "sequence_end": int(RequestFlags.SEQUENCE_END)}
+_FLAGS = {"sequence_start": RequestFlags.SEQUENCE_START, "sequence_end": RequestFlags.SEQUENCE_END}
 
 RESERVED_NAMES = frozenset({*_ATTRIBUTES, *_FLAGS})
 """Parameters with a meaning in the protocol."""

@@ -76,7 +76,7 @@ class ActiveSequences:
             number = next(self._given_ids)
             request.correlation_id = str(number) if self._controls.wants_text_ids else number
         self._controls.check_id(request)
-        request.flags |= int(RequestFlags.SEQUENCE_START)
+        request.flags |= RequestFlags.SEQUENCE_START
         return LiveSequence(request.correlation_id, now_ns)
 
     def end(self, sequence: LiveSequence) -> None:

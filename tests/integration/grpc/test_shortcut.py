@@ -59,6 +59,13 @@ ECHO = """
             return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT%b", each)]) for each in found]
 """
 
+SEQUENCES = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            found = [np.array([each.correlation_id(), each.flags()], np.float32) for each in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT%b", each)]) for each in found]
+"""
+
 ELEMENTS = 37
 """So the shape has the byte of a percent sign, which stands for more in a form of answers."""
 
@@ -141,6 +148,8 @@ def engine(loop, tmp_path_factory):
     write_model(repository, "living", adding(1), CONFIG)
     write_model(repository, "patient", PATIENT, CONFIG)
     write_model(repository, "text", ECHO, CONFIG.replace("FP32", "STRING"))
+    of_sequences = CONFIG.replace("version_policy { all {} }", "sequence_batching {}")
+    write_model(repository, "sequences", SEQUENCES, of_sequences)
     opening = engine_on(repository, explicit=True)
     engine = loop.run(opening.__aenter__())
     yield engine, repository
@@ -220,6 +229,23 @@ def test_all_ways_lead_to_the_same_answers(run):
         assert shortcuts.since() == 12
         await client.settled()
         assert held(port) == (0, 0)
+
+    run(scenario)
+
+
+def test_requests_of_sequences_take_the_shortcut_whichever_they_name(run):
+    async def scenario(port, client, shortcuts):
+        for sequence in range(1, 300, 40):  # their numbers have one byte or two
+            for start, end in ((True, False), (False, False), (False, True)):
+                parameters = {
+                    "sequence_id": service_pb2.InferParameter(int64_param=sequence),
+                    "sequence_start": service_pb2.InferParameter(bool_param=start),
+                    "sequence_end": service_pb2.InferParameter(bool_param=end),
+                }
+                data = message(model="sequences", parameters=parameters, id=str(sequence))
+                response = service_pb2.ModelInferResponse.FromString((await answer(client, whole(client, data)))[1][5:])
+                assert struct.unpack("<2f", response.raw_output_contents[0]) == (sequence, start + 2 * end)
+        assert shortcuts.whole >= 20
 
     run(scenario)
 

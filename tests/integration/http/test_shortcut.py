@@ -195,6 +195,33 @@ def test_strings_take_the_shortcut_whatever_their_lengths(tmp_path, shortcuts):
     asyncio.run(main())
 
 
+SEQUENCES = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            found = [np.array([each.correlation_id(), each.flags()], np.float32) for each in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each)]) for each in found]
+"""
+
+
+def test_requests_of_sequences_take_the_shortcut_whichever_they_name(tmp_path, shortcuts):
+    write_model(tmp_path, "m", SEQUENCES, CONFIG.replace("version_policy { all {} }", "sequence_batching {}"))
+    tensor = {"name": "IN", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}
+
+    async def main():
+        async with serving(tmp_path) as (_engine, client):
+            for sequence in range(1, 8):
+                for start, end in ((True, False), (False, False), (False, True)):
+                    flags = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
+                    parameters = {**flags, "binary_data_output": True}
+                    body, headers = binary_body({"inputs": [tensor], "parameters": parameters}, bytes(4))
+                    client.writer.write(post("/v2/models/m/infer", body, headers))
+                    status, _, *numbers = await client.answer()
+                    assert (status, numbers) == (200, [sequence, start + 2 * end])
+            assert len(shortcuts) >= 15
+
+    asyncio.run(main())
+
+
 def test_the_shortcut_leads_to_the_same_answers(tmp_path, shortcuts):
     write_model(tmp_path, "m", adding(1), CONFIG)
 

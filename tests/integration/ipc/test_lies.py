@@ -176,7 +176,7 @@ def test_lies_about_another_turn(engine_and_run, what):
 
     async def scenario():
         asked = request(model, LARGE)
-        asked.correlation_id, asked.flags = 1, int(RequestFlags.SEQUENCE_START)
+        asked.correlation_id, asked.flags = 1, RequestFlags.SEQUENCE_START
         async with asyncio.timeout(60):
             answer = await engine.open(model.name, model.version).infer(asked)
         await until(lambda: instance.state.value == "ready" and instance.pid != pid)

@@ -1,6 +1,6 @@
 """The fast path of a gRPC port: all that it remembers of recurring calls of ``ModelInfer``, and their way to the engine.
 
-Clients send the same message with other tensors and perhaps another id. A known message is submitted at once, without protobuf,
+Clients send the same message with other tensors, and perhaps another id or sequence. A known message is submitted at once, without protobuf,
 admission and validation, and a small answer is put together from parts that recur. Everything else takes the ordinary way, which
 gives the same answers. Without this module (``--no-fast-paths``) all calls do, and the connections of HTTP/2 remember no heads.
 """
@@ -20,6 +20,7 @@ from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, has_whole_elements
 from pybackend.protocol.grpc.layouts import MessageLayout
+from pybackend.protocol.grpc.request import sequence_of
 from pybackend.protocol.grpc.response import id_field, message_format
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
 from pybackend.protocol.recurring import Recurring
@@ -39,7 +40,7 @@ class Shortcut(NamedTuple):
     names: tuple[str, ...]
     datatypes: tuple[str, ...]
     shapes: tuple[Any, ...]
-    request: InferenceRequest  # has everything but the id and the inputs
+    request: InferenceRequest  # has everything but the id, parameters and the inputs
 
 
 KnownRequest = tuple[MessageLayout, Shortcut, InferenceRequest]
@@ -62,12 +63,17 @@ class FastPath:
         found = self._layouts.find(data, start, stop)
         if found is None:
             return None
-        layout, request_id, raw = found
+        layout, request_id, parameters, raw = found
         shortcut: Shortcut | None = layout.user_data
         if shortcut is None:
             return None
         inputs = [*map(InputTensor, shortcut.names, shortcut.datatypes, shortcut.shapes, raw)]
         request = request_like(shortcut.request, inputs, request_id)
+        if parameters:
+            sequence = sequence_of(parameters)
+            if sequence is None:
+                return None
+            request.correlation_id, request.flags = sequence
         if shortcut.needs_check and not has_whole_elements(request):
             return None
         return layout, shortcut, request
@@ -111,12 +117,7 @@ class FastPath:
     def shorten(self, layout: MessageLayout, admission: Admission, plan: InferPlan) -> None:
         """Make the shortcut for the next requests with a layout, if nothing about this one is special."""
         request = plan.request
-        if (
-            plan.checked is Checked.NOTHING
-            or plan.output_format is not ALL_BINARY
-            or request.regions is not None
-            or request.has_options
-        ):
+        if plan.checked is Checked.NOTHING or plan.output_format is not ALL_BINARY or request.regions is not None:
             return
         route = admission.route()
         if route is None:

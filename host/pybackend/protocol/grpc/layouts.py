@@ -1,4 +1,4 @@
-"""Cuts messages whose beginning is known: a client that repeats a request changes nothing before its tensors' bytes but the id.
+"""Cuts messages whose beginning is known: a client that repeats a request changes nothing before its tensors' bytes but the id and parameters.
 
 In front of ``message`` for small messages. Their length says how long the beginning is, its bytes where everything lies. Strings have other sizes
 each time: once a beginning has come with two, its tensors are cut one by one.
@@ -14,6 +14,7 @@ from pybackend.protocol.grpc.message import (
     ID,
     MODEL_NAME,
     MODEL_VERSION,
+    PARAMETERS,
     RAW,
     InferMessage,
     split_message,
@@ -32,15 +33,16 @@ _MOST_OF_ONE_LENGTH = 4
 
 _MOST_TENSORS = 16
 _LONGEST_TEXT_BYTES = 0x7F
-"""The longest name, version and id in front of which the length is one byte."""
+"""The longest name, version, id and parameter in front of which the length is one byte."""
+_MOST_PARAMETERS = 8
 
 _RAW_TAG = bytes((RAW,))
 
 
 class MessageLayout:
-    """A message whose id and tensors may vary.
+    """A message whose id, parameters and tensors may vary.
 
-    The ``head`` has neither id nor raw tensors, of which there are ``count``; if it ``is_unsized``, they may have any sizes. ``unpack`` yields the raw tensors, and between two of them the tag
+    The ``head`` has neither id nor parameters nor raw tensors, of which there are ``count``; if it ``is_unsized``, they may have any sizes. ``unpack`` yields the raw tensors, and between two of them the tag
     and length of the second, which are ``tags``. ``user_data`` is a place for a front end, which this module never
     touches.
     """
@@ -58,11 +60,15 @@ class MessageLayout:
         self.unpack = Struct(f"{sizes[0]}s" + "".join(others)).unpack_from
 
 
+Known = tuple[MessageLayout, str, bytes, tuple[bytes, ...]]
+"""A message that was recognised: its layout, its id (``""`` if it has none), its parameters as they were sent, and its raw tensors."""
+
+
 class MessageLayouts:
-    """The layouts of recent messages without parameters."""
+    """The layouts of recent messages."""
 
     def __init__(self) -> None:
-        # Bytes up to the first raw tensor's, by the message's length without an id; and layouts by that length and these bytes.
+        # Bytes up to the first raw tensor's, by the message's length without id and parameters; and layouts by that length and these bytes.
         self._beginnings: Recurring[int, tuple[int, ...]] = Recurring(MOST_LAYOUTS)
         self._layouts: Recurring[tuple[int, bytes], MessageLayout] = Recurring(MOST_LAYOUTS)
         # Layouts of tensors of any sizes, by their heads; how long these are; and the sizes with which heads came, by hashes.
@@ -74,59 +80,50 @@ class MessageLayouts:
         """The layouts that are remembered, or the lengths if these are more."""
         return max(len(self._layouts), len(self._beginnings), len(self._unsized))
 
-    def find(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
-        """Recognise a serialized ``ModelInferRequest`` that lies between two offsets.
-
-        Returns its layout, its id (``""`` if it has none) and its raw tensors; None if it is not known.
-        """
+    def find(self, data: bytes, start: int, stop: int) -> Known | None:
+        """Recognise a serialized ``ModelInferRequest`` that lies between two offsets; None if it is not known."""
         nbytes = stop - start
         for size in self._beginnings.get(nbytes, ()):
             begin = start + size
             layout = self._layouts.get((nbytes, data[start:begin]))
             if layout is not None:
                 fields = layout.unpack(data, begin)
-                return (layout, "", fields[::2]) if fields[1::2] == layout.tags else None
-        return self._find_unsized(data, start, stop) or self._find_with_id(data, start, stop)
+                return (layout, "", b"", fields[::2]) if fields[1::2] == layout.tags else None
+        return self._find_unsized(data, start, stop) or self._find_apart(data, start, stop)
 
-    def _find_unsized(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
-        """The same for a message without an id whose tensors may have any sizes."""
+    def _find_unsized(self, data: bytes, start: int, stop: int) -> Known | None:
+        """The same for a message without id and parameters whose tensors may have any sizes."""
         for size in self._head_sizes:
             layout = self._unsized.get(data[start : start + size])
             if layout is not None:
                 raw = _raw_tensors(data, start + size, stop)
-                return (layout, "", raw) if raw is not None and len(raw) == layout.count else None
+                return (layout, "", b"", raw) if raw is not None and len(raw) == layout.count else None
         return None
 
-    def _find_with_id(self, data: bytes, start: int, stop: int) -> tuple[MessageLayout, str, tuple[bytes, ...]] | None:
-        """The same for a message that has an id, behind the model's name and version."""
-        at = start
-        for tag in (MODEL_NAME, MODEL_VERSION):
-            if at + 1 < stop and data[at] == tag:
-                if data[at + 1] > _LONGEST_TEXT_BYTES:
-                    return None
-                at += 2 + data[at + 1]
-        if at + 1 >= stop or data[at] != ID or data[at + 1] > _LONGEST_TEXT_BYTES:
+    def _find_apart(self, data: bytes, start: int, stop: int) -> Known | None:
+        """The same for a message that has an id or parameters."""
+        own, parameters, after = _own_fields(data, start, stop)
+        if own == after:
             return None
-        size = data[at + 1] + 2
-        nbytes = stop - start - size
+        nbytes = stop - start - (after - own)
         for beginning in self._beginnings.get(nbytes, ()):
-            begin = start + size + beginning
-            layout = self._layouts.get((nbytes, data[start:at] + data[at + size : begin]))
+            begin = after - own + start + beginning
+            layout = self._layouts.get((nbytes, data[start:own] + data[after:begin]))
             if layout is not None:
                 fields = layout.unpack(data, begin)
-                try:
-                    request_id = data[at + 2 : at + size].decode()
-                except UnicodeDecodeError:
-                    return None
-                return (layout, request_id, fields[::2]) if fields[1::2] == layout.tags else None
-        if self._head_sizes:
-            found = self._find_unsized(data[start:at] + data[at + size : stop], 0, nbytes)
-            if found is not None:
-                try:
-                    return found[0], data[at + 2 : at + size].decode(), found[2]
-                except UnicodeDecodeError:
-                    return None
-        return None
+                raw = fields[::2] if fields[1::2] == layout.tags else None
+                break
+        else:
+            unsized = self._find_unsized(data[start:own] + data[after:stop], 0, nbytes) if self._head_sizes else None
+            if unsized is None:
+                return None
+            layout, *_, raw = unsized
+        if raw is None:
+            return None
+        try:
+            return layout, data[own + 2 : parameters].decode(), data[parameters:after], raw
+        except UnicodeDecodeError:
+            return None
 
     def split(self, data: bytes, limits: BodyLimits) -> tuple[InferMessage, MessageLayout | None]:
         """Cut a serialized ``ModelInferRequest``; see :func:`~pybackend.protocol.grpc.message.split_message`.
@@ -135,11 +132,11 @@ class MessageLayouts:
         """
         found = self.find(data, 0, len(data))
         if found is not None:
-            layout, request_id, raw = found
+            layout, request_id, parameters, raw = found
             name, version = layout.model_name, layout.model_version
-            return InferMessage(name, version, request_id, b"", layout.head, list(raw)), layout
+            return InferMessage(name, version, request_id, parameters, layout.head, list(raw)), layout
         message = split_message(data, limits)
-        if message.raw and not message.parameters:
+        if message.raw:
             self._remember(message)
         return message, None
 
@@ -165,6 +162,24 @@ class MessageLayouts:
             others = [size for size in self._head_sizes if size != len(message.head)]
             self._head_sizes = len(message.head), *others[: _MOST_OF_ONE_LENGTH - 1]
         self._seen.remember(hash(message.head), sizes)
+
+
+def _own_fields(data: bytes, at: int, stop: int) -> tuple[int, int, int]:
+    """Where a request's own fields lie, behind the model's name and version: the id, the parameters, and all else."""
+    for tag in (MODEL_NAME, MODEL_VERSION):
+        if at + 1 < stop and data[at] == tag:
+            if data[at + 1] > _LONGEST_TEXT_BYTES:
+                return at, at, at
+            at += 2 + data[at + 1]
+    own = at
+    if at + 1 < stop and data[at] == ID and data[at + 1] <= _LONGEST_TEXT_BYTES:
+        at += 2 + data[at + 1]
+    parameters = at
+    for _ in range(_MOST_PARAMETERS):
+        if at + 1 >= stop or data[at] != PARAMETERS or data[at + 1] > _LONGEST_TEXT_BYTES:
+            break
+        at += 2 + data[at + 1]
+    return own, parameters, at
 
 
 def _raw_tensors(data: bytes, at: int, stop: int) -> tuple[bytes, ...] | None:

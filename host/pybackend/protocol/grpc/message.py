@@ -21,7 +21,7 @@ from pybackend.protocol.infer_plan import SMALL_BYTES
 from pybackend.protocol.limits import BodyLimits
 from pybackend.schema.messages import message_class
 
-MODEL_NAME, MODEL_VERSION, ID, _PARAMETERS, _INPUTS, _OUTPUTS, RAW = (
+MODEL_NAME, MODEL_VERSION, ID, PARAMETERS, _INPUTS, _OUTPUTS, RAW = (
     number << 3 | 2 for number in range(1, 8)
 )  # the tags of ModelInferRequest's fields: each has a number below 16 and is preceded by its length
 
@@ -143,7 +143,7 @@ def _split(data: bytes) -> InferMessage:
     shared = at
     request_id, at = _text(data, at, ID)
     parameters = at
-    at = tensors = _behind(data, at, _PARAMETERS)
+    at = tensors = _behind(data, at, PARAMETERS)
     at = _behind(data, at, _INPUTS)
     at = _behind(data, at, _OUTPUTS)
     head = data[:at] if shared == tensors else data[:shared] + data[tensors:at]

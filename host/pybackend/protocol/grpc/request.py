@@ -13,13 +13,13 @@ from typing import Any
 
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
-from pybackend.inference.request import InferenceRequest, ParameterValue
+from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
 from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.grpc.contents import cut_contents, encode_contents
-from pybackend.protocol.grpc.message import InferMessage, parse_part
+from pybackend.protocol.grpc.message import PARAMETERS, InferMessage, UnusualError, parse_part, read_varint
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
 from pybackend.protocol.limits import (
     MOST_DIMS,
@@ -156,7 +156,7 @@ def _plan_unknown(
         plan.binary_bytes += size
     plan.checked = validate_header(request, signature, plan.binary_inputs)
     if plans is not None:
-        plans.put(message.head, plan, whole=False)
+        plans.put(message.head, plan)
     return plan
 
 
@@ -304,3 +304,48 @@ _READERS: Readers = {
     "priority": partial(_number, kinds=(INT64, UINT64)),
     "timeout": partial(_number, kinds=(INT64,)),
 }
+
+
+_START, _END = RequestFlags.SEQUENCE_START, RequestFlags.SEQUENCE_END
+_FLAGS = {
+    b'"\x14\n\x0esequence_start\x12\x02\x08\0': (~_START, 0),
+    b'"\x14\n\x0esequence_start\x12\x02\x08\1': (~_START, _START),
+    b'"\x12\n\x0csequence_end\x12\x02\x08\0': (~_END, 0),
+    b'"\x12\n\x0csequence_end\x12\x02\x08\1': (~_END, _END),
+}
+"""By the bytes of a parameter, as encoders write it: the other flags, and its own."""
+_ID_KEY, _ID_VALUE = b"\n\x0bsequence_id\x12", 15
+_NUMBER, _TEXT = 0x10, 0x1A
+
+
+def sequence_of(parameters: bytes) -> tuple[int | str, int] | None:
+    """A sequence's id and flags, of which alone a message's parameters speak; None if there are others, or in an unusual form."""
+    sequence_id: int | str = 0
+    flags = at = 0
+    try:
+        while at < len(parameters):
+            end = at + 2 + parameters[at + 1]
+            field = parameters[at:end]
+            at = end
+            flag = _FLAGS.get(field)
+            if flag is not None:
+                others, own = flag
+                flags = flags & others | own
+                continue
+            begin, last = _ID_VALUE + 3, len(field)
+            size, kind = field[begin - 2], field[begin - 1]
+            if field[0] != PARAMETERS or not field.startswith(_ID_KEY, 2) or begin + size - 1 != last:
+                return None
+            if kind == _NUMBER:
+                number, stop = read_varint(field, begin)
+                sequence_id = number % 2**64
+            elif kind == _TEXT:
+                stop = begin + 1 + field[begin]
+                sequence_id = field[begin + 1 :].decode()
+            else:
+                return None
+            if stop != last:
+                return None
+    except (IndexError, UnusualError, UnicodeDecodeError):
+        return None
+    return sequence_id, flags

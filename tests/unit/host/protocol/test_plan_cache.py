@@ -64,8 +64,9 @@ def test_bytes_that_came_after_are_not_kept():
 )
 def test_what_differs_each_time_is_not_kept(made):
     cache = PlanCache()
-    cache.put(HEADER, made)
+    cache.learn(HEADER, made)
     assert cache.get(HEADER) is None
+    assert whole(cache, HEADER) is None
 
 
 REST = b'"inputs":[...]}'
@@ -93,7 +94,7 @@ def test_a_whole_message_gives_each_tensor_its_bytes():
 @pytest.mark.parametrize("start", [b'{"id":"%b",', b'{"id": "%b", '])
 def test_an_id_in_front_may_differ_each_time(start):
     cache = PlanCache()
-    cache.put_with_id(start % b"first" + REST, plan(id="first"))
+    cache.learn(start % b"first" + REST, plan(id="first"))
     assert whole(cache, start % b"second one" + REST).request.id == "second one"
     assert whole(cache, start % b"first" + REST).request.id == "first"
     assert cache.get(start % b"first" + REST) is None
@@ -104,7 +105,7 @@ def test_an_id_in_front_may_differ_each_time(start):
 @pytest.mark.parametrize("name", [b"", b'a\\"', b"\xc3\xa9", b"x" * 129, b"a\n"])
 def test_an_id_that_is_not_plain_is_read_by_the_parser(name):
     cache = PlanCache()
-    cache.put_with_id(b'{"id":"1",' + REST, plan(id="1"))
+    cache.learn(b'{"id":"1",' + REST, plan(id="1"))
     assert whole(cache, b'{"id":"%b",%b' % (name, REST)) is None
 
 
@@ -112,14 +113,71 @@ def test_an_id_that_is_not_plain_is_read_by_the_parser(name):
 def test_of_two_ids_the_last_counts_so_neither_is_kept(again):
     cache = PlanCache()
     header = b'{"id":"2",' + REST[:-1] + again
-    cache.put_with_id(header, plan(id="2"))
+    cache.learn(header, plan(id="2"))
     assert whole(cache, header) is None
 
 
 def test_an_id_with_other_options_is_not_kept():
     cache = PlanCache()
-    cache.put_with_id(b'{"id":"1",' + REST, plan(id="1", priority=1))
+    cache.learn(b'{"id":"1",' + REST, plan(id="1", priority=1))
     assert whole(cache, b'{"id":"1",' + REST) is None
+
+
+SEQUENCE = b'{"inputs":[...],"parameters":{"sequence_id":%b,"sequence_start":true}}'
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [(b"5", 5), (b" 5", 5), (b"9" * 18, 10**18 - 1), (b'"5"', "5"), (b' "a-Z"', "a-Z")]
+)
+def test_each_request_has_the_id_of_its_own_sequence(written, read):
+    cache = PlanCache()
+    cache.learn(SEQUENCE % written, plan(correlation_id=read, flags=1))
+    for other, other_read in ((b"77", 77), (b'"s"', "s"), (written, read)):
+        request = whole(cache, SEQUENCE % other).request
+        assert (request.id, request.correlation_id, request.flags) == ("", other_read, 1)
+    with_id = whole(cache, b'{"id":"i",' + (SEQUENCE % b"8")[1:]).request
+    assert (with_id.id, with_id.correlation_id, with_id.flags) == ("i", 8, 1)
+    assert whole(cache, (SEQUENCE % written).replace(b"true", b"false")) is None
+
+
+@pytest.mark.parametrize(
+    "other", [b"0", b"05", b"-5", b"5.0", b"5e0", b"9" * 19, b'""', b'"\\u0041"', b'"\xc3\xa9"', b"true", b"null", b""]
+)
+def test_a_sequence_id_in_another_form_is_read_by_the_parser(other):
+    cache = PlanCache()
+    cache.learn(SEQUENCE % b"5", plan(correlation_id=5, flags=1))
+    assert whole(cache, SEQUENCE % other) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "fields"),
+    [
+        (SEQUENCE % b"5", {"correlation_id": 7}),
+        (SEQUENCE % b"5", {"correlation_id": "5"}),
+        (SEQUENCE % b"5", {"correlation_id": 5, "priority": 1}),
+        (SEQUENCE % b"5", {"correlation_id": 5, "timeout_us": 1}),
+        (SEQUENCE % b"5", {"correlation_id": 5, "parameters": {"x": 1}}),
+        ((SEQUENCE % b"5").replace(b"...", b'{"parameters":{"sequence_id":5}}'), {"correlation_id": 5}),
+        ((SEQUENCE % b"5").replace(b"...", b'"sequence_id"'), {"correlation_id": 5}),
+        ((SEQUENCE % b"5").replace(b"...", b'"\\u0041"'), {"correlation_id": 5}),
+    ],
+)
+def test_a_sequence_id_that_could_be_mistaken_is_not_left_out(header, fields):
+    cache = PlanCache()
+    cache.learn(header, plan(**fields))
+    assert whole(cache, header) is None
+
+
+def test_sequences_of_strings_have_their_sizes():
+    preamble = b'{"inputs":[{"name":"A","parameters":{"binary_data_size":%d}}],"parameters":{"sequence_id":%b}}'
+    tensor = InputTensor("A", "BYTES", (1, 4))
+    request = InferenceRequest("m", "3", inputs=[tensor], correlation_id=5)
+    cache = PlanCache()
+    cache.learn(preamble % (8, b"5"), InferPlan(request, [(tensor, 8)], 8, ALL_BINARY, Checked.HEADER))
+    made = whole(cache, preamble % (20, b"6"), bytes(20))
+    assert (len(made.request.inputs[0].data), made.request.correlation_id) == (20, 6)
+    assert whole(cache, preamble % (20, b""), bytes(20)) is None
+    assert whole(cache, (preamble % (20, b"6")).replace(b'"sequence_id":6', b""), bytes(20)) is None
 
 
 def test_long_headers_are_not_kept():

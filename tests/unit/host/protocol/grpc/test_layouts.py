@@ -41,15 +41,27 @@ def outcome(split, data: bytes) -> object:
 SIZES = st.lists(st.sampled_from([0, 1, 4, 5, 127, 128, 4096, 4097]), max_size=3)
 
 
+PARAMETERS = st.sampled_from(
+    [
+        {},
+        {"sequence_id": {"int64_param": 5}, "sequence_start": {"bool_param": True}},
+        {"sequence_id": {"string_param": "s" * 120}},
+        {str(number): {"int64_param": number} for number in range(9)},
+    ]
+)
+
+
 @given(
-    sizes=st.lists(st.tuples(SIZES, st.sampled_from(["", "7"]), st.binary(max_size=3)), min_size=1, max_size=6),
+    sizes=st.lists(
+        st.tuples(SIZES, st.sampled_from(["", "7"]), PARAMETERS, st.binary(max_size=3)), min_size=1, max_size=6
+    ),
     data=st.data(),
 )
 @settings(max_examples=80)
 def test_any_messages_after_each_other_are_cut_as_without_memory(sizes, data):
     layouts = MessageLayouts()
-    for lengths, request_id, filling in sizes:
-        message = bytearray(request(*(bytes(size) for size in lengths), id=request_id) + filling)
+    for lengths, request_id, parameters, filling in sizes:
+        message = bytearray(request(*(bytes(size) for size in lengths), id=request_id, parameters=parameters) + filling)
         for _ in range(2):
             assert outcome(partial(known_parts, layouts), bytes(message)) == outcome(split_message, bytes(message))
             message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
@@ -69,6 +81,16 @@ def test_the_head_of_a_known_message_is_one_object():
     assert second.head is third.head
     assert first.head == second.head
     assert third.raw == [bytes([2]) * 4]
+
+
+def test_a_message_is_known_whatever_its_id_and_parameters_are():
+    layouts = MessageLayouts()
+    first = request(b"1234", id="a", parameters={"sequence_id": {"int64_param": 1}})
+    layouts.split(first, LIMITS)
+    for fields in ({}, {"id": "b"}, {"parameters": {"x": {"string_param": "y"}}}):
+        message = request(b"5678", **fields)
+        assert layouts.find(message, 0, len(message)) is not None
+        assert parts_of(known_parts(layouts, message, LIMITS)) == parts_of(split_message(message, LIMITS))
 
 
 @pytest.mark.parametrize("varied", ["name", "size"])

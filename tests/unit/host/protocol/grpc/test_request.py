@@ -13,7 +13,7 @@ from pybackend.inference.request import RequestFlags
 from pybackend.inference.validation import Checked
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.grpc.message import split_message
-from pybackend.protocol.grpc.request import decode_message
+from pybackend.protocol.grpc.request import decode_message, sequence_of
 from pybackend.protocol.infer_plan import ALL_BINARY
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
@@ -214,6 +214,31 @@ def test_parameters(one):
 def test_a_negative_sequence_id_is_a_large_number(one):
     parameters = {"sequence_id": {"int64_param": -1}}
     assert decode(message(tensor(), raw=[EIGHT], parameters=parameters), one).request.correlation_id == 2**64 - 1
+
+
+ENTRIES = st.one_of(
+    st.tuples(st.sampled_from(["sequence_start", "sequence_end"]), st.just("bool_param"), st.booleans()),
+    st.tuples(st.just("sequence_id"), st.just("int64_param"), st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300)),
+    st.tuples(st.just("sequence_id"), st.just("string_param"), st.text(max_size=40)),
+    st.tuples(st.sampled_from(["sequence_id", "x"]), st.sampled_from(["int64_param", "uint64_param"]), st.just(1)),
+)
+
+
+@given(entries=st.lists(ENTRIES, max_size=5), data=st.data(), is_changed=st.booleans())
+@examples(200)
+def test_a_sequence_is_read_from_its_parameters_as_protobuf_reads_it(one, entries, data, is_changed):
+    text = bytearray()
+    for name, kind, value in entries:
+        text += service_pb2.ModelInferRequest(parameters={name: {kind: value}}).SerializeToString()
+    if text and is_changed:
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    found = sequence_of(bytes(text))
+    if found is None:
+        assert is_changed or any(name == "x" or kind == "uint64_param" for name, kind, _ in entries)
+    else:
+        request = decode(message() + bytes(text) + message(tensor(), raw=[EIGHT])[3:], one).request
+        assert found == (request.correlation_id, request.flags)
+        assert not request.parameters
 
 
 WRONG_PARAMETERS = [
