@@ -115,6 +115,7 @@ def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str],
     try:
         import uvloop
 
+        from pybackend.cli.own_process import run_server
         from pybackend.server import Server
 
         # Exempt them from collection: traversing a hundred thousand permanent objects would delay the first response.
@@ -122,7 +123,7 @@ def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str],
         gc.enable()
 
         async def main() -> int:
-            return await Server(settings, scan, launcher, mirrors).run(visitor)
+            return await run_server(Server(settings, scan, launcher, mirrors), settings, visitor)
 
         return uvloop.run(main())
     finally:
