@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -170,6 +171,13 @@ class Server:
         """Read the API keys and the certificates again."""
         for each in self._followed:
             each.read_again()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child of the process: let go of the ports, which are the parent's."""
+        sockets = self._sockets
+        for sock in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.clouds.values()):
+            if sock is not None and sock.fileno() >= 0:
+                os.close(sock.detach())
 
     @property
     def http_address(self) -> str:
