@@ -20,7 +20,7 @@ Serve = Callable[[Settings, RepositoryScan, StubLauncher, Mirrors | None], int]
 def serve_prepared(settings: Settings, serve: Serve, *, own_process: bool = True) -> int:
     """Prepare, serve, and leave nothing behind.
 
-    Unless it is its ``own_process``, nothing of the process is changed: orphans do not become its children, and stubs are started
+    Unless it is its ``own_process``, the process stays as it is: orphans do not become its children, and stubs are started
     instead of forked. Raises PybackendError if the server cannot start.
     """
     cloud = settings.cloud_repositories

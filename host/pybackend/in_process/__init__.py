@@ -1,6 +1,6 @@
 """A server in the caller's process: calls instead of HTTP, by the names of the reference's package ``tritonserver``.
 
-It knows the composition root and admissions, and has no rule about models of its own. The engine runs in a thread of its own
+It knows the composition root and admissions, and has no rules about models. The engine runs in a separate thread
 (:mod:`pybackend.in_process.host_thread`); callers' threads and event loops hand requests to it through a
 :class:`~pybackend.in_process.crossing.Crossing`.
 """

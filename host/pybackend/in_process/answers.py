@@ -29,7 +29,7 @@ class InferenceResponse:
 
 
 class _Reader:
-    """What both kinds of iterators do; the kinds differ in how they wait."""
+    """The common part of both kinds of iterators, which wait differently."""
 
     def __init__(self, model: Any, call: Call, crossing: Crossing, request_id: str, *, raises: bool) -> None:
         self._model = model

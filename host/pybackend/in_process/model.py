@@ -63,7 +63,7 @@ class Model:
         self._life = life
         self.name = name
         self.version = version
-        self.state = state  # as the repository index had it, ``""`` for a model that was asked for by name
+        self.state = state  # as the repository index had it, ``""`` if it was not read
         self.reason = reason
         self._version = "" if version == -1 else str(version)
 

@@ -138,9 +138,7 @@ def _flags(options: Options) -> Iterator[str]:
         yield from _port_flags(service, getattr(options, f"{service}_port"), getattr(options, f"{service}_address"))
     for flag in options.flags:
         if flag.partition("=")[0] == "--on":
-            raise InvalidArgumentError(
-                "--on runs servers of their own: it cannot be a flag of a server in this process"
-            )
+            raise InvalidArgumentError("--on runs other servers: it cannot be a flag of a server in this process")
         yield flag
 
 

@@ -55,7 +55,7 @@ class Server:
             raise UnavailableError(f"the server was not ready after {timeout} s")
 
     def stop(self) -> None:
-        """Answer what is under way, stop the models, and wait for their end; Ctrl-C meanwhile cuts requests short.
+        """Answer the running requests, stop the models, and wait for their end; Ctrl-C meanwhile cuts requests short.
 
         On a server that is not started this does nothing.
         """
@@ -75,7 +75,7 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.stop)
 
-    # What it serves
+    # The models
 
     def live(self) -> bool:
         """Whether it runs."""

@@ -167,7 +167,7 @@ def test_two_servers_at_once_leave_each_others_processes_alone(repository: Path)
         ({"model_repository": "/nowhere"}, "/nowhere"),
         ({"model_repository": "/tmp", "model_control_mode": "often"}, 'Bad option: "model_control_mode"'),
         ({"model_repository": "/tmp", "flags": ["--colour"]}, "--colour"),
-        ({"model_repository": "/tmp", "flags": ["--on=ray"]}, "^--on runs servers of their own"),
+        ({"model_repository": "/tmp", "flags": ["--on=ray"]}, "^--on runs other servers"),
         ({"model_repository": "/tmp", "exit_timeout": -1}, "exit_timeout"),
     ],
 )
