@@ -1,22 +1,26 @@
-"""The composition root: builds all components, starts them in order and stops them in reverse order."""
+"""The composition root: builds all components, starts them in order and stops them in reverse order.
+
+It changes nothing of its process but the log, so that a server can live in a process that is not its own; what else a command
+does to its process is in :mod:`pybackend.cli.own_process`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
-import resource
-import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
+
+from fastapi import FastAPI
 
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
+from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.frontend.flow import ClientMemory
@@ -50,24 +54,15 @@ from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
-from pybackend.settings import ALL_ADDRESSES, EXIT_INTERRUPTED, CloudSettings, Settings
+from pybackend.settings import ALL_ADDRESSES, CloudSettings, Settings
 from pybackend.threads import start_thread
 
 log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
 
-GC_THRESHOLD = 20_000
-"""Container allocations between collections. A request makes a few dozen and leaves no cycles, so the default of 700
-would run the collector several times per turn of the loop."""
-
-
 DEBUGGING_LIMIT_S = 24 * 3600.0
 """Shutdown limit while models are debugged: one may be stopped at a breakpoint. A second signal ends it at once."""
-
-
-Visitor = Callable[[str], int]
-"""Uses a server for as long as it runs: takes the URL, such as ``http://127.0.0.1:8000``, returns an exit status."""
 
 
 @dataclass
@@ -103,15 +98,17 @@ class Server:
         self._repository = ModelRepository(scan, host, mirrors)
         self._recorder = make_recorder(settings.trace)
         self._request_log = RequestLog(AccessLog() if settings.log.access else None)
-        self._engine = InferenceEngine(
+        self.engine = InferenceEngine(
             self._repository,
             server_id=settings.server_id,
             strict_readiness=settings.strict_readiness,
             regions=ClientRegions(enabled=settings.client_shared_memory, is_reserved=is_reserved),
             tracer=Tracer(settings.trace, self._recorder),
         )
-        self._services.open(self._engine, self._repository.catalogue)
-        router.open(self._engine, self._repository.catalogue)
+        self._services.open(self.engine, self._repository.catalogue)
+        router.open(self.engine, self._repository.catalogue)
+        self._sockets = _Sockets()
+        self._followed: list[FollowedFiles[Any]] = []
         self._front_ends: FrontEnds | None = None
         self._http: HttpServer | None = None
         self._grpc: GrpcFrontend | None = None
@@ -122,35 +119,31 @@ class Server:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
-    async def run(self, visitor: Visitor | None = None) -> int:
-        """Serve until a signal arrives and return the exit status.
+    async def run(self, on_ready: Callable[[], None], *, is_told: bool = True) -> int:
+        """Serve until :meth:`stop`, and return the exit status.
 
-        Raises ServerError: a port is unavailable, or a model failed to load and the server must exit. ``visitor`` runs
-        in a thread once the models are loaded; the server stops when it returns.
+        ``on_ready`` is called once the models are loaded and the server is ready. ``is_told``: the reader of an error has
+        read the log. Raises ServerError: a port is unavailable, or a model failed to load and the server must exit.
         """
-        raise_descriptor_limit()
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(log_unexpected)
-        self._handle_signals()
+        asyncio.get_running_loop().set_exception_handler(log_unexpected)
         if self._cache is not None:
             await self._cache.open()
-        rules = AccessRules(self._settings, self._engine.refusals)
-        sockets = self._bind()
-        followed: list[FollowedFiles[Any]] = [
-            each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None
-        ]
+        rules = AccessRules(self._settings, self.engine.refusals)
+        sockets = self._sockets = self._bind()
+        self._followed = [each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None]
         if isinstance(rules.keys, ApiKeys):
-            followed.append(rules.keys.files)
-        self._handle_hangup([each.read_again for each in followed])
+            self._followed.append(rules.keys.files)
         await self._listen(sockets, rules)
         background = [asyncio.create_task(repeat(1, self._repository.life_cycle.trim, self._launcher.tend))]
-        background += [asyncio.create_task(each.follow()) for each in followed]
+        background += [asyncio.create_task(each.follow()) for each in self._followed]
         try:
-            failed = await self._load(visited=visitor is not None)
+            failed = await self._load(is_told=is_told)
             await self._share(take_part=failed is None and not self._stop.is_set())
-            said = EXIT_OK
             if failed is None:
-                said = await self._serve(visitor, sockets)
+                start_thread(partial(remove_unused_bundles, self._launcher.bundle), "pybackend-bundles")
+                if not self._stop.is_set():
+                    on_ready()
+                await self._stop.wait()
             status = await self._shut_down()
         finally:
             for task in background:
@@ -159,51 +152,49 @@ class Server:
             self._sandbox.close()
         if failed is not None:
             raise ServerError(failed.fatal())
-        return said if said == EXIT_INTERRUPTED else status or said
+        return status
 
-    async def _serve(self, visitor: Visitor | None, sockets: _Sockets) -> int:
-        """Wait for a signal, or for the visitor; returns the visitor's exit status."""
-        start_thread(partial(remove_unused_bundles, self._launcher.bundle), "pybackend-bundles")
-        if visitor is None:
-            await self._stop.wait()
-            return EXIT_OK
-        assert sockets.http
-        visit = asyncio.create_task(asyncio.to_thread(visitor, f"http://{address_of(sockets.http[0])}"))
-        stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({visit, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if visit.done():
-            return visit.result()
-        visit.cancel()  # its thread goes on until the server closes the connection
-        return EXIT_INTERRUPTED
+    def stop(self) -> None:
+        """Begin to stop. Further calls do nothing."""
+        self._stop.set()
+
+    def hurry(self) -> None:
+        """Cut running requests short while the server stops."""
+        self._stop_now.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """True from :meth:`stop` on."""
+        return self._stop.is_set()
+
+    def read_files_again(self) -> None:
+        """Read the API keys and the certificates again."""
+        for each in self._followed:
+            each.read_again()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child of the process: let go of the ports, which are the parent's."""
+        sockets = self._sockets
+        for sock in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.clouds.values()):
+            if sock is not None and sock.fileno() >= 0:
+                os.close(sock.detach())
+
+    @property
+    def http_address(self) -> str:
+        """The address of the HTTP port, empty if there is none."""
+        return address_of(self._sockets.http[0]) if self._sockets.http else ""
+
+    @property
+    def grpc_address(self) -> str:
+        """The address of the gRPC port, empty if there is none."""
+        return address_of(self._sockets.grpc[0]) if self._sockets.grpc else ""
+
+    @property
+    def metrics_address(self) -> str:
+        """The address of the metrics port, empty if there is none."""
+        return "" if self._sockets.metrics is None else address_of(self._sockets.metrics)
 
     # Start
-
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    @staticmethod
-    def _handle_hangup(readers: Sequence[Callable[[], None]]) -> None:
-        """On SIGHUP open the log's file again, and read the API keys and the certificates again.
-
-        A server without any of these ends with its terminal; a service has none, and goes on.
-        """
-        actions = [*([LOG.reopen] if LOG.has_file else []), *readers]
-        if not actions and not _has_terminal():
-            actions = [
-                partial(log.info, "Signal (1) received: there is no log file, certificate or key to read again.")
-            ]
-        if actions:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [action() for action in actions])
-
-    def _on_signal(self, number: int) -> None:
-        log.info("Signal (%d) received.", number)
-        if self._stop.is_set():
-            log.warning("Second signal received: running requests are cut short.")
-            self._stop_now.set()
-        self._stop.set()
 
     def _bind(self) -> _Sockets:
         http, grpc = self._settings.http, self._settings.grpc
@@ -235,7 +226,7 @@ class Server:
         if sockets.http:
             guard = rules.http_guard()
             frontend = InferFrontend(
-                self._engine,
+                self.engine,
                 limits,
                 self._client_memory,
                 forwards=rules.http_forwards,
@@ -256,7 +247,7 @@ class Server:
             rules.warn("HTTP", sockets.http[0], secure=sockets.http_tls is not None)
         if sockets.grpc:
             calls = GrpcFrontend(
-                self._engine,
+                self.engine,
                 limits,
                 self._client_memory,
                 self._request_log,
@@ -272,25 +263,17 @@ class Server:
             await self._start_front_ends(sockets, rules)
         await self._open_ports(sockets)
         if sockets.metrics is not None:
-            gpu_count = self._repository.host.gpu_count
-            metrics = MetricsApp(
-                self._engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count, self._front_ends
-            )
-            self._measuring = asyncio.create_task(metrics.measure())
-            self._metrics = HttpServer(metrics, self._client_memory, guard=rules.metrics_guard())
+            self._metrics = HttpServer(self.metrics, self._client_memory, guard=rules.metrics_guard())
             rules.warn("metrics", sockets.metrics, secure=False)
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
         for cloud, sock in sockets.clouds.items():
-            routes = InferFrontend(
-                self._engine,
-                limits,
-                self._client_memory,
-                forwards=rules.http_forwards,
-                fast_paths=self._settings.fast_paths,
+            translated = CloudApp(
+                cloud,
+                self.make_routes(rules.http_forwards),
+                rules.http_restrictions,
+                self._repository.catalogue.only_name,
             )
-            v2 = make_app(routes)
-            translated = CloudApp(cloud, v2, rules.http_restrictions, self._repository.catalogue.only_name)
             server = HttpServer(
                 translated, self._client_memory, request_log=self._request_log, guard=rules.cloud_guard(cloud)
             )
@@ -298,6 +281,23 @@ class Server:
             rules.warn(cloud.name, sock, secure=False)
             await server.start(sock)
             log.info("Started %s HTTPService at %s", cloud.name, address_of(sock))
+
+    @cached_property
+    def metrics(self) -> MetricsApp:
+        """The metrics page; its figures are taken from the first use on."""
+        gpu_count = self._repository.host.gpu_count
+        page = MetricsApp(
+            self.engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count, self._front_ends
+        )
+        self._measuring = asyncio.create_task(page.measure())
+        return page
+
+    def make_routes(self, forwards: ForwardedHeaders | None = None) -> FastAPI:
+        """Make an ASGI application with the routes of the v2 protocol; ``forwards`` are headers that become parameters."""
+        limits = BodyLimits(self._settings.http.max_input_size_bytes)
+        fast_paths = self._settings.fast_paths
+        frontend = InferFrontend(self.engine, limits, self._client_memory, forwards=forwards, fast_paths=fast_paths)
+        return make_app(frontend)
 
     async def _start_front_ends(self, sockets: _Sockets, rules: AccessRules) -> None:
         """Start the processes that accept connections; this one answers what they do not answer themselves."""
@@ -311,7 +311,7 @@ class Server:
             services["grpc"] = Service(sockets.grpc, sockets.grpc_tls, connections(self._grpc))
         self._front_ends = FrontEnds(
             self._settings,
-            self._engine,
+            self.engine,
             self._launcher,
             self._sandbox,
             services,
@@ -364,7 +364,7 @@ class Server:
                 for sock in sockets:
                     release(sock)
 
-    async def _load(self, *, visited: bool) -> StartReport | None:
+    async def _load(self, *, is_told: bool) -> StartReport | None:
         """Load the models; returns the outcome if it must stop the server. A signal ends the wait."""
         began_s = asyncio.get_running_loop().time()
         loading = asyncio.create_task(self._repository.load_all())
@@ -379,20 +379,14 @@ class Server:
         self._launcher.close_unused()  # no model needed the process that was started in advance
         took_s = asyncio.get_running_loop().time() - began_s
         report = StartReport(
-            self._repository.catalogue.table(), took_s, is_told=not visited and LOG.settings.error and not LOG.has_file
+            self._repository.catalogue.table(), took_s, is_told=is_told and LOG.settings.error and not LOG.has_file
         )
         fatal = not complete and self._settings.exit_on_error
         report.log(self._settings, with_summary=not fatal)
         if fatal:
             return report
-        self._engine.state = EngineState.READY
+        self.engine.state = EngineState.READY
         self._repository.follow()
-        # Existing objects are permanent: freezing them keeps the collector from traversing them again and again.
-        gc.collect()
-        gc.freeze()
-        # Full collections wait until a quarter more objects live than at the latest one: the frozen ones must not count.
-        gc.collect()
-        gc.set_threshold(GC_THRESHOLD)
         return None
 
     # End
@@ -402,7 +396,7 @@ class Server:
         loop = asyncio.get_running_loop()
         limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.models.exit_timeout_s
         deadline_s = loop.time() + limit_s
-        self._engine.state = EngineState.EXITING
+        self.engine.state = EngineState.EXITING
         for port in self._ports():
             port.stop_listening()
         log.info("Waiting for in-flight requests to complete.", extra=DETAIL)
@@ -470,19 +464,3 @@ def _warning_of_reach(sockets: _Sockets) -> str:
         ", which other machines can reach, unlike HTTP. --http-address does not apply to gRPC: "
         "--grpc-address=127.0.0.1 limits it to this machine"
     )
-
-
-def _has_terminal() -> bool:
-    """Whether this process has a controlling terminal, whose end sends SIGHUP."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the limit on open files to the system's maximum for this user: each connection takes a descriptor."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -10,13 +10,13 @@ from typing import Any, List, Sequence, Tuple, Union
 
 import numpy as np
 
-from pybackend_sdk import dlpack
 from pybackend_sdk.arguments import incompatible, text
 from pybackend_sdk.datatypes import TritonDataType, deserialize_bytes_tensor
-from pybackend_sdk.dlpack_abi import DeviceType
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import current_runtime
+from pybackend_wire import dlpack
 from pybackend_wire.bytes_tensor import BytesTensorError, encode_elements
+from pybackend_wire.dlpack_abi import DeviceType
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES
 
 DTYPES = {row.name: row.numpy for row in BY_NUMPY.values()}
@@ -248,7 +248,10 @@ class Tensor:
         """
         tensor = Tensor.__new__(Tensor)
         tensor._name = _checked_name("from_dlpack", name)
-        tensor._data, tensor._datatype = dlpack.import_memory(obj)
+        try:
+            tensor._data, tensor._datatype = dlpack.import_memory(obj)
+        except dlpack.DlpackError as error:
+            raise TritonModelException(str(error)) from None
         tensor._shape = tensor._data.shape
         # BF16 travels as 16-bit integers, and as_numpy() must not return those.
         tensor._array = tensor._data if DATATYPES[tensor._datatype].numpy is not None else None

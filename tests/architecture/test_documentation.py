@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pybackend.cli.own_process import GC_THRESHOLD
 from pybackend.frontend import flow, http2, listener
 from pybackend.frontend.calls import model_calls, open_bytes
 from pybackend.frontend.http import connection, fast_path, infer_body, request_reader
@@ -24,7 +25,6 @@ from pybackend.protocol import infer_plan, limits, plan_cache
 from pybackend.protocol.json import large_request
 from pybackend.protocol.json import outline as json_outline
 from pybackend.protocol.json import pieces as json_pieces
-from pybackend.server import GC_THRESHOLD
 from pybackend_wire import messages
 
 ROOT = Path(__file__).resolve().parents[2]

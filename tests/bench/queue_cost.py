@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pybackend.cli.own_process import GC_THRESHOLD
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -20,7 +21,6 @@ from pybackend.inference.tensor import Lease
 from pybackend.modelconfig.schema import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
 from pybackend.scheduler.scheduler import BatchReason
-from pybackend.server import GC_THRESHOLD
 from tests.bench import progress
 from tests.bench.plan import Plan
 

@@ -16,9 +16,10 @@ from pybackend.cli.places import refuse_bare_models
 from pybackend.errors import PybackendError, SettingError
 from pybackend.ray.cluster import Cluster
 from pybackend.settings import Settings
-from pybackend_wire.confinement import STRICT
 
 if TYPE_CHECKING:
+    from pybackend.process.launcher import StubLauncher
+    from pybackend.repository.layout import RepositoryScan
     from pybackend.repository.mirror.mirrors import Mirrors
 
 _MODULES = {name: module for commands in COMMANDS.values() for name, (module, _) in commands.items() if module}
@@ -80,41 +81,12 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
     LOG.open(settings.log, sys.stdout if visitor is None else sys.stderr)
     for warning in settings.warnings:
         logging.getLogger(__name__).warning("%s", warning)
-    cloud = settings.cloud_repositories
-    if not cloud.urls:
-        return _serve(settings, None, visitor)
-    import asyncio
+    from pybackend.prepared import serve_prepared
 
-    from pybackend.repository.mirror.mirrors import Mirrors
-
-    mirrors = Mirrors(cloud.urls, cloud.cache_directory)
-    asyncio.run(mirrors.open())
-    try:
-        return _serve(settings.with_local(mirrors.directories), mirrors, visitor)
-    finally:
-        mirrors.close()
-
-
-def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str], int] | None) -> int:
-    from pybackend.process.bundle import stage_bundle
-    from pybackend.process.launcher import StubLauncher
-    from pybackend.process.orphans import Orphans
-    from pybackend.repository.layout import scan_repositories
-
-    scan = scan_repositories(
-        settings.repositories,
-        settings.model_directories,
-        {} if mirrors is None else mirrors.listings,
-        namespacing=settings.model_namespacing,
-    )
-    orphans = Orphans()
-    launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)
-    first = len(scan.models) if settings.models.startup_models is None else len(settings.models.startup_models)
-    if first and settings.sandbox.level != STRICT:
-        launcher.start_ahead()
-    try:
+    def run_loop(settings: Settings, scan: RepositoryScan, launcher: StubLauncher, mirrors: Mirrors | None) -> int:
         import uvloop
 
+        from pybackend.cli.own_process import run_server
         from pybackend.server import Server
 
         # Exempt them from collection: traversing a hundred thousand permanent objects would delay the first response.
@@ -122,9 +94,8 @@ def _serve(settings: Settings, mirrors: Mirrors | None, visitor: Callable[[str],
         gc.enable()
 
         async def main() -> int:
-            return await Server(settings, scan, launcher, mirrors).run(visitor)
+            return await run_server(Server(settings, scan, launcher, mirrors), settings, visitor)
 
         return uvloop.run(main())
-    finally:
-        launcher.close()
-        orphans.sweep_all()
+
+    return serve_prepared(settings, run_loop)

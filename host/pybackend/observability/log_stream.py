@@ -27,6 +27,7 @@ class LogStream:
 
     def __init__(self, descriptor: int, notice: Callable[[int], bytes]) -> None:
         self._descriptor = _without_waiting(descriptor)
+        self._is_own = self._descriptor != descriptor
         self._notice = notice
         self._writable = select.poll()
         self._writable.register(self._descriptor, select.POLLOUT)
@@ -54,6 +55,12 @@ class LogStream:
         """Wait until the queue is empty, at most ``timeout_s``."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is queued, and let go of the descriptor. No line may follow."""
+        self.flush(timeout_s)
+        if self._is_own and self._writer is None:
+            os.close(self._descriptor)
 
     def _queue(self, data: memoryview) -> None:
         self._waiting.append(data)
@@ -136,6 +143,7 @@ class LogFile:
         self._reason = ""
         self._ends_a_line = True
         self._reopens = False
+        self._closes = False
         self._is_writing = False
         self._writer: threading.Thread | None = None
 
@@ -161,6 +169,13 @@ class LogFile:
         with self._changed:
             self._changed.wait_for(lambda: not (self._waiting or self._reopens or self._is_writing), timeout_s)
 
+    def close(self, timeout_s: float) -> None:
+        """Write what is queued, and have the thread close the file. No line may follow."""
+        with self._changed:
+            self._closes = True
+            self._wake()
+        self.flush(timeout_s)
+
     def _wake(self) -> None:
         if self._writer is None:
             with suppress(RuntimeError):  # no thread can be started: the next line tries again
@@ -172,7 +187,10 @@ class LogFile:
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._reopens)
+                self._changed.wait_for(lambda: self._waiting or self._reopens or self._closes)
+                if self._closes and not self._waiting:
+                    os.close(self._descriptor)
+                    return
                 self._is_writing = True
                 batch, self._waiting, self._waiting_bytes = b"".join(self._waiting), [], 0
                 reopens, self._reopens = self._reopens, False

@@ -80,6 +80,8 @@ class _TextSink:
     def flush(self, _timeout_s: float) -> None:
         self._output.flush()
 
+    close = flush
+
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ class ServerLog:
         return self._settings
 
     def open(self, settings: LogSettings, informational: TextIO | None) -> None:
-        """Begin to write this package's log; called once, by the command line.
+        """Begin to write this package's log; until then its lines go where Python's logging sends them.
 
         Informational lines go to this stream, all others to stderr, unless there is a file.
         """
@@ -118,6 +120,16 @@ class ServerLog:
             handler.addFilter(_Wanted(self))
             logger.addHandler(handler)
         self.change()
+
+    def close(self) -> None:
+        """End :meth:`open`, in a process that goes on without a server."""
+        logger = logging.getLogger(_ROOT)
+        for handler in self._handlers:
+            logger.removeHandler(handler)
+            handler.sink.close(_FLUSH_S)
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+        self._handlers, self._file, self._settings = [], None, LogSettings()
 
     def change(self, **changes: Any) -> None:
         """Change attributes of the settings. Nobody silences the log unseen: each level that ends says so in its last line."""
@@ -214,6 +226,8 @@ class _Nowhere:
 
     def flush(self, _timeout_s: float) -> None:
         """Do nothing."""
+
+    close = flush
 
 
 LineSink = LogFile | LogStream | _TextSink | _Nowhere

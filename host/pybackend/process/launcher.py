@@ -114,6 +114,11 @@ class StubLauncher:
         if self._zygotes is not None:
             self._zygotes.close()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child of the host: its processes are the parent's."""
+        if self._orphans is not None:
+            self._orphans.leave_to_parent()
+
     async def _fork(self, zygotes: Zygotes, launch: StubLaunch) -> StubProcess | None:
         """Fork a stub; None if it must be started instead."""
         kind = zygotes.kind_of(launch)

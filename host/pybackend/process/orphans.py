@@ -55,6 +55,15 @@ class Warden:
         self._process.wait()
         os.close(self._writing)
 
+    def finish(self) -> None:
+        """Have it kill every marked process now, and wait for its end."""
+        os.close(self._writing)
+        self._process.wait()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of the pipe, whose last holder's end is the host's."""
+        os.close(self._writing)
+
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -72,9 +81,12 @@ _LAST_SWEEPS_S = 2.0
 
 
 class Orphans:
-    """Children that this process did not start itself. One per process, for servers only: it changes the process."""
+    """Children that this process did not start itself. One per process, for servers only: it changes the process.
 
-    def __init__(self) -> None:
+    Unless it ``adopts`` orphans, it changes nothing, and the warden kills what models leave behind when the server ends.
+    """
+
+    def __init__(self, *, adopts: bool = True) -> None:
         self._own = resource.getrlimit(MARK)[1]
         highest = _HIGHEST_MARK if self._own == resource.RLIM_INFINITY else min(self._own, _HIGHEST_MARK)
         self._marks_exist = highest >= _LEAST_OWN
@@ -82,7 +94,9 @@ class Orphans:
         self.base = highest // 2 + _below(highest // 2 - _SPAN) if self._marks_exist else 0
         self._living: dict[int, int] = {}
         self._warden: Warden | None = None
-        self.adopts = _become_subreaper()  # False if the kernel does not make orphans children of this process
+        self.adopts = (
+            adopts and _become_subreaper()
+        )  # False if the kernel does not make orphans children of this process
 
     def new_mark(self, *, of_zygote: bool = False) -> int:
         """Return a mark for a process that is about to start; 0 if there are none."""
@@ -120,6 +134,11 @@ class Orphans:
                 self._warden = Warden(self.base, self.base + _SPAN)
         self.sweep()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child of the host: these processes are the parent's."""
+        if self._warden is not None:
+            self._warden.leave_to_parent()
+
     def _end_warden(self) -> None:
         warden, self._warden = self._warden, None
         if warden is not None:
@@ -147,6 +166,9 @@ class Orphans:
     def sweep_all(self) -> None:
         """At the end of this process, kill everything marked, and wait for it."""
         self._living.clear()
+        if not self.adopts and self._warden is not None and self._warden.is_alive:
+            warden, self._warden = self._warden, None
+            warden.finish()
         deadline_s = time.monotonic() + _LAST_SWEEPS_S
         while self.sweep() and time.monotonic() < deadline_s:
             time.sleep(0.002)

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend_sdk import dlpack, dlpack_capsule
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.tensor import Tensor
+from pybackend_wire import dlpack, dlpack_capsule
 from pybackend_wire.dtypes import DATATYPES
 from tests.unit.sdk.dlpack_peer import (
     BFLOAT,
@@ -508,7 +508,7 @@ def _run(code):
 PREAMBLE = """
 import sys; sys.path[:0] = sys.argv[1:]
 import numpy as np
-from pybackend_sdk import dlpack, dlpack_capsule
+from pybackend_wire import dlpack, dlpack_capsule
 from pybackend_sdk.tensor import Tensor
 tensor = Tensor("X", np.arange(4, dtype=np.float32))
 """

@@ -9,7 +9,7 @@ limit.
 import ctypes
 from typing import Any, Callable, Dict, Sequence
 
-from pybackend_sdk.dlpack_abi import (
+from pybackend_wire.dlpack_abi import (
     NAME,
     Device,
     DeviceType,

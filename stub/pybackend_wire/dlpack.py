@@ -3,7 +3,7 @@
 A capsule is a Python object around a C structure. The structure names the memory and a function, the deleter, which the
 last holder calls exactly once. The consumer of a capsule renames it; a capsule destroyed under its first name calls the
 deleter itself. NumPy makes our capsules from 1.24 on: its destructor and deleter are C code, which is safe even while
-an exception is being handled; :mod:`pybackend_sdk.dlpack_capsule` cannot be. (NumPy 1.22 and 1.23 also make capsules,
+an exception is being handled; :mod:`pybackend_wire.dlpack_capsule` cannot be. (NumPy 1.22 and 1.23 also make capsules,
 but their deleter does not take the GIL: a library that calls it from another thread would corrupt the
 interpreter's memory.)
 """
@@ -13,7 +13,7 @@ from typing import Any, Sequence, Tuple
 
 import numpy as np
 
-from pybackend_sdk.dlpack_abi import (
+from pybackend_wire.dlpack_abi import (
     DATATYPE_NAMES,
     ELEMENTS,
     NAME,
@@ -30,7 +30,11 @@ from pybackend_sdk.dlpack_abi import (
     deleter_type,
     keep_for_ever,
 )
-from pybackend_sdk.error import TritonModelException
+
+
+class DlpackError(ValueError):
+    """Memory that cannot be taken over; ``str()`` is a sentence."""
+
 
 _NO_ELEMENTS = ctypes.c_int64()
 """Address for tensors without elements: older NumPy treats NULL as an error."""
@@ -65,7 +69,7 @@ def _make_capsule_by_numpy(owner: object, address: int, shape: "Sequence[int]", 
 if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (1, 24):
     _make_capsule = _make_capsule_by_numpy
 else:
-    from pybackend_sdk.dlpack_capsule import make_capsule as _make_capsule
+    from pybackend_wire.dlpack_capsule import make_capsule as _make_capsule
 
 
 def export_memory(owner: object, address: int, shape: "Sequence[int]", datatype: str) -> Any:
@@ -104,7 +108,7 @@ def import_memory(source: Any) -> "Tuple[np.ndarray, str]":
     """
     capsule = source if type(source).__name__ == "PyCapsule" else _capsule_of(source)
     if not capsule_is_valid(capsule, NAME):
-        raise TritonModelException(
+        raise DlpackError(
             "Provided tensor is not supported. Tensor must be a DLPack capsule named 'dltensor' that has not been "
             "consumed yet: a capsule can be used only once."
         )
@@ -124,7 +128,7 @@ def import_memory(source: Any) -> "Tuple[np.ndarray, str]":
 
 def _capsule_of(source: Any) -> Any:
     if not (hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__")):
-        raise TritonModelException(
+        raise DlpackError(
             "Provided tensor is not supported. Tensor must be a DLPack capsule or an object with `__dlpack__` and "
             f"`__dlpack_device__` methods, not {type(source).__name__}."
         )
@@ -134,19 +138,19 @@ def _capsule_of(source: Any) -> Any:
 
 def _check_device(device_type: int) -> None:
     if device_type == DeviceType.CUDA:
-        raise TritonModelException(
+        raise DlpackError(
             "GPU tensors are not supported yet: copy the tensor to host memory first, with torch by `.cpu()`."
         )
     if device_type not in (DeviceType.CPU, DeviceType.CUDA_HOST):
-        raise TritonModelException(f"DLDevice type {device_type} is not support by Python backend.")
+        raise DlpackError(f"DLDevice type {device_type} is not support by Python backend.")
 
 
 def _datatype_of(dtype: ElementType) -> str:
     if dtype.code == TypeCode.BFLOAT and dtype.bits != ELEMENTS["BF16"].bits:
-        raise TritonModelException(f"Expected BF16 tensor to have 16 bits, but had: {dtype.bits}")
+        raise DlpackError(f"Expected BF16 tensor to have 16 bits, but had: {dtype.bits}")
     datatype = DATATYPE_NAMES.get((dtype.code, dtype.bits))
     if datatype is None or dtype.lanes != 1:
-        raise TritonModelException(
+        raise DlpackError(
             f"Dtype is invalid. DLPack type code {dtype.code} with {dtype.bits} bits and {dtype.lanes} lanes has no "
             "datatype here."
         )
@@ -159,7 +163,7 @@ def _check_contiguous(memory: MemoryDescription, shape: Tuple[int, ...]) -> None
     expected = 1
     for axis in range(len(shape) - 1, -1, -1):
         if shape[axis] != 1 and memory.strides[axis] != expected:
-            raise TritonModelException(
+            raise DlpackError(
                 "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are "
                 "supported."
             )

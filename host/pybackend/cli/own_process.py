@@ -1,0 +1,109 @@
+"""What a command does to its process while it is a server: signals, limits, and the garbage collector."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+
+from pybackend.observability.logging import LOG
+from pybackend.server import Server
+from pybackend.settings import EXIT_INTERRUPTED, Settings
+
+log = logging.getLogger(__name__)
+
+GC_THRESHOLD = 20_000
+"""Container allocations between collections. A request makes a few dozen and leaves no cycles, so the default of 700
+would run the collector several times per turn of the loop."""
+
+Visitor = Callable[[str], int]
+"""Uses a server for as long as it runs: takes the URL, such as ``http://127.0.0.1:8000``, returns an exit status."""
+
+
+async def run_server(server: Server, settings: Settings, visitor: Visitor | None) -> int:
+    """Serve until a signal arrives and return the exit status; see :meth:`Server.run`.
+
+    ``visitor`` runs in a thread once the models are loaded; the server stops when it returns. A signal before that is
+    EXIT_INTERRUPTED.
+    """
+    raise_descriptor_limit()
+    visits: list[asyncio.Task[int]] = []
+    _handle_signals(server, visits)
+    _handle_hangup(server, settings)
+
+    def on_ready() -> None:
+        settle_collector()
+        if visitor is not None:
+            visits.append(asyncio.create_task(asyncio.to_thread(visitor, f"http://{server.http_address}")))
+            visits[0].add_done_callback(lambda _visit: server.stop())
+
+    status = await server.run(on_ready, is_told=visitor is None)
+    if visitor is None:
+        return status
+    if not visits or visits[0].cancelled():
+        return EXIT_INTERRUPTED
+    return status or visits[0].result()
+
+
+def _handle_signals(server: Server, visits: Sequence[asyncio.Task[int]]) -> None:
+    def on_signal(number: int) -> None:
+        log.info("Signal (%d) received.", number)
+        if server.is_stopping:
+            log.warning("Second signal received: running requests are cut short.")
+            server.hurry()
+        server.stop()
+        for visit in visits:
+            visit.cancel()  # its thread goes on until the server closes the connection
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+
+
+def _handle_hangup(server: Server, settings: Settings) -> None:
+    """On SIGHUP open the log's file again, and read the API keys and the certificates again.
+
+    A server without any of these ends with its terminal; a service has none, and goes on.
+    """
+    has_files = settings.http.tls or settings.grpc.tls or settings.api_keys
+    if not (has_files or LOG.has_file) and _has_terminal():
+        return
+
+    def on_hangup() -> None:
+        if LOG.has_file:
+            LOG.reopen()
+        if has_files:
+            server.read_files_again()
+        if not (has_files or LOG.has_file):
+            log.info("Signal (1) received: there is no log file, certificate or key to read again.")
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
+
+
+def settle_collector() -> None:
+    """Keep the garbage collector away from what lasts, once the models are loaded."""
+    # Existing objects are permanent: freezing them keeps the collector from traversing them again and again.
+    gc.collect()
+    gc.freeze()
+    # Full collections wait until a quarter more objects live than at the latest one: the frozen ones must not count.
+    gc.collect()
+    gc.set_threshold(GC_THRESHOLD)
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal, whose end sends SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit on open files to the system's maximum for this user: each connection takes a descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

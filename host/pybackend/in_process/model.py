@@ -1,0 +1,251 @@
+"""A model of a server in the caller's process: requests to it, and what is known about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from pybackend.engine.description import ModelDescription
+from pybackend.in_process.answers import AsyncResponseIterator, InferenceResponse, Mailbox, ResponseIterator
+from pybackend.in_process.call import Answer, Call, Receiver
+from pybackend.in_process.crossing import Crossing, crossing_to_caller
+from pybackend.in_process.errors import InvalidArgumentError, TritonError, UnsupportedError, error_of
+from pybackend.in_process.host_thread import HostThread
+from pybackend.in_process.life import Life
+from pybackend.in_process.tensor import MemoryType, WireTensor, tensor_of
+from pybackend.inference import request as engine
+from pybackend.inference.tensor import INT64_MAX, LARGE_COPY_BYTES
+from pybackend.protocol.documents.metadata import model_metadata
+
+_UINT64_MAX = 2**64 - 1
+
+
+class ModelBatchFlag(IntFlag):
+    """How a model batches."""
+
+    UNKNOWN = 1
+    FIRST_DIM = 2
+
+
+class ModelTxnPropertyFlag(IntFlag):
+    """How many responses a request has."""
+
+    ONE_TO_ONE = 1
+    DECOUPLED = 2
+
+
+@dataclass
+class InferenceRequest:
+    """A request. ``inputs`` are NumPy arrays, objects with ``__dlpack__``, lists of strings, or tensors, by name."""
+
+    model: Model
+    request_id: str = ""
+    flags: int = 0  # 1 for the start of a sequence, 2 for its end
+    correlation_id: int | str = 0
+    priority: int = 0
+    timeout: int = 0  # microseconds
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, str | int | bool | float] = field(default_factory=dict)
+    output_memory_type: MemoryType | str | None = None
+    response_queue: SimpleQueue[InferenceResponse] | asyncio.Queue[InferenceResponse] | None = None  # gets them, too
+
+
+class Model:
+    """A model by name; ``version`` -1 is the newest that serves. Nothing is asked before a method needs it."""
+
+    def __init__(self, life: Life, name: str, version: int = -1, state: str = "", reason: str = "") -> None:
+        self._life = life
+        self.name = name
+        self.version = version
+        self.state = state  # as the repository index had it, ``""`` if it was not read
+        self.reason = reason
+        self._version = "" if version == -1 else str(version)
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, version={self.version})"
+
+    # Requests
+
+    def create_request(self, **fields: Any) -> InferenceRequest:
+        """A request to this model."""
+        return InferenceRequest(self, **fields)
+
+    def infer(
+        self, inference_request: InferenceRequest | None = None, raise_on_error: bool = True, **fields: Any
+    ) -> ResponseIterator:
+        """Send a request, and return an iterator over its responses; see :class:`InferenceRequest` for the fields.
+
+        Large arrays were read when this returns. Raises TritonError: the request is wrong, or there is no server. Errors of the
+        model are raised by the iterator, or are in its responses unless ``raise_on_error``.
+        """
+        request, host, sent, tensors = self._request(inference_request, fields)
+        answers: SimpleQueue[Answer] = SimpleQueue()
+        deliver: Any = answers.put
+        if request.response_queue is not None:
+            if isinstance(request.response_queue, asyncio.Queue):
+                raise InvalidArgumentError("infer() needs a queue.SimpleQueue: async_infer() takes an asyncio.Queue")
+            deliver = partial(self._deliver_twice, answers.put, request.response_queue.put, request.request_id)
+        receiver = Receiver(deliver, answers.qsize if request.response_queue is None else int)
+        taken: SimpleQueue[None] | None = None
+        if any(len(tensor.data) >= LARGE_COPY_BYTES for tensor in tensors):
+            taken = SimpleQueue()
+        call = Call(host.server.engine, sent, tensors, receiver, None if taken is None else partial(taken.put, None))
+        host.crossing.send(call.begin)
+        responses = ResponseIterator(
+            self, call, host.crossing, request.request_id, answers=answers, raises=raise_on_error
+        )
+        if taken is not None:
+            taken.get()
+        return responses
+
+    def async_infer(
+        self, inference_request: InferenceRequest | None = None, raise_on_error: bool = True, **fields: Any
+    ) -> AsyncResponseIterator:
+        """Send a request from a coroutine; ``await`` the only response, or read them with ``async for``.
+
+        Otherwise like :meth:`infer`, but arrays of a megabyte and more are read until the first response arrives.
+        """
+        crossing = crossing_to_caller()
+        request, host, sent, tensors = self._request(inference_request, fields)
+        answers = Mailbox(crossing)
+        deliver: Any = answers.deliver
+        if request.response_queue is not None:
+            put = partial(_put_across, crossing, request.response_queue)
+            deliver = partial(self._deliver_twice, answers.deliver, put, request.request_id)
+        receiver = Receiver(deliver, answers.backlog if request.response_queue is None else int)
+        call = Call(host.server.engine, sent, tensors, receiver)
+        host.crossing.send(call.begin)
+        return AsyncResponseIterator(
+            self, call, host.crossing, request.request_id, answers=answers, raises=raise_on_error
+        )
+
+    def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: Answer) -> None:
+        error = None if answer.error is None else error_of(answer.error)
+        first(answer)
+        second(InferenceResponse(self, request_id, dict(answer.parameters), answer.outputs, error, answer.final))
+
+    def _request(
+        self, request: InferenceRequest | None, fields: dict[str, Any]
+    ) -> tuple[InferenceRequest, HostThread, engine.InferenceRequest, list[WireTensor]]:
+        """The caller's request, the thread that serves it, and both parts of it as the engine takes them."""
+        if request is None:
+            try:
+                request = InferenceRequest(self, **fields)
+            except TypeError as error:
+                raise InvalidArgumentError(str(error).replace("InferenceRequest.__init__()", "infer()")) from None
+        elif fields:
+            raise InvalidArgumentError("pass a request, or its fields, but not both")
+        host = self._life.host
+        tensors = [tensor_of(name, value) for name, value in request.inputs.items()]
+        sent = engine.InferenceRequest(self.name, self._version)
+        if request.request_id:
+            sent.id = _text("request_id", request.request_id)
+        if request.correlation_id:
+            sent.correlation_id = _correlation_id(request.correlation_id)
+        for name, number in (("flags", request.flags), ("priority", request.priority), ("timeout", request.timeout)):
+            if number:
+                _check_number(name, number, _UINT64_MAX)
+                setattr(sent, "timeout_us" if name == "timeout" else name, number)
+        if request.parameters:
+            sent.parameters = {
+                _text("a parameter's name", name): _value(name, request.parameters[name]) for name in request.parameters
+            }
+        if request.output_memory_type not in _HOST_MEMORY:
+            raise UnsupportedError("outputs lie in the host's memory: output_memory_type can be CPU only")
+        return request, host, sent, tensors
+
+    # Facts
+
+    def ready(self) -> bool:
+        """Whether the model would answer a request now."""
+        engine = self._life.host.server.engine
+        try:
+            return bool(self._life.ask(partial(engine.would_answer, self.name, self._version)))
+        except TritonError:  # there is no such model
+            return False
+
+    def metadata(self) -> dict[str, Any]:
+        """Versions, inputs and outputs, as ``GET /v2/models/NAME`` has them."""
+        about = self._description()
+        document: dict[str, Any] = json.loads(model_metadata(about.signature, about.versions, about.platform))
+        return document
+
+    def config(self) -> dict[str, Any]:
+        """The effective configuration."""
+        return json.loads(json.dumps(dict(self._description().document)))  # type: ignore[no-any-return]
+
+    def statistics(self) -> dict[str, Any]:
+        """The statistics of its versions, as ``GET /v2/models/NAME/stats`` has them."""
+        return statistics_of(self._life, self.name, self._version)
+
+    def batch_properties(self) -> ModelBatchFlag:
+        """Whether the first dimension of tensors is that of the batch."""
+        batches = self._description().signature.max_batch_size > 0
+        return ModelBatchFlag.FIRST_DIM if batches else ModelBatchFlag.UNKNOWN
+
+    def transaction_properties(self) -> ModelTxnPropertyFlag:
+        """Whether a request may have any number of responses."""
+        decoupled = self._description().document.get("model_transaction_policy", {}).get("decoupled", False)
+        return ModelTxnPropertyFlag.DECOUPLED if decoupled else ModelTxnPropertyFlag.ONE_TO_ONE
+
+    def _description(self) -> ModelDescription:
+        engine = self._life.host.server.engine
+        return self._life.get(lambda: engine.describe(self.name, self._version))
+
+
+def statistics_of(life: Life, name: str, version: str) -> dict[str, Any]:
+    """The statistics of ready versions; ``""`` for all models, or all versions."""
+    engine = life.host.server.engine
+
+    async def asked() -> dict[str, Any]:
+        return {"model_stats": [row async for part in engine.statistics(name, version) for row in part]}
+
+    return life.ask(asked)
+
+
+_HOST_MEMORY = (None, MemoryType.CPU, MemoryType.CPU_PINNED)
+
+
+def _put_across(crossing: Crossing, queue: Any, response: InferenceResponse) -> None:
+    crossing.send(partial(queue.put_nowait, response))
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"{what} is a string, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"{what} has a lone surrogate, which UTF-8 cannot hold") from None
+    return value
+
+
+def _check_number(what: str, value: Any, most: int, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidArgumentError(f"{what} is a whole number from {least} to {most}, not {value!r}")
+
+
+def _correlation_id(value: Any) -> int | str:
+    if isinstance(value, str):
+        return _text("correlation_id", value)
+    _check_number("correlation_id", value, _UINT64_MAX)
+    return int(value)
+
+
+def _value(name: str, value: Any) -> engine.ParameterValue:
+    if isinstance(value, str):
+        return _text(f"parameter '{name}'", value)
+    if isinstance(value, bool | float):
+        return value
+    if not isinstance(value, int):
+        raise InvalidArgumentError(
+            f"parameter '{name}' is of type {type(value).__name__}: use a string, a number or a bool"
+        )
+    _check_number(f"parameter '{name}'", value, INT64_MAX, -INT64_MAX - 1)
+    return value

@@ -1,0 +1,218 @@
+"""Tensors of calls: arrays, strings and other libraries' memory in, and out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pybackend.in_process.errors import InvalidArgumentError, UnsupportedError
+from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer
+from pybackend_wire.bytes_tensor import decode_elements, encode_elements
+from pybackend_wire.dlpack import DlpackError, export_memory, import_memory
+from pybackend_wire.dtypes import BY_NUMPY, DATATYPES, ITEMSIZE
+
+DataType = StrEnum("DataType", [(name, name) for name in DATATYPES])  # type: ignore[misc]  # the table is the only list
+DataType.__doc__ = "The datatypes of tensors, by their names in the protocol."
+
+_CPU = (1, 0)
+"""DLPack's device type and number of host memory."""
+
+_STRINGS = "BYTES"
+_TEXT_KINDS = frozenset("OSU")
+
+
+class MemoryType(StrEnum):
+    """Where tensors lie. This server has them in the host's memory."""
+
+    CPU = "CPU"
+    CPU_PINNED = "CPU_PINNED"
+    GPU = "GPU"
+
+
+class WireTensor(NamedTuple):
+    """An input as the engine takes it; ``data`` is private up to a size, and may be the caller's memory beyond."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Buffer
+
+
+class Tensor:
+    """An array without a name, in the host's memory: ``numpy.asarray(tensor)``, ``torch.from_dlpack(tensor)``.
+
+    ``data`` has the elements in C order, strings in the protocol's form.
+    """
+
+    __slots__ = ("_data", "_datatype", "_shape")
+
+    memory_type = MemoryType.CPU
+
+    def __init__(self, data_type: str, shape: Sequence[int], data: Buffer) -> None:
+        if data_type not in DATATYPES:
+            raise InvalidArgumentError(f"'{data_type}' is no datatype: the datatypes are {', '.join(DATATYPES)}")
+        nbytes, wanted = memoryview(data).nbytes, prod(shape) * ITEMSIZE[data_type]
+        if nbytes != wanted and data_type != _STRINGS:
+            raise InvalidArgumentError(f"a tensor {data_type}{list(shape)} has {wanted} bytes, not {nbytes}")
+        self._datatype, self._shape, self._data = str(data_type), shape, _flat(data)
+
+    @classmethod
+    def of_model(cls, datatype: str, shape: Sequence[int], data: Buffer) -> Tensor:
+        """A tensor whose size was checked."""
+        tensor = cls.__new__(cls)
+        tensor._datatype, tensor._shape, tensor._data = datatype, shape, data
+        return tensor
+
+    def __repr__(self) -> str:
+        return f"Tensor({self._datatype}{list(self._shape)})"
+
+    @property
+    def data_type(self) -> DataType:
+        """The datatype, which equals its name in the protocol: ``"FP32"``."""
+        return DataType(self._datatype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions, with the batch dimension if there is one."""
+        return tuple(self._shape)
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return len(self._data)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """The array; strings are ``bytes`` objects."""
+        array = self._array()
+        return (
+            array if dtype is None and not copy else np.array(array, dtype=dtype, copy=bool(copy) or dtype is not None)
+        )
+
+    def _array(self) -> np.ndarray[Any, Any]:
+        if self._datatype == _STRINGS:
+            return self.to_bytes_array()
+        dtype = DATATYPES[self._datatype].numpy
+        if dtype is None:
+            raise UnsupportedError(
+                "NumPy has no BF16: pass the tensor to a library that has it, as torch.from_dlpack(tensor)"
+            )
+        return np.frombuffer(self._data, dtype).reshape(self._shape)
+
+    def __dlpack__(self, *, stream: Any = None, **_options: Any) -> Any:
+        """A DLPack capsule, which shares the tensor's memory."""
+        if self._datatype == _STRINGS:
+            raise UnsupportedError("DLPack has no strings: use to_string_array() or to_bytes_array()")
+        octets = np.frombuffer(self._data, np.uint8)
+        return export_memory(self, octets.__array_interface__["data"][0], self._shape, self._datatype)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's device type and number: host memory."""
+        return _CPU
+
+    def to_bytes_array(self) -> np.ndarray[Any, Any]:
+        """The strings as an array of ``bytes``."""
+        self._check_strings()
+        elements = np.empty(prod(self._shape), dtype=object)
+        elements[:] = decode_elements(self._data)
+        return elements.reshape(self._shape)
+
+    def to_string_array(self) -> np.ndarray[Any, Any]:
+        """The strings as an array of ``str``. Raises InvalidArgumentError: one of them is not UTF-8."""
+        self._check_strings()
+        try:
+            elements = [element.decode() for element in decode_elements(self._data)]
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"a string of the tensor is not UTF-8 ({error}): use to_bytes_array()") from None
+        return np.array(elements, dtype=np.str_).reshape(self._shape)
+
+    def _check_strings(self) -> None:
+        if self._datatype != _STRINGS:
+            raise InvalidArgumentError(f"a tensor of {self._datatype} has no strings: use numpy.asarray(tensor)")
+
+    def to_host(self) -> Tensor:
+        """This tensor: it is in the host's memory."""
+        return self
+
+    @staticmethod
+    def from_dlpack(source: Any) -> Tensor:
+        """A tensor over the memory of another library, such as a torch tensor on the CPU."""
+        try:
+            array, datatype = import_memory(source)
+        except DlpackError as error:
+            raise UnsupportedError(str(error)) from None
+        return Tensor.of_model(datatype, array.shape, _flat(np.ascontiguousarray(array)))
+
+    @staticmethod
+    def from_bytes_array(array: Any) -> Tensor:
+        """A tensor of the ``bytes`` in an array or in nested lists."""
+        found = np.asarray(array, dtype=object)
+        return Tensor(_STRINGS, found.shape, encode_elements(found.ravel().tolist()))
+
+    from_string_array = from_bytes_array
+
+
+def tensor_of(name: str, value: Any) -> WireTensor:
+    """An input in the form in which it travels. Raises InvalidArgumentError: the value cannot be a tensor."""
+    if type(value) is np.ndarray:
+        return _of_array(name, value)
+    if isinstance(value, Tensor):
+        data = value._data
+        if len(data) < LARGE_COPY_BYTES:
+            data = bytes(data)
+        return WireTensor(name, value._datatype, value.shape, data)
+    if isinstance(value, np.ndarray | np.generic):
+        return _of_array(name, np.asarray(value))
+    if isinstance(value, list | tuple):
+        return _of_strings(name, value)
+    if hasattr(value, "__dlpack__"):
+        try:
+            return tensor_of(name, Tensor.from_dlpack(value))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"input '{name}': {error}") from None
+    raise InvalidArgumentError(
+        f"input '{name}' is of type {type(value).__name__}: pass a NumPy array, an object with __dlpack__, or a list of strings"
+    )
+
+
+def _of_array(name: str, array: np.ndarray[Any, Any]) -> WireTensor:
+    row = BY_NUMPY.get(array.dtype)
+    if row is not None:
+        return WireTensor(name, row.name, array.shape, _octets(array))
+    if array.dtype.kind in _TEXT_KINDS:
+        return WireTensor(name, _STRINGS, array.shape, encode_elements(array.ravel().tolist()))
+    native = array.dtype.newbyteorder("=")
+    if native in BY_NUMPY:
+        return _of_array(name, array.astype(native))
+    raise InvalidArgumentError(f"input '{name}' has the dtype {array.dtype}, which is no datatype of the protocol")
+
+
+def _octets(array: np.ndarray[Any, Any]) -> Buffer:
+    """The bytes of an array in C order: a copy if it is small, else its own memory where that has this order."""
+    if array.nbytes < LARGE_COPY_BYTES:
+        return array.tobytes()
+    return _flat(np.ascontiguousarray(array))
+
+
+def _flat(memory: Any) -> Buffer:
+    """The same memory as bytes; an empty one has no layout to cast."""
+    view = memoryview(memory)
+    return view.cast("B") if view.nbytes else b""
+
+
+def _of_strings(name: str, value: Sequence[Any]) -> WireTensor:
+    try:
+        elements = np.array(value, dtype=object)
+    except ValueError:
+        raise InvalidArgumentError(f"input '{name}': the lists in it have different lengths") from None
+    flat = elements.ravel().tolist()
+    for element in flat:
+        if not isinstance(element, str | bytes):
+            raise InvalidArgumentError(
+                f"input '{name}' is a list with {type(element).__name__} objects: lists hold strings. Make an array with a "
+                "dtype, such as numpy.array(value, dtype=numpy.float32)"
+            )
+    return WireTensor(name, _STRINGS, elements.shape, encode_elements(flat))

@@ -1,0 +1,429 @@
+"""The life of a server in the caller's process: its start and end, forks, signals, and what it leaves alone."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pybackend
+from pybackend_wire.zygote import MARK
+from tests.support.gates import GATE, Gate, wait_until
+from tests.support.repositories import copy_model, write_model
+from tests.support.server import DEADLINE_S, free_of_processes
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-P14")]
+
+_ONE = {"IN": np.array([1], np.int32)}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("repository")
+    copy_model(repository, "countdown_to")
+    return repository
+
+
+def answer(server: pybackend.Server) -> int:
+    return len(list(server.model("countdown_to").infer(inputs=_ONE)))
+
+
+@contextmanager
+def program(code: str, repository: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program that sees ``server``, which is not started, and ``report(...)``; it prints its children's ids at the end."""
+    head = """
+    import os, signal, sys, time
+    from pathlib import Path
+    import numpy as np
+    import pybackend
+
+    server = pybackend.Server(model_repository=sys.argv[1], flags=["--exit-timeout-secs=60"])
+
+    def report(*words):
+        print(*words, flush=True)
+
+    def children():
+        tasks = Path("/proc/self/task").iterdir()
+        return [pid for task in tasks for pid in (task / "children").read_text().split()]
+
+    def infer():
+        return len(list(server.model("countdown_to").infer(inputs={"IN": np.array([1], np.int32)})))
+    """
+    text = textwrap.dedent(head) + textwrap.dedent(code)
+    with subprocess.Popen(
+        [sys.executable, "-c", text, str(repository)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(code: str, repository: Path) -> tuple[int, list[str], str]:
+    """The exit status of such a program, its lines, and what it says to stderr."""
+    with program(code, repository) as process:
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, output.splitlines(), errors
+
+
+def test_it_changes_nothing_of_its_process(repository: Path) -> None:
+    def state() -> list[object]:
+        log = logging.getLogger("pybackend")
+        return [
+            *(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)),
+            signal.set_wakeup_fd(-1),
+            gc.get_threshold(),
+            gc.isenabled(),
+            gc.get_freeze_count(),
+            resource.getrlimit(resource.RLIMIT_NOFILE),
+            resource.getrlimit(MARK),
+            Path.cwd(),
+            dict(os.environ),
+            list(logging.root.handlers),
+            (list(log.handlers), log.propagate, log.level),
+            sys.stdout,
+            sys.excepthook,
+            threading.excepthook,
+        ]
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        before = state()
+        with pybackend.Server(model_repository=repository) as server:
+            assert answer(server) == 2
+            assert state() == before
+        assert state() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_orphans_of_the_caller_stay_what_they_are(repository: Path) -> None:
+    status, lines, errors = said(
+        """
+        import ctypes
+        with server:
+            is_subreaper = ctypes.c_int()
+            ctypes.CDLL(None).prctl(37, ctypes.byref(is_subreaper), 0, 0, 0)
+            report(is_subreaper.value, os.umask(0o22) == os.umask(0o22))
+        """,
+        repository,
+    )
+    assert (status, lines) == (0, ["0 True"]), errors
+
+
+def test_start_and_stop_in_any_order(repository: Path) -> None:
+    server = pybackend.Server(model_repository=repository)
+    server.stop()
+    with pytest.raises(pybackend.UnavailableError, match=r"^the server is not started: call start"):
+        server.model("countdown_to").infer(inputs=_ONE)
+    assert not server.live()
+    assert not server.ready()
+    server.start(wait_until_ready=True)
+    model = server.model("countdown_to")
+    with pytest.raises(pybackend.InvalidArgumentError, match=r"^the server is started already"):
+        server.start()
+    stopping = [threading.Thread(target=server.stop) for _ in range(2)]
+    for thread in stopping:
+        thread.start()
+    for thread in stopping:
+        thread.join()
+    with pytest.raises(pybackend.UnavailableError, match=r"^the server is stopped: start"):
+        model.infer(inputs=_ONE)
+    with pytest.raises(pybackend.UnavailableError, match=r"^the server is stopped: start"):
+        server.metrics()
+    with server:
+        assert len(list(model.infer(inputs=_ONE))) == 2
+
+
+def test_two_servers_at_once_leave_each_others_processes_alone(repository: Path) -> None:
+    with (
+        pybackend.Server(model_repository=repository) as first,
+        pybackend.Server(model_repository=repository) as second,
+    ):
+        assert answer(first) == answer(second) == 2
+        first.stop()
+        assert answer(second) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_repository": "/nowhere"}, "/nowhere"),
+        ({"model_repository": "/tmp", "model_control_mode": "often"}, 'Bad option: "model_control_mode"'),
+        ({"model_repository": "/tmp", "flags": ["--colour"]}, "--colour"),
+        ({"model_repository": "/tmp", "flags": ["--on=ray"]}, "^--on runs other servers"),
+        ({"model_repository": "/tmp", "exit_timeout": -1}, "exit_timeout"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_sentence(fields: dict[str, object], message: str) -> None:
+    server = pybackend.Server(**fields)
+    with pytest.raises(pybackend.TritonError, match=message) as raised:
+        server.start()
+    assert "\n" not in str(raised.value)
+    assert not server.live()
+
+
+def test_options_are_known() -> None:
+    with pytest.raises(pybackend.InvalidArgumentError, match=r"^Server\(\) got an unexpected keyword argument 'color'"):
+        pybackend.Server(model_repository="/tmp", color=1)
+    with pytest.raises(pybackend.InvalidArgumentError, match=r"^pass Options, or their fields"):
+        pybackend.Server(pybackend.Options("/tmp"), server_id="x")
+
+
+def test_a_start_that_fails_says_why_and_can_be_tried_again(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "broken", "raise RuntimeError('no weights here')")
+    server = pybackend.Server(model_repository=tmp_path)
+    with pytest.raises(pybackend.InternalError, match=r"failed: broken .*no weights here.*exit_on_error=False serves"):
+        server.start()
+    (directory / "config.pbtxt").unlink()
+    (directory / "1/model.py").unlink()
+    copy_model(tmp_path, "countdown_to")
+    with pybackend.Server(model_repository=tmp_path, exit_on_error=False) as server:
+        assert answer(server) == 2
+        assert not server.ready()
+
+
+def test_a_port_in_use_is_a_sentence(repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = pybackend.Server(model_repository=repository, http_port=taken.getsockname()[1])
+        with pytest.raises(pybackend.InternalError, match=r"HTTP.*in use"):
+            server.start()
+
+
+def test_models_are_loaded_and_unloaded(tmp_path: Path) -> None:
+    copy_model(tmp_path, "countdown_to")
+    with pybackend.Server(model_repository=tmp_path, model_control_mode=pybackend.ModelControlMode.EXPLICIT) as server:
+        assert server.models(exclude_not_ready=True) == {}
+        model = server.load("countdown_to")
+        assert answer(server) == 2
+        server.unload(model, wait_until_unloaded=True, timeout=DEADLINE_S)
+        with pytest.raises(pybackend.TritonError):
+            answer(server)
+        with pytest.raises(pybackend.InvalidArgumentError, match=r"load parameter 'file:1/model.py' is of type str"):
+            server.load("countdown_to", {"file:1/model.py": "text"})
+        with pytest.raises(pybackend.TritonError, match="nothing"):
+            server.load("nothing")
+        code = (tmp_path / "countdown_to/1/model.py").read_bytes().replace(b"range(number)", b"range(2 * number)")
+        config = {"backend": "python", "model_transaction_policy": {"decoupled": True}}
+        config |= {key: [{"name": name, "data_type": "TYPE_INT32", "dims": [1]}] for key, name in _TENSORS.items()}
+        server.load("countdown_to", {"config": json.dumps(config), "file:1/model.py": code})
+        assert answer(server) == 3
+
+
+_TENSORS = {"input": "IN", "output": "OUT"}
+
+
+def test_lines_go_through_pythons_logging_or_to_the_servers_own_file(
+    repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pybackend")
+    with pybackend.Server(model_repository=repository) as server:
+        with pytest.raises(pybackend.UnsupportedError, match="Python's logging"):
+            server.log.settings()
+        assert server.live()
+    assert any("countdown_to" in record.getMessage() for record in caplog.records)
+    file = tmp_path / "server.log"
+    with pybackend.Server(model_repository=repository, log_info=True, log_file=file) as server:
+        assert server.log.settings()["log_info"] is True
+        assert server.log.update(log_verbose_level=1)["log_verbose_level"] == 1
+        with pytest.raises(pybackend.InvalidArgumentError, match="'colour' is no setting of the log"):
+            server.log.update(colour=True)
+    wait_until(lambda: "countdown_to" in file.read_text(), "the log has no line about the model")
+    wait_until(lambda: str(file) not in _open_files(), "the log's file is still open")
+
+
+def _open_files() -> list[str]:
+    return [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
+
+
+def test_ports_are_opened_on_request(repository: Path) -> None:
+    import tritonclient.grpc
+    import tritonclient.http
+
+    with pybackend.Server(model_repository=repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+        with tritonclient.http.InferenceServerClient(server.http_address) as client:
+            assert client.is_server_ready()
+        with tritonclient.grpc.InferenceServerClient(server.grpc_address) as client:
+            assert client.is_model_ready("countdown_to")
+        assert server.metrics_address.startswith("127.0.0.1:")
+
+
+def test_a_server_that_nobody_refers_to_ends(repository: Path) -> None:
+    status, lines, errors = said(
+        """
+        server.start()
+        model = server.model("countdown_to")
+        found = children()
+        del server
+        report(len(list(model.infer(inputs={"IN": np.array([1], np.int32)}))))
+        del model
+        while children():
+            time.sleep(0.01)
+        report("gone", len(found) > 0)
+        """,
+        repository,
+    )
+    assert (status, lines) == (0, ["2", "gone True"]), errors
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(4)"])
+def test_an_end_without_stop_leaves_nothing_behind(repository: Path, end: str, tmp_path: Path) -> None:
+    status, lines, errors = said(
+        f"""
+        server.start()
+        infer()
+        report(*children())
+        {end}
+        """,
+        repository,
+    )
+    assert status == {"": 0, "raise": 3, "os.kill": -9, "os._exit": 4}[re.split(r"[ (]", end)[0]], errors
+    assert free_of_processes([int(pid) for pid in lines[-1].split()])
+    assert errors == "" or "Traceback" not in errors
+
+
+def test_an_end_without_stop_finalizes_models(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    code = f"""
+    class TritonPythonModel:
+        def execute(self, requests):
+            return []
+        def finalize(self):
+            open("{done}", "w").close()
+    """
+    write_model(
+        tmp_path / "models",
+        "last",
+        code,
+        'backend: "python"\nparameters { key: "SANDBOX" value { string_value: "off" } }',
+    )
+    status, _, errors = said("server.start()", tmp_path / "models")
+    assert status == 0, errors
+    assert done.exists(), errors
+
+
+def test_ctrl_c_in_a_with_block_stops_the_server(repository: Path) -> None:
+    with program(
+        """
+        with server:
+            infer()
+            report(*children())
+            signal.pause()
+        """,
+        repository,
+    ) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert pids
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert free_of_processes(pids)
+
+
+def test_ctrl_c_while_the_server_stops_cuts_requests_short(tmp_path: Path) -> None:
+    code = (
+        GATE
+        + """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = args["model_repository"]
+    def execute(self, requests):
+        pass_gate(self.directory, "execute")
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+    )
+    gate = Gate(write_model(tmp_path, "held", code, 'backend: "python"'), "execute")
+    with program(
+        """
+        with server:
+            responses = server.model("held").infer()
+            report("sent")
+            while True:
+                signal.pause()
+        """,
+        tmp_path,
+    ) as process:
+        gate.wait_reached()
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            threading.Event().wait(0.2)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert "KeyboardInterrupt" in errors
+    gate.open()
+
+
+def test_a_forked_child_may_not_use_the_server_and_harms_nobody(repository: Path) -> None:
+    status, lines, errors = said(
+        """
+        with server:
+            responses = server.model("countdown_to").infer(inputs={"IN": np.array([1], np.int32)})
+            pid = os.fork()
+            if not pid:
+                for use in (infer, server.start, server.metrics, lambda: next(responses)):
+                    try:
+                        use()
+                    except pybackend.UnavailableError as error:
+                        report(error)
+                server.stop()
+                sys.exit(0)
+            report(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), infer())
+        """,
+        repository,
+    )
+    forked = "this process was forked from the one whose server this is: make and start a server in this process"
+    taken = "the response belongs to the process from which this one was forked"
+    assert (status, lines) == (0, [forked, forked, forked, taken, "0 2"]), errors
+
+
+def test_a_forked_child_starts_a_server_of_its_own_and_holds_no_port_of_the_parents(repository: Path) -> None:
+    status, lines, errors = said(
+        """
+        import socket
+        server = pybackend.Server(model_repository=sys.argv[1], http_port=0)
+        server.start()
+        host, port = server.http_address.split(":")
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            own = pybackend.Server(model_repository=sys.argv[1])
+            with own:
+                report("child", own.ready())
+            os.read(reading, 1)
+            os._exit(0)
+        server.stop()
+        try:
+            socket.create_connection((host, int(port)))
+        except ConnectionRefusedError:
+            report("refused")
+        os.write(writing, b"x")
+        os.waitpid(pid, 0)
+        """,
+        repository,
+    )
+    assert (status, sorted(lines)) == (0, ["child True", "refused"]), errors
+
+
+def test_the_import_is_cheap() -> None:
+    code = "import sys, pybackend; print([m for m in ('numpy', 'asyncio', 'fastapi', 'uvloop', 'argparse') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+    with pytest.raises(AttributeError, match=r"^module 'pybackend' has no attribute 'Sever'$"):
+        _ = pybackend.Sever
