@@ -111,7 +111,6 @@ class EntranceFiles:
     def __init__(self, cluster: Cluster, directory: Path, ask: Callable[[str], Awaitable[str]]) -> None:
         self._directory = directory
         self._ask = ask
-        self._changed = asyncio.Event()
         self._certificates = {
             service: PortCertificates(tls, service, _PROTOCOLS[service])
             for service, tls in _certificates(cluster).items()
@@ -119,7 +118,7 @@ class EntranceFiles:
         self._keys = None if cluster.api_keys is None else ApiKeys(cluster.api_keys.file)
         self._known: set[str] = set()
         for each in self._followed():
-            each.on_change.append(self._changed.set)
+            each.files.handing.append(self._tell)
         self.write()
 
     def _followed(self) -> Iterator[PortCertificates | ApiKeys]:
@@ -153,26 +152,22 @@ class EntranceFiles:
         async with asyncio.TaskGroup() as group:
             for each in self._followed():
                 group.create_task(each.files.follow())
-            group.create_task(self._tell())
 
     async def _tell(self) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            known = self._known
-            self.write()
-            try:
-                for path, text in self._texts():
-                    kind = "ca-file" if path.name.endswith("-root.pem") else "cert"
-                    await self._command(f"set ssl {kind} {path} <<\n{text}", "ransaction ")
-                    await self._command(f"commit ssl {kind} {path}", "Success")
-                for digest in sorted(self._known - known):
-                    await self._command(f"add acl {self._directory / _KEYS} {digest}")
-                for digest in sorted(known - self._known):
-                    await self._command(f"del acl {self._directory / _KEYS} {digest}")
-            except (OSError, ServerError) as error:
-                # A HAProxy that was started again has read the files.
-                log.error("HAProxy did not take the new certificates or API keys: %s", error)  # noqa: TRY400
+        known = self._known
+        self.write()
+        try:
+            for path, text in self._texts():
+                kind = "ca-file" if path.name.endswith("-root.pem") else "cert"
+                await self._command(f"set ssl {kind} {path} <<\n{text}", "ransaction ")
+                await self._command(f"commit ssl {kind} {path}", "Success")
+            for digest in sorted(self._known - known):
+                await self._command(f"add acl {self._directory / _KEYS} {digest}")
+            for digest in sorted(known - self._known):
+                await self._command(f"del acl {self._directory / _KEYS} {digest}")
+        except (OSError, ServerError) as error:
+            # A HAProxy that was started again has read the files.
+            log.error("HAProxy did not take the new certificates or API keys: %s", error)  # noqa: TRY400
 
     async def _command(self, command: str, expected: str = "") -> None:
         answer = await self._ask(command)
