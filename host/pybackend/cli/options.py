@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "serve them": {
         "serve": ("", "serve the models of a repository"),
+        "analyze": ("analyze_command", "find the configuration of models that serves them best on this machine"),
         "doctor": ("doctor_command", "check whether this machine can run a server"),
         "export": ("export_command", "write the Kubernetes objects that run a repository"),
     },

@@ -21,7 +21,7 @@ from pybackend.tools.client.values import Tensor, WantedTensor, random_tensor, r
 from pybackend_wire.bytes_tensor import decode_elements
 from pybackend_wire.dtypes import DATATYPES
 
-_HEADER_LENGTH = "Inference-Header-Content-Length"
+HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _SIMILAR = 0.6
 """How alike names of inputs must be; they are often short."""
@@ -123,7 +123,7 @@ def _send(connection: Connection, request: Request, *, binary: bool) -> Reply:
     path = model_path(request.model, request.version)
     wanted = wanted_tensors(connection, request)
     body, header_bytes = encoded(request, _tensors(request, wanted), binary=binary)
-    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_bytes)}
+    headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(header_bytes)}
     with _missing_inputs_described(request, wanted):
         return connection.post(f"{path}/infer", body, headers)
 
@@ -189,7 +189,7 @@ def _named(name: str, wanted: Mapping[str, WantedTensor], model: str) -> WantedT
 
 
 def encoded(request: Request, tensors: Sequence[Tensor], *, binary: bool) -> tuple[bytes, int]:
-    """The body, and the number of bytes of its JSON part."""
+    """The body of a request with these tensors, and the number of bytes of its JSON part."""
     document: dict[str, Any] = {
         "inputs": [
             {
@@ -219,7 +219,7 @@ def _of_output(request: Request, name: str, binary: bool) -> dict[str, Any]:
 
 def _decoded(reply: Reply) -> Response:
     """The tensors of a response; JSON data are accepted too."""
-    length = int(reply.headers.get(_HEADER_LENGTH.lower(), len(reply.body)))
+    length = int(reply.headers.get(HEADER_LENGTH.lower(), len(reply.body)))
     document = json.loads(reply.body[:length])
     outputs, at = [], length
     for each in document.get("outputs", []):

@@ -1,0 +1,330 @@
+"""``pybackend analyze``: searches the configuration of models under load."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.options import SILENT, Serve, visited_settings
+from pybackend.cli.terminal import divided, print_text
+from pybackend.errors import PybackendError, ServerError
+from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.repository.layout import scan_repositories
+from pybackend.settings import EXIT_INTERRUPTED, Settings
+from pybackend.tools.analyzer.analysis import Analysis, Goal, Results, imported_optuna, read_results
+from pybackend.tools.analyzer.candidates import Space, candidate_of, edited
+from pybackend.tools.analyzer.measurement import Bench, Load
+from pybackend.tools.analyzer.report import diffs, verdict, write_report
+from pybackend.tools.analyzer.requests import target_of
+from pybackend.tools.client.connection import Connection, model_path
+from pybackend.tools.client.figures import Source
+
+_TIMEOUT_S = 300.0
+_UNITS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}
+_SIZES = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "MIB": 2**20, "GIB": 2**30}
+_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_RESULTS = "results.json"
+_MOST_CLIENTS = 4096
+
+
+def _with_unit(units: dict[str, float], example: str) -> Any:
+    def read(text: str) -> float:
+        found = _WITH_UNIT.fullmatch(text.strip())
+        factor = units.get(found[2] if "ms" in units else found[2].upper()) if found else None
+        if found is None or factor is None or not float(found[1]):
+            raise argparse.ArgumentTypeError(f"'{text}' is no value such as {example}")
+        return float(found[1]) * factor
+
+    return read
+
+
+_time_ms, _size_bytes = _with_unit(_UNITS, "20ms"), _with_unit(_SIZES, "2GB")
+
+
+def _numbers(least: int) -> Any:
+    """A list such as ``1,2,4``, or a range such as ``1..8``, of which the doubles are taken."""
+
+    def read(text: str) -> list[int]:
+        try:
+            if ".." in text:
+                first, last = (int(part) for part in text.split("..", 1))
+                numbers = [first]
+                while numbers[-1] * 2 < last:
+                    numbers.append(max(1, numbers[-1] * 2))
+                numbers = [*numbers, last] if last > first else numbers
+            else:
+                numbers = sorted({int(part) for part in text.split(",")})
+        except ValueError:
+            numbers = []
+        if not numbers or numbers[0] < least or numbers != sorted(numbers):
+            raise argparse.ArgumentTypeError(f"'{text}' is no list such as 1,2,4 and no range such as 1..8")
+        return numbers
+
+    return read
+
+
+def _delays_us(text: str) -> list[int]:
+    return sorted({round(_time_ms(part) * 1000) if part.strip("0") else 0 for part in text.split(",")})
+
+
+def make_parser() -> CommandParser:
+    """The parser of ``analyze``'s arguments."""
+    cores = os.cpu_count() or 1
+    parser = CommandParser(
+        prog="pybackend analyze",
+        usage="pybackend analyze --repository=DIRECTORY [--FLAG[=VALUE]]... MODEL... [-- SERVE_FLAG...]",
+        description="Serves the models here, measures them under load with different numbers of instances, sizes of batches, delays and "
+        "threads, and writes a report with the three best configurations. Of an ensemble, the steps are varied.",
+        epilog="Flags after -- are for the server that it starts. Nothing in the repository changes without --write. exit status: 0 if "
+        "a report was written, 1 if not",
+    )
+    add = parser.add_argument
+    add("models", nargs="+", metavar="MODEL", help="these get requests, all at once")
+    add("--repository", required=True, type=Path, metavar="DIRECTORY", help="directory of models")
+    add(
+        "--objective",
+        choices=("throughput", "latency", "cost"),
+        default="throughput",
+        help="the most inferences per second, the lowest 99th percentile, or the most inferences per second of processor time [throughput]",
+    )
+    add("--p99", type=_time_ms, default=float("inf"), metavar="TIME", help="limit of the 99th percentile, such as 20ms")
+    add(
+        "--min-throughput",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="at least so many inferences per second, of all models together",
+    )
+    add(
+        "--max-memory",
+        type=_size_bytes,
+        default=float("inf"),
+        metavar="SIZE",
+        help="limit of the memory of all models' processes, such as 2GB",
+    )
+    add(
+        "--clients",
+        type=_numbers(1),
+        default=_numbers(1)("1..64"),
+        metavar="RANGE",
+        help="clients that each wait for their answer [1..64]",
+    )
+    add(
+        "--rate",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="so many requests per second instead, at random moments, on at most the last of --clients connections",
+    )
+    add(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="values of inputs in JSON as perf_analyzer reads them, or a trace file with tensors [random values]",
+    )
+    add(
+        "--instances",
+        type=_numbers(1),
+        default=_numbers(1)(f"1..{2 * cores}"),
+        metavar="RANGE",
+        help=f"[1..{2 * cores}: twice the cores]",
+    )
+    add(
+        "--batch-sizes",
+        type=_numbers(1),
+        default=[],
+        metavar="RANGE",
+        help="max_batch_size with dynamic batches, of models that take batches [2..64]",
+    )
+    add(
+        "--delays",
+        type=_delays_us,
+        default=[0, 500, 2000],
+        metavar="TIMES",
+        help="how long batches may wait for more requests [0,500us,2ms]",
+    )
+    add("--preferred", type=_numbers(1), default=[], metavar="RANGE", help="preferred_batch_size [none]")
+    add(
+        "--threads",
+        type=_numbers(1),
+        default=_numbers(1)(f"1..{cores}"),
+        metavar="RANGE",
+        help=f"of an instance, for backends with a parameter for it [1..{cores}]",
+    )
+    add("--trials", type=int, default=20, metavar="N", help="configurations to measure [20]")
+    add(
+        "--window",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="length of a measurement's parts, of which three must agree [1]",
+    )
+    add(
+        "--output",
+        type=Path,
+        default=Path("analysis"),
+        metavar="DIRECTORY",
+        help="for report.html, results.csv and results.json [analysis]",
+    )
+    add("--resume", action="store_true", help="go on with the results in the output directory")
+    add("--compare", type=Path, metavar="FILE", help="results.json of an earlier analysis, for the report")
+    add("--write", action="store_true", help="write the best configuration into config.pbtxt if it is reliably better")
+    return parser
+
+
+def run_analyze(arguments: Sequence[str], serve: Serve) -> int:
+    """Run the command and return the exit status."""
+    parser = make_parser()
+    own, flags = divided(arguments)
+    given = parser.parsed(own)
+    if given.trials < 1 or given.window <= 0 or given.rate < 0 or given.clients[-1] > _MOST_CLIENTS:
+        parser.refuse_with(
+            f"--trials and --window must be above 0, --rate not below it, and --clients at most {_MOST_CLIENTS}"
+        )
+    imported_optuna()
+    other = read_results(given.compare) if given.compare is not None else None
+    task = _Task(given, flags)
+    errors: list[PybackendError] = []
+
+    def visit(url: str) -> int:
+        try:
+            task.run(url)
+        except PybackendError as error:
+            errors.append(error)
+        return 0
+
+    status = serve(task.settings, visit)
+    results = task.results
+    if results.outcomes:
+        page = write_report(given.output, results, task.configs, task.texts, other)
+        if results.is_better:
+            print_text("\n".join(diffs(results.ranked()[0], task.configs, task.texts).values()))
+        print_text(f"{verdict(results)}\nreport: {page}")
+    if status == EXIT_INTERRUPTED:
+        if results.outcomes:
+            sys.stderr.write("interrupted: the same command with --resume goes on\n")
+        return EXIT_INTERRUPTED
+    if errors:
+        raise errors[0]
+    if given.write and results.is_better:
+        task.write()
+    return 0
+
+
+class _Task:
+    """An analysis: what it needs of the repository, and what it finds.
+
+    ``configs``: complete configurations of the models that are varied, by name. ``texts``: of their files.
+    """
+
+    def __init__(self, given: argparse.Namespace, flags: Sequence[str]) -> None:
+        self._given = given
+        self._directories = scan_repositories([given.repository.absolute()]).models
+        for name in given.models:
+            if name not in self._directories:
+                known = ", ".join(self._directories) or "no model"
+                raise ServerError(f"{given.repository} has no model '{name}'; it has {known}")
+        self._metrics_port = _free_port()
+        own = [*SILENT, "--allow-metrics=true", "--metrics-address=127.0.0.1", f"--metrics-port={self._metrics_port}"]
+        loaded = [f"--load-model={name}" for name in given.models]
+        self.settings: Settings = visited_settings(given.repository, [*own, *loaded], flags)
+        self.configs: dict[str, Any] = {}
+        self.texts: dict[str, str] = {}
+        varied = {
+            "rate_per_s": given.rate,
+            "instances": given.instances,
+            "batch_sizes": given.batch_sizes,
+            "delays_us": given.delays,
+            "preferred": given.preferred,
+            "threads": given.threads,
+            "clients": given.clients,
+            "window_s": given.window,
+            "cores": os.cpu_count() or 1,
+            "flags": list(flags),
+        }
+        goal = Goal(given.objective, given.p99, given.min_throughput, given.max_memory)
+        self.results = Results(sorted(given.models), varied, goal)
+        self._path = given.output / _RESULTS
+        self._resume()
+        try:
+            given.output.mkdir(parents=True, exist_ok=True)
+            self._path.with_suffix(".part").touch()
+        except OSError as error:
+            raise ServerError(f"cannot write into {given.output}: {error.strerror}") from None
+
+    def _resume(self) -> None:
+        if not self._given.resume:
+            if self._path.exists():
+                raise ServerError(
+                    f"{self._path} has the results of an analysis: --resume goes on with it, --output=DIRECTORY begins another one elsewhere"
+                )
+            return
+        earlier = read_results(self._path)
+        now = self.results
+        if (earlier.models, earlier.settings, earlier.goal) != (now.models, now.settings, now.goal):
+            raise ServerError(
+                f"{self._path} is of an analysis with other models, limits or flags: resume it with these"
+            )
+        self.results = earlier
+
+    def run(self, url: str) -> None:
+        """Analyse the models of a server. Raises PybackendError if that is impossible."""
+        given = self._given
+        connection = Connection(url, _TIMEOUT_S)
+        source = Source(connection, Connection(f"http://127.0.0.1:{self._metrics_port}", _TIMEOUT_S))
+        for name in given.models:
+            self._add(connection, name)
+        present = {name: candidate_of(config) for name, config in self.configs.items()}
+        if self.results.present and self.results.present != present:
+            raise ServerError(
+                f"{self._path} is of other configurations of these models: begin another analysis with --output"
+            )
+        self.results.present = present
+        targets = [target_of(connection, name, given.data) for name in given.models]
+        space = Space(given.instances, given.batch_sizes, given.delays, given.preferred, given.threads)
+        load = Load(given.clients, given.rate, given.window)
+        with Bench(url, source, targets, list(self.configs)) as bench:
+            Analysis(connection, bench, load, self.results, self.configs, space, self._path, print_text).run(
+                given.trials
+            )
+
+    def _add(self, connection: Connection, name: str) -> None:
+        """Vary a model; of an ensemble, its steps."""
+        if name in self.configs:
+            return
+        config = connection.get(f"{model_path(name, '')}/config")
+        steps = config.get("ensemble_scheduling", {}).get("step", ())
+        for step in steps:
+            self._add(connection, step["model_name"])
+        if not steps:
+            self.configs[name] = config
+            file = self._directories[name] / CONFIG_FILENAME
+            try:
+                self.texts[name] = file.read_text(encoding="utf-8") if file.exists() else ""
+            except (OSError, UnicodeDecodeError) as error:
+                raise ServerError(f"cannot read {file}: {error}") from None
+
+    def write(self) -> None:
+        """Write the best configuration into the files. Raises ServerError if one cannot be written."""
+        for name, candidate in self.results.ranked()[0].choice.items():
+            file = self._directories[name] / CONFIG_FILENAME
+            scratch = file.with_name(f".{file.name}.part")
+            try:
+                scratch.write_text(edited(self.texts[name], self.configs[name], candidate), encoding="utf-8")
+                scratch.replace(file)
+            except OSError as error:
+                raise ServerError(f"cannot write {file}: {error.strerror}") from None
+            print_text(f"written: {file}")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

@@ -1,0 +1,362 @@
+"""The search: measures configurations that a sampler proposes, and compares the best one with the present one in turns."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pybackend.errors import InferenceError, ServerError
+from pybackend.tools.analyzer.candidates import Candidate, Space, override
+from pybackend.tools.analyzer.measurement import Bench, Load, MeasurementError, Rung, rung_of
+from pybackend.tools.client.connection import Connection, control_path
+
+Choice = Mapping[str, Candidate]
+"""A candidate for each model that is varied; an empty one leaves all of them as they are."""
+
+Say = Callable[[str], None]
+
+_ENOUGH = 1.05
+"""What counts as more throughput: more clients are tried as long as they bring it, and the best configuration must."""
+
+_NEARLY = 0.95
+"""Values from this part of the best one are nearly as good."""
+
+_ROUNDS = 4
+"""If nothing differs, all of one side are above all of the other by chance in 1 of 70 comparisons."""
+_MOST_REPEATS = 100
+"""Proposals in a row that were measured before: then the sampler has nothing new."""
+
+_FAILED = -1e6
+"""The score of a choice that could not be measured."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the best configuration is."""
+
+    objective: str = (
+        "throughput"  # or latency: the lowest 99th percentile; or cost: the most inferences for processor time
+    )
+    p99_ms: float = float("inf")  # of every model
+    least_per_s: float = 0.0  # of all models together
+    memory_bytes: float = float("inf")  # of the processes of all models together
+
+    def misses(self, rung: Rung) -> float:
+        """By how much a measurement misses the limits, 0 if it keeps them; 1 is one limit missed by its own size."""
+        return (
+            max(0.0, rung.p99_ms / self.p99_ms - 1)
+            + (max(0.0, 1 - rung.infer_per_s / self.least_per_s) if self.least_per_s else 0.0)
+            + max(0.0, rung.memory_bytes / self.memory_bytes - 1)
+        )
+
+    def value(self, rung: Rung) -> float:
+        """More is better."""
+        if self.objective == "latency":
+            return 1000 / rung.p99_ms
+        if self.objective == "cost":
+            return rung.infer_per_s / max(rung.cpu_cores, 1e-3)
+        return rung.infer_per_s
+
+    def best(self, rungs: Sequence[Rung]) -> Rung | None:
+        """The best measurement that keeps the limits."""
+        return max((rung for rung in rungs if not self.misses(rung)), key=self.value, default=None)
+
+    def score(self, rungs: Sequence[Rung]) -> float:
+        """For the sampler: any configuration that keeps the limits is above all others."""
+        best = self.best(rungs)
+        return -min(map(self.misses, rungs)) if best is None else self.value(best)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A choice that was tried."""
+
+    choice: Choice
+    rungs: Sequence[Rung] = ()
+    failed: str = ""  # why it could not be measured
+
+    def document(self) -> dict[str, Any]:
+        """For JSON; :func:`outcome_of` reads it."""
+        choice = {name: asdict(each) for name, each in self.choice.items()}
+        return {"choice": choice, "rungs": [rung.document() for rung in self.rungs], "failed": self.failed}
+
+
+def outcome_of(document: Mapping[str, Any]) -> Outcome:
+    """An outcome from JSON."""
+    choice = {name: Candidate(**each) for name, each in document["choice"].items()}
+    return Outcome(choice, [rung_of(each) for each in document["rungs"]], document["failed"])
+
+
+@dataclass
+class Results:
+    """All that an analysis has found; the file is complete after each trial."""
+
+    models: list[str]  # that got requests
+    settings: Mapping[str, Any]  # an analysis with others is not resumed
+    goal: Goal
+    present: dict[str, Candidate] = field(default_factory=dict)  # by the models that are varied
+    outcomes: list[Outcome] = field(default_factory=list)  # the first is that of the present configuration
+    compared: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # values of the present and the best one, in turns
+
+    def ranked(self) -> list[Outcome]:
+        """The outcomes that keep the limits, the best first: of those that are nearly as good, the one with the least memory."""
+        kept = [each for each in self.outcomes if self.goal.best(each.rungs) is not None]
+        ranked = sorted(kept, key=lambda each: -self.goal.score(each.rungs))
+        nearly = [each for each in ranked if self.goal.score(each.rungs) >= _NEARLY * self.goal.score(ranked[0].rungs)]
+        first = min(nearly, key=self._memory_bytes, default=None)
+        return ranked if first is None else [first, *(each for each in ranked if each is not first)]
+
+    def _memory_bytes(self, outcome: Outcome) -> int:
+        best = self.goal.best(outcome.rungs)
+        return 0 if best is None else best.memory_bytes
+
+    @property
+    def is_better(self) -> bool:
+        """Whether all measurements of the best configuration in turns are above all of the present one, and by more than a little."""
+        best = self.ranked()[:1]
+        if not best or not best[0].choice:
+            return False
+        if not self.goal.best(self.outcomes[0].rungs):
+            return True  # the present one misses the limits
+        apart = bool(self.compared) and min(new for _, new in self.compared) > max(old for old, _ in self.compared)
+        return apart and self.gain >= _ENOUGH
+
+    @property
+    def gain(self) -> float:
+        """How many times better the best configuration is; medians of the measurements in turns."""
+        old = statistics.median(old for old, _ in self.compared)
+        return statistics.median(new for _, new in self.compared) / old
+
+    def write(self, path: Path) -> None:
+        """Write the file. Raises ServerError if it cannot be written."""
+        document = {
+            "format": _FORMAT,
+            "models": self.models,
+            "settings": self.settings,
+            "goal": {name: value for name, value in asdict(self.goal).items() if value != float("inf")},
+            "present": {name: asdict(each) for name, each in self.present.items()},
+            "outcomes": [each.document() for each in self.outcomes],
+            "compared": self.compared,
+        }
+        scratch = path.with_suffix(".part")
+        try:
+            scratch.write_text(json.dumps(document, indent=1), encoding="utf-8")
+            scratch.replace(path)
+        except OSError as error:
+            raise ServerError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_results(path: Path) -> Results:
+    """The results of a file. Raises ServerError if it cannot be read, or is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != _FORMAT:
+            raise ServerError(f"{path} was written by another version of pybackend")
+        return Results(
+            document["models"],
+            document["settings"],
+            Goal(**document["goal"]),
+            {name: Candidate(**each) for name, each in document["present"].items()},
+            [outcome_of(each) for each in document["outcomes"]],
+            [(old, new) for old, new in document["compared"]],
+        )
+    except OSError as error:
+        raise ServerError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ServerError(f"{path} holds no results of `pybackend analyze`") from None
+
+
+class Analysis:
+    """A search on a server in mode EXPLICIT that has loaded the models. Blocking.
+
+    ``results``: is completed, after each trial. ``configs``: the complete configurations of the models that are varied.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        bench: Bench,
+        load: Load,
+        results: Results,
+        configs: Mapping[str, Mapping[str, Any]],
+        space: Space,
+        path: Path,
+        say: Say,
+    ) -> None:
+        self._connection = connection
+        self._bench = bench
+        self._load = load
+        self._results = results
+        self._configs = configs
+        self._spaces = {name: space.of(config) for name, config in configs.items()}
+        self._path = path
+        self._say = say
+
+    def run(self, trials: int) -> None:
+        """Measure the present configuration and up to ``trials`` others, and compare the best one with it once more.
+
+        Raises PybackendError if the server has gone, or the present configuration cannot be measured.
+        """
+        results = self._results
+        if not results.outcomes:
+            self._say("the present configuration")
+            outcome = self._tried({})
+            if outcome.failed:
+                raise ServerError(f"the present configuration cannot be measured: {outcome.failed}")
+            self._add(outcome)
+        began_s, done = time.monotonic(), len(results.outcomes)
+        for choice in self._proposals(trials):
+            number = len(results.outcomes)
+            tried = number - done
+            left_s = (time.monotonic() - began_s) / tried * (trials + 1 - number) if tried else 0
+            left = (
+                f" (about {left_s / 60:.0f} min left)"
+                if left_s >= 60
+                else f" (about {left_s:.0f} s left)"
+                if left_s
+                else ""
+            )
+            self._say(f"trial {number} of {trials}: {described(choice)}{left}")
+            self._add(self._tried(choice))
+        self._compare()
+
+    def _add(self, outcome: Outcome) -> None:
+        self._results.outcomes.append(outcome)
+        self._results.write(self._path)
+        best = self._results.goal.best(outcome.rungs)
+        if outcome.failed:
+            self._say(f"  failed: {outcome.failed}")
+        elif best is None:
+            self._say("  misses the limits")
+        else:
+            self._say(f"  {shown(best)}")
+
+    # Measurements
+
+    def _tried(self, choice: Choice) -> Outcome:
+        try:
+            self._apply(choice)
+            return Outcome(choice, list(self._rungs()))
+        except (MeasurementError, InferenceError) as error:
+            return Outcome(choice, failed=error.message if isinstance(error, InferenceError) else str(error))
+
+    def _apply(self, choice: Choice) -> None:
+        """Load the models with a choice. Raises InferenceError if one of them cannot be loaded."""
+        for name, config in self._configs.items():
+            parameters = {}
+            if name in choice:
+                parameters["config"] = json.dumps(override(config, choice[name]))
+            self._connection.post_json(f"{control_path(name)}/load", {"parameters": parameters} if parameters else {})
+
+    def _rungs(self) -> Iterator[Rung]:
+        """Measurements with more and more clients, as long as that brings more and no limit is missed."""
+        most = 0.0
+        for clients in self._load.clients if not self._load.rate_per_s else self._load.clients[-1:]:
+            rung = self._bench.measure(self._load, clients)
+            yield rung
+            if rung.p99_ms > self._results.goal.p99_ms or rung.infer_per_s < most * _ENOUGH:
+                return
+            most = max(most, rung.infer_per_s)
+
+    def _compare(self) -> None:
+        """Measure the present and the best configuration in turns, each with the clients that suit it best."""
+        results = self._results
+        goal, ranked = results.goal, results.ranked()
+        present = goal.best(results.outcomes[0].rungs)
+        if not ranked or not ranked[0].choice or present is None:
+            return
+        best = goal.best(ranked[0].rungs)
+        assert best is not None
+        compared = []
+        for number in range(_ROUNDS):
+            self._say(f"comparing the best with the present configuration: round {number + 1} of {_ROUNDS}")
+            values = []
+            for choice, clients in (({}, present.clients), (ranked[0].choice, best.clients)):
+                self._apply(choice)
+                values.append(goal.value(self._bench.measure(self._load, clients)))
+            compared.append((values[0], values[1]))
+        results.compared = compared
+        results.write(self._path)
+
+    # Proposals
+
+    def _proposals(self, trials: int) -> Iterator[Choice]:
+        """Choices until so many were measured, or nothing is left; measured ones teach the sampler."""
+        results = self._results
+        candidates = {name: list(space.choices(results.present[name])) for name, space in self._spaces.items()}
+        scores = {_key(each.choice): self._score(each) for each in results.outcomes[1:]}
+        scores[_key(results.present)] = self._score(results.outcomes[0])
+        if prod(map(len, candidates.values())) <= trials:
+            for combination in product(*candidates.values()):
+                choice = dict(zip(candidates, combination, strict=True))
+                if _key(choice) not in scores:
+                    yield choice
+            return
+        optuna = imported_optuna()
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+        repeats = 0
+        while len(results.outcomes) <= trials and repeats < _MOST_REPEATS:
+            trial = study.ask()
+            choice = {name: self._suggested(trial, name) for name in self._spaces}
+            if _key(choice) not in scores:
+                repeats = 0
+                yield choice
+                scores[_key(choice)] = self._score(results.outcomes[-1])
+            repeats += 1
+            study.tell(trial, scores[_key(choice)])
+
+    def _suggested(self, trial: Any, name: str) -> Candidate:
+        space, present = self._spaces[name], self._results.present[name]
+        instances = trial.suggest_categorical(f"{name} instances", space.instances)
+        size, delay_us, preferred = present.max_batch_size, None, None
+        if space.delays_us and trial.suggest_categorical(f"{name} batches", [True, False]):
+            size = trial.suggest_categorical(f"{name} size", space.batch_sizes)
+            delay_us = trial.suggest_categorical(f"{name} delay", space.delays_us)
+            if space.preferred:
+                preferred = trial.suggest_categorical(f"{name} preferred", [None, *space.preferred])
+                preferred = preferred if preferred is None or preferred <= size else None
+        threads = trial.suggest_categorical(f"{name} threads", [None, *space.threads]) if space.threads else None
+        return Candidate(instances, size, delay_us, preferred, threads)
+
+    def _score(self, outcome: Outcome) -> float:
+        return self._results.goal.score(outcome.rungs) if outcome.rungs else _FAILED
+
+
+def imported_optuna() -> Any:
+    """The library that proposes configurations. Raises ServerError if it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise ServerError(
+            "`pybackend analyze` needs optuna and matplotlib: install them with: pip install 'pybackend[analyze]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _key(choice: Choice) -> str:
+    return json.dumps({name: asdict(each) for name, each in sorted(choice.items())})
+
+
+def described(choice: Choice) -> str:
+    """A choice in words."""
+    if len(choice) == 1:
+        return str(next(iter(choice.values())))
+    return "; ".join(f"{name}: {each}" for name, each in choice.items()) or "as it is"
+
+
+def shown(rung: Rung) -> str:
+    """A measurement in words."""
+    noisy = "" if rung.is_steady else ", noisy"
+    return f"{rung.infer_per_s:.0f} inferences/s with {rung.clients} client{'s' if rung.clients > 1 else ''}, p99 {rung.p99_ms:.1f} ms{noisy}"

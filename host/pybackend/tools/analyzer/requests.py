@@ -1,0 +1,159 @@
+"""The requests that an analysis sends: random ones, those of a file of values, or those of a file of traces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pybackend.errors import ServerError
+from pybackend.tools.analyzer.measurement import Target
+from pybackend.tools.client.connection import Connection
+from pybackend.tools.client.inference import HEADER_LENGTH, Request, encoded
+from pybackend.tools.client.values import Tensor, WantedTensor, read_tensor
+from pybackend.tools.importing.trial import Request as Document
+from pybackend.tools.importing.trial import Trial, answers_to
+from pybackend_wire.dtypes import BY_CONFIG_NAME
+
+_MOST_REQUESTS = 64
+"""They are sent in turns: more would only take memory."""
+
+_TRACED = "TENSOR_QUEUE_INPUT"
+
+
+def target_of(connection: Connection, model: str, data: Path | None) -> Target:
+    """A model that the server has loaded, and requests for it.
+
+    Raises ServerError if the model takes sequences, if the file cannot be used, or if the model refuses all requests.
+    """
+    trial = Trial(connection, model)
+    config = trial.configuration()
+    if "sequence_batching" in config:
+        raise ServerError(f"model '{model}' takes sequences of requests, which `pybackend analyze` does not send")
+    if data is not None:
+        documents = list(_from_file(data, model, config))
+        trial.answer(documents[0])
+    else:
+        try:
+            first, sizes = trial.sample(config, {})
+        except ServerError as error:
+            raise ServerError(str(error).replace("--sample=FILE gives one", "--data=FILE gives some")) from None
+        documents = [request for request, _ in answers_to(trial, [first, *trial.further(config, sizes)])]
+    return Target(model, [_bytes(trial, each) for each in documents])
+
+
+def _bytes(trial: Trial, document: Document) -> bytes:
+    """A request as it is sent: in JSON to a model that may send several responses, with binary tensors to others."""
+    path, call = trial.call(document)
+    if call is not document:
+        body, fields = json.dumps(call).encode(), "Content-Type: application/json\r\n"
+        path += "_stream"
+    else:
+        body, length = encoded(Request(""), [_tensor(each) for each in document["inputs"]], binary=True)
+        fields = f"Content-Type: application/octet-stream\r\n{HEADER_LENGTH}: {length}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _tensor(document: Mapping[str, Any]) -> Tensor:
+    wanted = WantedTensor(document["name"], document["datatype"], tuple(document["shape"]))
+    return read_tensor(json.dumps(document["data"]), wanted)
+
+
+def _from_file(path: Path, model: str, config: Mapping[str, Any]) -> Iterator[Document]:
+    """The requests of a file: a trace file's, or those of ``{"data": [{INPUT: VALUES, ...}, ...]}``, as perf_analyzer has them."""
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ServerError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ServerError(f"{path} is not JSON: {error}") from None
+    if isinstance(found, list):
+        yield from _from_traces(path, model, found)
+        return
+    rows = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise ServerError(
+            f'{path} holds no requests: write {{"data": [{{"INPUT": [1, 2, 3]}}, ...]}}, or name a trace file with level TENSORS'
+        )
+    inputs = {each["name"]: each for each in config["input"]}
+    batches = config["max_batch_size"] > 0
+    for row in rows[:_MOST_REQUESTS]:
+        for name in row:
+            if name not in inputs:
+                raise ServerError(f"{path}: model '{model}' has no input '{name}'; its inputs are {', '.join(inputs)}")
+        yield {"inputs": [_input(path, inputs[name], row[name], batches=batches) for name in row]}
+
+
+def _input(path: Path, spec: Mapping[str, Any], value: Any, *, batches: bool) -> dict[str, Any]:
+    """An input from a list, nested or flat, or from ``{"content": flat list, "shape": [...]}``; of a batch of one."""
+    dims = list(spec["dims"])
+    if isinstance(value, dict):
+        value, dims = value.get("content"), value.get("shape", dims)
+    array = np.array(value, object)
+    if array.shape == tuple(dims) or -1 not in dims:
+        shape = dims
+    elif dims.count(-1) == 1 and array.ndim == 1:
+        known = int(np.prod([size for size in dims if size >= 0], dtype=int))
+        shape = [array.size // known if size < 0 and known else size for size in dims]
+    else:
+        shape = list(array.shape)
+    if int(np.prod(shape, dtype=int)) != array.size or len(shape) != len(dims):
+        raise ServerError(
+            f"{path}: input '{spec['name']}' wants the shape {dims}; the value has the shape {list(array.shape)}"
+        )
+    datatype = BY_CONFIG_NAME[spec["data_type"]].name
+    return {
+        "name": spec["name"],
+        "datatype": datatype,
+        "shape": [1, *shape] if batches else shape,
+        "data": array.ravel().tolist(),
+    }
+
+
+def _from_traces(path: Path, model: str, fragments: list[Any]) -> Iterator[Document]:
+    """The requests whose inputs were recorded whole."""
+    named: dict[Any, str] = {}
+    inputs: dict[Any, list[dict[str, Any]]] = {}
+    for fragment in fragments:
+        if not isinstance(fragment, dict):
+            continue
+        number = fragment.get("id")
+        if "model_name" in fragment:
+            named[number] = fragment["model_name"]
+        if fragment.get("activity") == _TRACED:
+            inputs.setdefault(number, []).append(fragment["tensor"])
+    found = 0
+    for number, tensors in inputs.items():
+        if found < _MOST_REQUESTS and named.get(number) == model and all(_is_whole(each) for each in tensors):
+            found += 1
+            yield {"inputs": [_recorded(each) for each in tensors]}
+    if not found:
+        raise ServerError(
+            f"{path} has no request to model '{model}' with all values of its inputs: trace with level=TENSORS, and small requests"
+        )
+
+
+def _is_whole(tensor: Mapping[str, Any]) -> bool:
+    """Strings with commas cannot be told apart."""
+    count = int(np.prod(_shape(tensor), dtype=int))
+    return "bytes_left_out" not in tensor and (count == 1 or len(tensor["data"].split(",")) == count)
+
+
+def _recorded(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    shape, datatype = _shape(tensor), tensor["dtype"]
+    words = [tensor["data"]] if int(np.prod(shape, dtype=int)) == 1 else tensor["data"].split(",")
+    if datatype == "BYTES":
+        data: list[Any] = words
+    elif datatype == "BOOL":
+        data = [word == "1" for word in words]
+    else:
+        data = [int(word) if "INT" in datatype else float(word) for word in words]
+    return {"name": tensor["name"], "datatype": datatype, "shape": shape, "data": data}
+
+
+def _shape(tensor: Mapping[str, Any]) -> list[int]:
+    return [int(size) for size in tensor["shape"].split(",") if size]

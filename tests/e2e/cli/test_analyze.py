@@ -1,0 +1,170 @@
+"""``pybackend analyze``: real models, whose best configurations are known."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybackend.cli.commands import run
+from tests.support.repositories import write_model
+from tests.support.server import DEADLINE_S
+
+pytestmark = pytest.mark.e2e
+
+CONFIG = """\
+# Written by hand.
+backend: "python"
+max_batch_size: 4
+input [ { name: "IN" data_type: TYPE_FP32 dims: [4] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [4] } ]
+"""
+
+MODEL = """
+import fcntl, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        WORK
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(request, "IN").as_numpy())])
+            for request in requests
+        ]
+"""
+
+ONE_AT_A_TIME = """with open(__file__) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(0.02)"""
+"""A resource that all instances share, such as a device: a batch takes as long as one request."""
+
+EACH_ALONE = "time.sleep(0.02 * len(requests))"
+BREAKS_IN_BATCHES = "assert len(requests) == 1, 'one row only'\n        time.sleep(0.01)"
+QUICK = ("--window=0.3", "--clients=1,4")
+
+
+def repository(path: Path, name: str, work: str) -> Path:
+    write_model(path, name, MODEL.replace("WORK", work), CONFIG)
+    return path / name / "config.pbtxt"
+
+
+def command(path: Path, *flags: str) -> list[str]:
+    own = [f"--repository={path}", f"--output={path}-out", *QUICK, *flags]
+    return [sys.executable, "-m", "pybackend", "analyze", *own]
+
+
+def analyze(path: Path, *flags: str) -> tuple[str, dict[str, Any]]:
+    """What the command shows, and its results."""
+    ended = subprocess.run(command(path, *flags), capture_output=True, text=True, timeout=DEADLINE_S * 3, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, json.loads(Path(f"{path}-out/results.json").read_text())
+
+
+def test_batches_are_found_for_a_model_that_profits_from_them(tmp_path):
+    config = repository(tmp_path / "models", "device", ONE_AT_A_TIME)
+    shown, found = analyze(
+        tmp_path / "models", "device", "--trials=2", "--instances=1", "--batch-sizes=4", "--delays=0", "--write"
+    )
+    assert "The best configuration is 1 instance, batches of up to 4: " in shown
+    assert "\n+dynamic_batching {" in shown
+    assert f"written: {config}" in shown
+    assert config.read_text().startswith(CONFIG)
+    assert "dynamic_batching" in config.read_text()
+    assert len(found["compared"]) == 4
+    best = found["outcomes"][1]["rungs"][-1]
+    assert set(best["inside"]["device"]["batches"]) & {"2", "3", "4"}
+    assert best["inside"]["device"]["closed"]
+    assert best["memory_bytes"] > 0
+    page = Path(f"{tmp_path}/models-out/report.html").read_text()
+    assert page.count("<svg") == 4
+    assert "Why the batches of device did not grow" in page
+
+
+@pytest.mark.thorough
+def test_instances_are_found_for_a_model_that_profits_from_them(tmp_path):
+    config = repository(tmp_path / "models", "alone", EACH_ALONE)
+    shown, _ = analyze(tmp_path / "models", "alone", "--trials=4", "--instances=1,3", "--batch-sizes=4", "--delays=0")
+    assert "The best configuration is 3 instances" in shown
+    assert config.read_text() == CONFIG
+
+
+@pytest.mark.thorough
+def test_steps_of_an_ensemble_are_varied_and_an_open_loop_has_one_rate(tmp_path):
+    repository(tmp_path / "models", "step", EACH_ALONE)
+    ensemble = CONFIG.replace('"python"', '""') + (
+        'platform: "ensemble" ensemble_scheduling { step [ { model_name: "step" model_version: -1 '
+        'input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } ] }'
+    )
+    (tmp_path / "models/pipeline/1").mkdir(parents=True)
+    (tmp_path / "models/pipeline/config.pbtxt").write_text(ensemble)
+    flags = ("--trials=1", "--instances=2", "--batch-sizes=4", "--rate=20", "--objective=latency")
+    _, found = analyze(tmp_path / "models", "pipeline", *flags)
+    assert list(found["present"]) == ["step"]
+    assert [rung["clients"] for rung in found["outcomes"][0]["rungs"]] == [4]
+    assert list(found["outcomes"][0]["rungs"][0]["answers"]) == ["pipeline"]
+
+
+@pytest.mark.thorough
+def test_a_configuration_with_which_the_model_fails_is_one_that_failed(tmp_path):
+    repository(tmp_path / "models", "rows", BREAKS_IN_BATCHES)
+    data = tmp_path / "values.json"
+    data.write_text('{"data": [{"IN": [1, 2, 3, 4]}, {"IN": {"content": [5, 6, 7, 8], "shape": [4]}}]}')
+    flags = ("--trials=2", "--instances=1", "--batch-sizes=4", "--delays=5ms", f"--data={data}")
+    shown, found = analyze(tmp_path / "models", "rows", *flags)
+    assert "requests with an error" in found["outcomes"][1]["failed"]
+    assert "one row only" in found["outcomes"][1]["failed"]
+    assert "No configuration is better than the present one." in shown
+
+
+def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
+    repository(tmp_path / "models", "device", ONE_AT_A_TIME)
+    models, out = f"--repository={tmp_path}/models", f"--output={tmp_path}/out"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/results.json").write_text("{}")
+    for arguments, said in (
+        ([models, out, "devise"], "has no model 'devise'; it has device"),
+        ([models, out, "device"], "--resume goes on with it"),
+        ([models, out, "device", "--resume"], "holds no results of `pybackend analyze`"),
+        ([models, out, "device", "--p99=fast"], "'fast' is no value such as 20ms"),
+        ([models, out, "device", "--instances=4..x"], "is no list such as 1,2,4"),
+        ([models, out, "device", f"--compare={tmp_path}/none.json"], "cannot read"),
+        ([models, f"--output={tmp_path}/2", "device", f"--data={tmp_path}/none.json", *QUICK], "cannot read"),
+    ):
+        assert run(["analyze", *arguments]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_a_report_and_no_process_and_the_same_command_goes_on(tmp_path):
+    config = repository(tmp_path / "models", "device", ONE_AT_A_TIME)
+    flags = ("--trials=1", "--instances=2", "--batch-sizes=4", "--delays=0", "device")
+    started = command(tmp_path / "models", *flags)
+    process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("trial 1"):
+            break
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert "report: " in shown
+    assert "--resume goes on" in errors
+    assert config.read_text() == CONFIG
+    assert not re.search("Traceback", errors)
+    assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and str(tmp_path).encode() in _command_of(pid)]
+    resumed = subprocess.run([*started, "--resume"], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert resumed.stdout.startswith("trial 1 of 1")
+    assert "report: " in resumed.stdout
+
+
+def _command_of(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
