@@ -81,7 +81,7 @@ def make_parser() -> CommandParser:
         prog="pybackend analyze",
         usage="pybackend analyze --repository=DIRECTORY [--FLAG[=VALUE]]... MODEL... [-- SERVE_FLAG...]",
         description="Serves the models here, measures them under load with different numbers of instances, sizes of batches, delays and "
-        "threads, and writes a report with the three best configurations. Of an ensemble, the steps are varied.",
+        "threads, and writes a report with the three best configurations. An ensemble gets requests, and its steps are varied.",
         epilog="Flags after -- are for the server that it starts. Nothing in the repository changes without --write. exit status: 0 if "
         "a report was written, 1 if not",
     )

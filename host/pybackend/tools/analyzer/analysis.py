@@ -41,7 +41,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Goal:
-    """What the best configuration is."""
+    """The aim of the search, and its limits."""
 
     objective: str = (
         "throughput"  # or latency: the lowest 99th percentile; or cost: the most inferences for processor time
@@ -350,13 +350,13 @@ def _key(choice: Choice) -> str:
 
 
 def described(choice: Choice) -> str:
-    """A choice in words."""
+    """A choice as text."""
     if len(choice) == 1:
         return str(next(iter(choice.values())))
     return "; ".join(f"{name}: {each}" for name, each in choice.items()) or "as it is"
 
 
 def shown(rung: Rung) -> str:
-    """A measurement in words."""
+    """A measurement as text."""
     noisy = "" if rung.is_steady else ", noisy"
     return f"{rung.infer_per_s:.0f} inferences/s with {rung.clients} client{'s' if rung.clients > 1 else ''}, p99 {rung.p99_ms:.1f} ms{noisy}"

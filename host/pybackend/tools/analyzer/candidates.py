@@ -1,4 +1,4 @@
-"""What an analysis varies of a model's configuration, and how a choice is written into config.pbtxt."""
+"""The fields of a configuration that an analysis varies, and how a choice is written into config.pbtxt."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Space:
     threads: Sequence[int]
 
     def of(self, config: Mapping[str, Any]) -> Space:
-        """What can be varied of a model with this configuration.
+        """The values for a model with this configuration.
 
         A model whose configuration says that it takes no batches, or whose requests belong to sequences, gets no dynamic
         batches; ``threads`` are for backends with a parameter for them.
@@ -136,7 +136,7 @@ def override(config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
 
 
 def edited(text: str, config: Mapping[str, Any], candidate: Candidate) -> str:
-    """The text of a config.pbtxt with this choice. What the choice does not change stays as its author wrote it.
+    """The text of a config.pbtxt with this choice. The rest stays as its author wrote it.
 
     ``config``: the complete configuration that the server made of the text.
     """

@@ -1,7 +1,7 @@
 """The program that sends requests to a server and measures it, one job after the other: ``python -m``.
 
 It reads a line of JSON for each job from standard input, writes one with the result to standard output, and ends with its
-input. It is a process of its own, so that it shares no interpreter with the server.
+input. It shares no interpreter with the server.
 
 A closed loop: each of its clients sends its next request when it has its answer. An open loop: requests are due at random moments,
 as those of many independent users are, and a request that must wait for a free connection waits since it was due. So a server
@@ -191,7 +191,7 @@ class Job:
         self._first_error = self._first_error or error
 
     def fail(self, reason: str) -> None:
-        """End the measurement: nothing can be said of this server."""
+        """End the measurement without figures."""
         if not self._failed.done():
             self._failed.set_result(reason)
 

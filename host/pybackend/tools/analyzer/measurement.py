@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the clients of one model saw."""
+    """Figures from the clients of one model."""
 
     infer_per_s: float
     least_per_s: float  # in one of the windows
@@ -58,7 +58,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Inside:
-    """What the server says of one model."""
+    """Figures of one model from the server."""
 
     parts_ms: Mapping[str, float]  # where an average request's time goes
     batches: Mapping[str, int]  # executions by their sizes
@@ -77,12 +77,12 @@ class Rung:
 
     @property
     def infer_per_s(self) -> float:
-        """Of all models together."""
+        """The throughput for all models together."""
         return sum(each.infer_per_s for each in self.answers.values())
 
     @property
     def p99_ms(self) -> float:
-        """Of the slowest model."""
+        """The 99th percentile for the slowest model."""
         return max(each.p99_ms for each in self.answers.values())
 
     @property
@@ -107,7 +107,7 @@ class MeasurementError(ServerError):
 
 
 class Bench:
-    """Sends requests to models of a server, each from a process of its own, and reads the server's figures.
+    """Sends requests to models of a server, each from a separate process, and reads the server's figures.
 
     ``varied``: the models whose figures are read; those of ensembles are their steps.
     """

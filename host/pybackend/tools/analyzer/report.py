@@ -51,7 +51,7 @@ def diffs(outcome: Outcome, configs: Mapping[str, Any], texts: Mapping[str, str]
 
 
 def verdict(results: Results) -> str:
-    """What the analysis has found, in a sentence or two."""
+    """The finding in a sentence or two."""
     ranked = results.ranked()
     if not ranked:
         closest = max(
