@@ -7,7 +7,7 @@ a part of a property's text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Page:
         self._root: str = context.client.request.scope.get("root_path", "")
         self.watch: Watch = watches.of(self.session)
         self._seen = -1
-        self._on_look: list[Callable[[], None]] = []
+        self._on_look: list[Callable[[], Awaitable[None] | None]] = []
         self._banner: Any = None
         self.watch.open()
         context.client.on_delete(self._leave)
@@ -52,6 +52,7 @@ class Page:
     def frame(self, title: str, current: str) -> Iterator[None]:
         """The page around its content. ``current``: the path of its entry in the bar."""
         ui.page_title(f"{title} - pybackend" if title else "pybackend")
+        ui.colors(primary="#2f66d0", negative="#b3261e", positive="#1a7f4b")
         dark = ui.dark_mode(value=self.session.dark)
         with ui.header().classes("bar"):
             _link("pybackend", self.href("/")).classes("brand")
@@ -73,16 +74,18 @@ class Page:
         self.on_look(self._show_trouble)
         ui.timer(_REFRESH_S, self._refresh)
 
-    def on_look(self, show: Callable[[], None]) -> None:
-        """Call a function now, and after each look at the server."""
+    def on_look(self, show: Callable[[], Awaitable[None] | None]) -> None:
+        """Call a function after each look at the server, and soon after the page has opened."""
         self._on_look.append(show)
-        show()
 
-    def _refresh(self) -> None:
-        if self.watch.looks != self._seen:
-            self._seen = self.watch.looks
-            for show in self._on_look:
-                show()
+    async def _refresh(self) -> None:
+        if self.watch.looks == self._seen:
+            return
+        self._seen = self.watch.looks
+        for show in self._on_look:
+            wait = show()
+            if wait is not None:
+                await wait
 
     def _show_trouble(self) -> None:
         watch = self.watch
