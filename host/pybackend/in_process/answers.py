@@ -31,23 +31,24 @@ class InferenceResponse:
 class _Reader:
     """The common part of both kinds of iterators, which wait differently."""
 
-    def __init__(self, model: Any, call: Call, crossing: Crossing, request_id: str, *, raises: bool) -> None:
+    __slots__ = ("_call", "_error", "_is_over", "_model", "_only", "_raises")
+
+    def _begin(self, model: Any, call: Call, *, raises: bool) -> None:
         self._model = model
         self._call = call
-        self._crossing = crossing
-        self._request_id = request_id
         self._raises = raises
         self._is_over = False
         self._only: InferenceResponse | None = None
         self._error: TritonError | None = None
+        call.crossing.send(call.begin)
 
     def cancel(self) -> None:
         """Tell the model that nobody wants the answer; an error says so in its place unless it comes before."""
-        self._crossing.send(self._call.cancel)
+        self._call.crossing.send(self._call.cancel)
 
     def __del__(self) -> None:
         if not self._is_over:
-            self._crossing.send(self._call.abandon)
+            self._call.crossing.send(self._call.abandon)
 
     def _response(self, answer: Answer) -> InferenceResponse:
         self._is_over = answer.final
@@ -55,8 +56,8 @@ class _Reader:
         if error is not None and self._raises:
             self._error = error
             raise error
-        parameters = dict(answer.parameters)
-        return InferenceResponse(self._model, self._request_id, parameters, answer.outputs, error, answer.final)
+        parameters = dict(answer.parameters) if answer.parameters else {}
+        return InferenceResponse(self._model, self._call.request_id, parameters, answer.outputs, error, answer.final)
 
     def _note_only(self, response: InferenceResponse) -> None:
         """Note the first response; a second one may only end the answer."""
@@ -77,10 +78,12 @@ class _Reader:
 class ResponseIterator(_Reader):
     """The responses to a call, in order. ``outputs`` and ``parameters`` are those of the only response."""
 
-    def __init__(self, *about: Any, answers: SimpleQueue[Answer], raises: bool) -> None:
-        super().__init__(*about, raises=raises)
+    __slots__ = ("_answers", "_pid")
+
+    def __init__(self, model: Any, call: Call, answers: SimpleQueue[Answer], *, raises: bool) -> None:
         self._answers = answers
         self._pid = os.getpid()
+        self._begin(model, call, raises=raises)
 
     def __iter__(self) -> Self:
         return self
@@ -97,7 +100,7 @@ class ResponseIterator(_Reader):
             self.cancel()
             raise
         if self._call.is_paused and self._answers.empty():
-            self._crossing.send(self._call.resume)
+            self._call.crossing.send(self._call.resume)
         return self._response(answer)
 
     @property
@@ -121,45 +124,56 @@ class ResponseIterator(_Reader):
 class Mailbox:
     """Answers on their way to a caller's event loop."""
 
-    __slots__ = ("_answers", "_crossing", "_waiter")
+    __slots__ = ("_crossing", "_waiter", "waiting")
 
     def __init__(self, crossing: Crossing) -> None:
         self._crossing = crossing
-        self._answers: deque[Answer] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self.waiting: deque[Answer] = deque()  # the answers that nobody has read
 
     def deliver(self, answer: Answer) -> None:
         """Take an answer; called on the engine's loop."""
-        self._answers.append(answer)
+        self.waiting.append(answer)
         self._crossing.send(self._wake)
 
     def backlog(self) -> int:
         """The number of answers that nobody has read."""
-        return len(self._answers)
+        return len(self.waiting)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def get(self) -> Answer:
-        """Wait for the next answer, on the caller's loop."""
+    def arrival(self) -> Generator[Any, None, None]:
+        """Wait, on the caller's loop, until there is an answer."""
         if self._waiter is not None:
             raise InvalidArgumentError("another task reads these responses already")
-        while not self._answers:
+        while not self.waiting:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._waiter
+                yield from self._waiter
             finally:
                 self._waiter = None
-        return self._answers.popleft()
+
+
+class _Awaited:
+    """Makes a generator of awaited futures something to await."""
+
+    def __init__(self, steps: Generator[Any, None, InferenceResponse]) -> None:
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, None, InferenceResponse]:
+        return self._steps
 
 
 class AsyncResponseIterator(_Reader):
     """The responses to a call, in order, without blocking the event loop; ``await`` it for the only response."""
 
-    def __init__(self, *about: Any, answers: Mailbox, raises: bool) -> None:
-        super().__init__(*about, raises=raises)
+    __slots__ = ("_answers",)
+
+    def __init__(self, model: Any, call: Call, answers: Mailbox, *, raises: bool) -> None:
         self._answers = answers
+        self._begin(model, call, raises=raises)
 
     def __aiter__(self) -> Self:
         return self
@@ -168,20 +182,23 @@ class AsyncResponseIterator(_Reader):
         """Wait for the next response. Raises TritonError: the request has failed."""
         if self._is_over:
             raise StopAsyncIteration
-        try:
-            answer = await self._answers.get()
-        except asyncio.CancelledError:  # nobody waits any more
-            self.cancel()
-            raise
-        if self._call.is_paused and not self._answers.backlog():
-            self._crossing.send(self._call.resume)
-        return self._response(answer)
+        return await _Awaited(self._next())
 
     def __await__(self) -> Generator[Any, None, InferenceResponse]:
         """Wait for the only response. Raises InvalidArgumentError: there are several."""
-        return self._await_only().__await__()
-
-    async def _await_only(self) -> InferenceResponse:
-        async for response in self:
-            self._note_only(response)
+        while not self._is_over:
+            self._note_only((yield from self._next()))
         return self._noted()
+
+    def _next(self) -> Generator[Any, None, InferenceResponse]:
+        answers = self._answers
+        if not answers.waiting:
+            try:
+                yield from answers.arrival()
+            except asyncio.CancelledError:  # nobody waits any more
+                self.cancel()
+                raise
+        answer = answers.waiting.popleft()
+        if self._call.is_paused and not answers.waiting:
+            self._call.crossing.send(self._call.resume)
+        return self._response(answer)

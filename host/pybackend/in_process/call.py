@@ -6,16 +6,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import Admission, Route, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.response_stream import MOST_WAITING
 from pybackend.errors import InferenceError
-from pybackend.in_process.tensor import Tensor, WireTensor
+from pybackend.in_process.crossing import Crossing
+from pybackend.in_process.tensor import Tensor
 from pybackend.inference.pending import CANCELLED, PendingRequest
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
@@ -28,69 +28,105 @@ PROTOCOL = "in_process"
 SENDER = Sender(PROTOCOL)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, eq=False):
     """A response with copies of its outputs, or its error."""
 
     outputs: dict[str, Tensor]
-    parameters: Mapping[str, ParameterValue]
+    parameters: Mapping[str, ParameterValue] | None
     error: InferenceError | None
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
-    """Where answers go; both are called on the engine's loop."""
-
-    deliver: Callable[[Answer], object]
-    backlog: Callable[[], int]  # the number of answers that nobody has read
+Deliver = Callable[[Answer], object]
+"""Takes an answer on the engine's loop, and passes it on to the thread or the event loop that waits for it."""
 
 
 def _nowhere(_answer: Answer) -> None:
     """For answers that nobody reads any more."""
 
 
-_NOBODY = Receiver(_nowhere, int)
-
 _UNEXPECTED = InferenceError("internal error: see the server's log")
+
+_MOST_ROUTES = 256
+
+Shape = tuple[str, str, Sequence[int]]
+"""An input's name, datatype and shape."""
+
+
+class Routes:
+    """The ways to a model for requests like earlier ones, which were completely checked."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Shape, ...], tuple[Route, int]] = {}
+
+    def find(self, shapes: tuple[Shape, ...]) -> tuple[Route, int] | None:
+        """The route, and the batch size; None if there is none, or it must be tried without."""
+        return self._known.get(shapes)
+
+    def note(self, shapes: tuple[Shape, ...], route: Route, batch_size: int) -> None:
+        """Remember a route."""
+        if len(self._known) >= _MOST_ROUTES:
+            self._known.clear()
+        self._known[shapes] = route, batch_size
 
 
 class Call:
-    """A call; its methods are steps for the engine's loop. ``on_taken`` is called once its tensors were read."""
+    """A call; its methods are steps for the engine's loop.
+
+    Args:
+        engine: serves the request.
+        crossing: leads to its loop.
+        request: its inputs may be memory of the caller's.
+        routes: of requests to this model.
+        deliver: takes the answers.
+        backlog: the number of answers that nobody has read.
+        on_taken: called once the caller's memory was read.
+    """
 
     __slots__ = (
         "_admission",
+        "_backlog",
         "_copying",
+        "_deliver",
         "_engine",
         "_is_cancelled",
         "_on_taken",
         "_pending",
-        "_receiver",
         "_request",
         "_responses",
-        "_tensors",
+        "_routes",
+        "crossing",
         "is_paused",
     )
 
     def __init__(
         self,
         engine: InferenceEngine,
+        crossing: Crossing,
         request: InferenceRequest,
-        tensors: Sequence[WireTensor],
-        receiver: Receiver,
+        routes: Routes,
+        deliver: Deliver,
+        backlog: Callable[[], int],
         on_taken: Callable[[], object] | None = None,
     ) -> None:
         self._engine = engine
+        self.crossing = crossing  # to the engine's loop
         self._request = request
-        self._tensors = tensors
-        self._receiver = receiver
+        self._routes = routes
+        self._deliver = deliver
+        self._backlog = backlog
         self._on_taken = on_taken
         self._admission: Admission | None = None
         self._pending: PendingRequest | None = None
-        self._responses: deque[InferenceResponse] = deque()
+        self._responses: deque[InferenceResponse] | None = None
         self._copying: asyncio.Task[None] | None = None
         self._is_cancelled = False
         self.is_paused = False  # the model waits for the reader
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for the request."""
+        return self._request.id
 
     # Towards the engine
 
@@ -98,44 +134,54 @@ class Call:
         """Send the request to its model."""
         try:
             request = self._request
-            self._admission = self._engine.open(request.model_name, request.model_version, SENDER)
-            for tensor in self._tensors:
-                if len(tensor.data) >= LARGE_COPY_BYTES:
-                    self._copying = asyncio.get_running_loop().create_task(self._begin_slowly())
-                    return
-            request.inputs = [self._input(tensor) for tensor in self._tensors]
+            shapes = _shapes_if_small(request.inputs)
+            if shapes is not None and not self._engine.tracer.active:
+                known = self._routes.find(shapes)
+                if known is not None:
+                    route, request.batch_size = known
+                    self._pending = route.submit(request, self._on_response)
+                    if self._pending is not None:
+                        return
+            self._admission = admission = self._engine.open(request.model_name, request.model_version, SENDER)
+            if shapes is None and any(is_large(tensor) for tensor in request.inputs):
+                self._copying = asyncio.get_running_loop().create_task(self._begin_slowly())
+                return
+            if shapes is None:
+                for tensor in request.inputs:
+                    self._lend(tensor)
             self._submit()
+            route = admission.route()
+            if shapes is not None and route is not None:
+                self._routes.note(shapes, route, request.batch_size)
         except InferenceError as error:
             self._refuse(error)
         except Exception:  # the caller waits for an answer
             log.exception("a request for model '%s' failed", self._request.model_name)
             self._refuse(_UNEXPECTED.again())
 
-    def _input(self, tensor: WireTensor) -> InputTensor:
-        name, datatype, shape, data = tensor
-        taken = InputTensor(name, datatype, shape, data)
-        if len(data) > INLINE_BYTES:
-            assert self._admission is not None
-            taken.lease = lease = self._admission.allocate(len(data), name)
-            if lease is not None:
-                taken.data = lease.view
-                lease.view[:] = data
-        return taken
+    def _lend(self, tensor: InputTensor) -> Buffer | None:
+        """Give a tensor the model's memory, and fill that unless it is large; returns the bytes that are still to be copied."""
+        data = tensor.data
+        assert data is not None
+        assert self._admission is not None
+        if len(data) <= INLINE_BYTES:
+            return None
+        tensor.lease = self._admission.allocate(len(data), tensor.name)
+        if tensor.lease is None and not is_large(tensor):
+            return None
+        tensor.data = memoryview(bytearray(len(data))) if tensor.lease is None else tensor.lease.view
+        if len(data) >= LARGE_COPY_BYTES:
+            return data
+        tensor.data[:] = data
+        return None
 
     async def _begin_slowly(self) -> None:
         """Copy large tensors in threads."""
-        admission, request = self._admission, self._request
-        assert admission is not None
         try:
-            for tensor in self._tensors:
-                if len(tensor.data) < LARGE_COPY_BYTES:
-                    request.inputs.append(self._input(tensor))
-                    continue
-                taken = InputTensor(tensor.name, tensor.datatype, tensor.shape)
-                request.inputs.append(taken)
-                taken.lease = admission.allocate(len(tensor.data), tensor.name)
-                taken.data = memoryview(bytearray(len(tensor.data))) if taken.lease is None else taken.lease.view
-                await copy_bytes(taken.data, tensor.data)
+            for tensor in self._request.inputs:
+                data = self._lend(tensor)
+                if data is not None:
+                    await copy_bytes(memoryview(tensor.data), data)  # type: ignore[arg-type]  # it has memory now
             if self._is_cancelled:
                 raise CANCELLED.again()
             self._submit()
@@ -158,7 +204,6 @@ class Call:
         self._pending = admission.submit(request, self._on_response)
 
     def _taken(self) -> None:
-        self._tensors = ()
         if self._on_taken is not None:
             self._on_taken()
             self._on_taken = None
@@ -168,7 +213,7 @@ class Call:
         if self._admission is not None:
             self._admission.release()
         self._taken()
-        self._deliver(Answer({}, {}, error, final=True))
+        self._pass(Answer({}, None, error, final=True))
 
     def cancel(self) -> None:
         """The caller does not want the answer."""
@@ -184,43 +229,45 @@ class Call:
 
     def abandon(self) -> None:
         """The caller reads no more answers; the model goes on."""
-        self._receiver = _NOBODY
+        self._deliver, self._backlog = _nowhere, int
         self.resume()
 
     # Back to the caller
 
     def _on_response(self, response: InferenceResponse) -> None:
-        if self._copying is not None or any(len(output.data) >= LARGE_COPY_BYTES for output in response.outputs):
+        if self._copying is not None:
+            assert self._responses is not None
             self._responses.append(response)
-            if self._copying is None:
-                self._copying = asyncio.get_running_loop().create_task(self._copy_slowly())
             return
-        self._pass_on(response, [bytearray(output.data) for output in response.outputs])
-
-    async def _copy_slowly(self) -> None:
-        """Copy large outputs in threads; the responses behind them wait."""
-        while self._responses:
-            response = self._responses.popleft()
-            copies: list[Any] = []
+        outputs: dict[str, Tensor] = {}
+        if response.error is None:
             for output in response.outputs:
-                copies.append(np.empty(len(output.data), np.uint8).data)  # a bytearray would be zeroed first
-                await copy_bytes(copies[-1], output.data)
-            self._pass_on(response, copies)
+                if len(output.data) >= LARGE_COPY_BYTES:
+                    self._responses = deque([response])
+                    self._copying = asyncio.get_running_loop().create_task(self._copy_slowly(self._responses))
+                    return
+                outputs[output.name] = Tensor.of_model(output.datatype, output.shape, bytearray(output.data))
+        answer = Answer(outputs, response.parameters, response.error, response.final)
+        response.release()
+        self._pass(answer)
+
+    async def _copy_slowly(self, responses: deque[InferenceResponse]) -> None:
+        """Copy large outputs in threads; the responses behind them wait."""
+        while responses:
+            response = responses.popleft()
+            outputs: dict[str, Tensor] = {}
+            for output in () if response.error is not None else response.outputs:
+                copy = np.empty(len(output.data), np.uint8).data  # a bytearray would be zeroed first
+                await copy_bytes(copy, output.data)
+                outputs[output.name] = Tensor.of_model(output.datatype, output.shape, copy)
+            answer = Answer(outputs, response.parameters, response.error, response.final)
+            response.release()
+            self._pass(answer)
         self._copying = None
 
-    def _pass_on(self, response: InferenceResponse, copies: Sequence[Buffer]) -> None:
-        error = response.error
-        outputs: dict[str, Tensor] = {}
-        if error is None:
-            for output, copy in zip(response.outputs, copies, strict=True):
-                outputs[output.name] = Tensor.of_model(output.datatype, output.shape, copy)
-        answer = Answer(outputs, response.parameters or {}, error, response.final)
-        response.release()
+    def _pass(self, answer: Answer) -> None:
+        error = answer.error
         self._deliver(answer)
-
-    def _deliver(self, answer: Answer) -> None:
-        receiver, error = self._receiver, answer.error
-        receiver.deliver(answer)
         if answer.final:
             self._pending = None
             answers = self._engine.answers[PROTOCOL]
@@ -228,8 +275,24 @@ class Call:
                 answers.ok += 1
             else:
                 answers.add(error.code.name)
-        elif self._pending is not None and receiver.backlog() >= MOST_WAITING:
+        elif self._pending is not None and self._backlog() >= MOST_WAITING:
             self.is_paused = True
             self._pending.pause()
-            if not receiver.backlog():  # the reader was faster, and saw no pause
+            if not self._backlog():  # the reader was faster, and saw no pause
                 self.resume()
+
+
+def is_large(tensor: InputTensor) -> bool:
+    """Whether its bytes may be the caller's memory."""
+    return tensor.data is not None and len(tensor.data) >= LARGE_COPY_BYTES
+
+
+def _shapes_if_small(tensors: Sequence[InputTensor]) -> tuple[Shape, ...] | None:
+    """What tells requests apart whose tensors all travel in messages; None if one does not, or has strings, to be checked."""
+    shapes = []
+    for tensor in tensors:
+        data = tensor.data
+        if data is None or len(data) > INLINE_BYTES or tensor.datatype == "BYTES":
+            return None
+        shapes.append((tensor.name, tensor.datatype, tensor.shape))
+    return tuple(shapes)

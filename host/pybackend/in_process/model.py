@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,14 +14,14 @@ from typing import Any
 
 from pybackend.engine.description import ModelDescription
 from pybackend.in_process.answers import AsyncResponseIterator, InferenceResponse, Mailbox, ResponseIterator
-from pybackend.in_process.call import Answer, Call, Receiver
+from pybackend.in_process.call import Answer, Call, Deliver, Routes, is_large
 from pybackend.in_process.crossing import Crossing, crossing_to_caller
 from pybackend.in_process.errors import InvalidArgumentError, TritonError, UnsupportedError, error_of
 from pybackend.in_process.host_thread import HostThread
 from pybackend.in_process.life import Life
-from pybackend.in_process.tensor import MemoryType, WireTensor, tensor_of
+from pybackend.in_process.tensor import MemoryType, tensor_of
 from pybackend.inference import request as engine
-from pybackend.inference.tensor import INT64_MAX, LARGE_COPY_BYTES
+from pybackend.inference.tensor import INT64_MAX
 from pybackend.protocol.documents.metadata import model_metadata
 
 _UINT64_MAX = 2**64 - 1
@@ -65,6 +66,7 @@ class Model:
         self.version = version
         self.state = state  # as the repository index had it, ``""`` if it was not read
         self.reason = reason
+        self._routes = Routes()
         self._version = "" if version == -1 else str(version)
 
     def __repr__(self) -> str:
@@ -84,22 +86,21 @@ class Model:
         Large arrays were read when this returns. Raises TritonError: the request is wrong, or there is no server. Errors of the
         model are raised by the iterator, or are in its responses unless ``raise_on_error``.
         """
-        request, host, sent, tensors = self._request(inference_request, fields)
+        host, sent, queue = self._request(inference_request, fields)
         answers: SimpleQueue[Answer] = SimpleQueue()
-        deliver: Any = answers.put
-        if request.response_queue is not None:
-            if isinstance(request.response_queue, asyncio.Queue):
+        deliver: Deliver = answers.put
+        backlog = answers.qsize
+        if queue is not None:
+            if isinstance(queue, asyncio.Queue):
                 raise InvalidArgumentError("infer() needs a queue.SimpleQueue: async_infer() takes an asyncio.Queue")
-            deliver = partial(self._deliver_twice, answers.put, request.response_queue.put, request.request_id)
-        receiver = Receiver(deliver, answers.qsize if request.response_queue is None else int)
+            deliver, backlog = partial(self._deliver_twice, deliver, queue.put, sent.id), int
         taken: SimpleQueue[None] | None = None
-        if any(len(tensor.data) >= LARGE_COPY_BYTES for tensor in tensors):
-            taken = SimpleQueue()
-        call = Call(host.server.engine, sent, tensors, receiver, None if taken is None else partial(taken.put, None))
-        host.crossing.send(call.begin)
-        responses = ResponseIterator(
-            self, call, host.crossing, request.request_id, answers=answers, raises=raise_on_error
-        )
+        for tensor in sent.inputs:
+            if is_large(tensor):
+                taken = SimpleQueue()
+        on_taken = None if taken is None else partial(taken.put, None)
+        call = Call(host.server.engine, host.crossing, sent, self._routes, deliver, backlog, on_taken)
+        responses = ResponseIterator(self, call, answers, raises=raise_on_error)
         if taken is not None:
             taken.get()
         return responses
@@ -112,53 +113,39 @@ class Model:
         Otherwise like :meth:`infer`, but arrays of a megabyte and more are read until the first response arrives.
         """
         crossing = crossing_to_caller()
-        request, host, sent, tensors = self._request(inference_request, fields)
+        host, sent, queue = self._request(inference_request, fields)
         answers = Mailbox(crossing)
-        deliver: Any = answers.deliver
-        if request.response_queue is not None:
-            put = partial(_put_across, crossing, request.response_queue)
-            deliver = partial(self._deliver_twice, answers.deliver, put, request.request_id)
-        receiver = Receiver(deliver, answers.backlog if request.response_queue is None else int)
-        call = Call(host.server.engine, sent, tensors, receiver)
-        host.crossing.send(call.begin)
-        return AsyncResponseIterator(
-            self, call, host.crossing, request.request_id, answers=answers, raises=raise_on_error
-        )
+        deliver: Deliver = answers.deliver
+        backlog = answers.backlog
+        if queue is not None:
+            put = partial(_put_across, crossing, queue)
+            deliver, backlog = partial(self._deliver_twice, deliver, put, sent.id), int
+        call = Call(host.server.engine, host.crossing, sent, self._routes, deliver, backlog)
+        return AsyncResponseIterator(self, call, answers, raises=raise_on_error)
 
     def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: Answer) -> None:
         error = None if answer.error is None else error_of(answer.error)
         first(answer)
-        second(InferenceResponse(self, request_id, dict(answer.parameters), answer.outputs, error, answer.final))
+        second(InferenceResponse(self, request_id, dict(answer.parameters or {}), answer.outputs, error, answer.final))
 
     def _request(
         self, request: InferenceRequest | None, fields: dict[str, Any]
-    ) -> tuple[InferenceRequest, HostThread, engine.InferenceRequest, list[WireTensor]]:
-        """The caller's request, the thread that serves it, and both parts of it as the engine takes them."""
+    ) -> tuple[HostThread, engine.InferenceRequest, Any]:
+        """The thread that serves, the request as the engine takes it, and the caller's queue for responses, if any."""
         if request is None:
-            try:
-                request = InferenceRequest(self, **fields)
-            except TypeError as error:
-                raise InvalidArgumentError(str(error).replace("InferenceRequest.__init__()", "infer()")) from None
+            for name in fields:
+                if name not in _FIELDS:
+                    raise InvalidArgumentError(f"infer() got an unexpected keyword argument '{name}'")
         elif fields:
             raise InvalidArgumentError("pass a request, or its fields, but not both")
+        else:
+            fields = {name: getattr(request, name) for name in _FIELDS}
         host = self._life.host
-        tensors = [tensor_of(name, value) for name, value in request.inputs.items()]
-        sent = engine.InferenceRequest(self.name, self._version)
-        if request.request_id:
-            sent.id = _text("request_id", request.request_id)
-        if request.correlation_id:
-            sent.correlation_id = _correlation_id(request.correlation_id)
-        for name, number in (("flags", request.flags), ("priority", request.priority), ("timeout", request.timeout)):
-            if number:
-                _check_number(name, number, _UINT64_MAX)
-                setattr(sent, "timeout_us" if name == "timeout" else name, number)
-        if request.parameters:
-            sent.parameters = {
-                _text("a parameter's name", name): _value(name, request.parameters[name]) for name in request.parameters
-            }
-        if request.output_memory_type not in _HOST_MEMORY:
-            raise UnsupportedError("outputs lie in the host's memory: output_memory_type can be CPU only")
-        return request, host, sent, tensors
+        inputs = [tensor_of(name, value) for name, value in fields.get("inputs", {}).items()]
+        sent = engine.InferenceRequest(self.name, self._version, "", inputs)
+        if len(fields) == 1 and "inputs" in fields:  # true for nearly every request
+            return host, sent, None
+        return host, sent, _apply(sent, fields)
 
     # Facts
 
@@ -207,6 +194,27 @@ def statistics_of(life: Life, name: str, version: str) -> dict[str, Any]:
         return {"model_stats": [row async for part in engine.statistics(name, version) for row in part]}
 
     return life.ask(asked)
+
+
+_FIELDS = frozenset(each.name for each in dataclasses.fields(InferenceRequest) if each.name != "model")
+
+
+def _apply(sent: engine.InferenceRequest, fields: Mapping[str, Any]) -> Any:
+    """Set the fields that most requests do not have; returns the queue for responses, if any."""
+    if fields.get("request_id"):
+        sent.id = _text("request_id", fields["request_id"])
+    if fields.get("correlation_id"):
+        sent.correlation_id = _correlation_id(fields["correlation_id"])
+    for name, attribute in (("flags", "flags"), ("priority", "priority"), ("timeout", "timeout_us")):
+        number = fields.get(name, 0)
+        _check_number(name, number, _UINT64_MAX)
+        setattr(sent, attribute, int(number))
+    parameters = fields.get("parameters")
+    if parameters:
+        sent.parameters = {_text("a parameter's name", name): _value(name, parameters[name]) for name in parameters}
+    if fields.get("output_memory_type") not in _HOST_MEMORY:
+        raise UnsupportedError("outputs lie in the host's memory: output_memory_type can be CPU only")
+    return fields.get("response_queue")
 
 
 _HOST_MEMORY = (None, MemoryType.CPU, MemoryType.CPU_PINNED)

@@ -74,8 +74,8 @@ def _scope_of(scope: Message) -> dict[str, Any]:
 def _inner_path(path: str, root: str) -> str:
     rest = path.removeprefix(root) if root else path
     if root.endswith(_PREFIX) and not rest.startswith(f"{_PREFIX}/"):
-        return f"{_PREFIX}{rest}"
-    return rest
+        rest = f"{_PREFIX}{rest}"
+    return _PREFIX if rest == f"{_PREFIX}/" else rest  # a mount cannot be asked for itself without the slash
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pybackend.in_process.errors import InvalidArgumentError, UnsupportedError
-from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer
+from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
 from pybackend_wire.dlpack import DlpackError, export_memory, import_memory
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES, ITEMSIZE
@@ -31,15 +31,6 @@ class MemoryType(StrEnum):
     CPU = "CPU"
     CPU_PINNED = "CPU_PINNED"
     GPU = "GPU"
-
-
-class WireTensor(NamedTuple):
-    """An input as the engine takes it; ``data`` is private up to a size, and may be the caller's memory beyond."""
-
-    name: str
-    datatype: str
-    shape: Sequence[int]
-    data: Buffer
 
 
 class Tensor:
@@ -155,15 +146,21 @@ class Tensor:
     from_string_array = from_bytes_array
 
 
-def tensor_of(name: str, value: Any) -> WireTensor:
-    """An input in the form in which it travels. Raises InvalidArgumentError: the value cannot be a tensor."""
+def tensor_of(name: str, value: Any) -> InputTensor:
+    """An input; its bytes are private up to ``LARGE_COPY_BYTES``, and may be the caller's memory beyond.
+
+    Raises InvalidArgumentError: the value cannot be a tensor.
+    """
     if type(value) is np.ndarray:
+        row = BY_NUMPY.get(value.dtype)
+        if row is not None and value.nbytes < LARGE_COPY_BYTES:
+            return InputTensor(name, row.name, value.shape, value.tobytes())
         return _of_array(name, value)
     if isinstance(value, Tensor):
         data = value._data
         if len(data) < LARGE_COPY_BYTES:
             data = bytes(data)
-        return WireTensor(name, value._datatype, value.shape, data)
+        return InputTensor(name, value._datatype, value.shape, data)
     if isinstance(value, np.ndarray | np.generic):
         return _of_array(name, np.asarray(value))
     if isinstance(value, list | tuple):
@@ -178,12 +175,12 @@ def tensor_of(name: str, value: Any) -> WireTensor:
     )
 
 
-def _of_array(name: str, array: np.ndarray[Any, Any]) -> WireTensor:
+def _of_array(name: str, array: np.ndarray[Any, Any]) -> InputTensor:
     row = BY_NUMPY.get(array.dtype)
     if row is not None:
-        return WireTensor(name, row.name, array.shape, _octets(array))
+        return InputTensor(name, row.name, array.shape, _octets(array))
     if array.dtype.kind in _TEXT_KINDS:
-        return WireTensor(name, _STRINGS, array.shape, encode_elements(array.ravel().tolist()))
+        return InputTensor(name, _STRINGS, array.shape, encode_elements(array.ravel().tolist()))
     native = array.dtype.newbyteorder("=")
     if native in BY_NUMPY:
         return _of_array(name, array.astype(native))
@@ -203,7 +200,7 @@ def _flat(memory: Any) -> Buffer:
     return view.cast("B") if view.nbytes else b""
 
 
-def _of_strings(name: str, value: Sequence[Any]) -> WireTensor:
+def _of_strings(name: str, value: Sequence[Any]) -> InputTensor:
     try:
         elements = np.array(value, dtype=object)
     except ValueError:
@@ -215,4 +212,4 @@ def _of_strings(name: str, value: Sequence[Any]) -> WireTensor:
                 f"input '{name}' is a list with {type(element).__name__} objects: lists hold strings. Make an array with a "
                 "dtype, such as numpy.array(value, dtype=numpy.float32)"
             )
-    return WireTensor(name, _STRINGS, elements.shape, encode_elements(flat))
+    return InputTensor(name, _STRINGS, elements.shape, encode_elements(flat))
