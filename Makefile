@@ -44,7 +44,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-frameworks test-ray test-console locks lint format flags fuzz schema bench soak peers docs clean
+.PHONY: help demo test test-all test-frameworks test-openai test-ray test-console locks lint format flags fuzz schema bench soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, w
 	@# Packing takes minutes: its test is not stuck.
 	PYBACKEND_TEST_PACKING=1 $(TESTS) --all -o faulthandler_timeout=3000 tests/backends tests/examples/test_examples.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest --all -m torch tests/unit tests/e2e/models $(PYTEST_ARGS)
+
+test-openai: $(MARK)-dev $(MARK)-transformers $(MARK)-openai ## the tests of OpenAI's API with OpenAI's own client, which it installs
+	$(BIN)/python -m pytest --all -n 0 tests/openai $(PYTEST_ARGS)
 
 test-ray: $(MARK)-dev $(MARK)-ray ## the tests of several servers on a cluster of Ray, which it installs
 	$(BIN)/python -m pytest --all -n 0 -m ray tests/ray $(PYTEST_ARGS)

@@ -150,9 +150,9 @@ class Call:
                 for tensor in request.inputs:
                     self._lend(tensor)
             self._submit()
-            route = admission.route()
-            if shapes is not None and route is not None:
-                self._routes.note(shapes, route, request.batch_size)
+            new = admission.route()
+            if shapes is not None and new is not None:
+                self._routes.note(shapes, new, request.batch_size)
         except InferenceError as error:
             self._refuse(error)
         except Exception:  # the caller waits for an answer
@@ -288,7 +288,7 @@ def is_large(tensor: InputTensor) -> bool:
 
 
 def _shapes_if_small(tensors: Sequence[InputTensor]) -> tuple[Shape, ...] | None:
-    """What tells requests apart whose tensors all travel in messages; None if one does not, or has strings, to be checked."""
+    """The names, datatypes and shapes of tensors that all travel in messages; None if one does not, or has strings, to be checked."""
     shapes = []
     for tensor in tensors:
         data = tensor.data

@@ -75,7 +75,7 @@ def _inner_path(path: str, root: str) -> str:
     rest = path.removeprefix(root) if root else path
     if root.endswith(_PREFIX) and not rest.startswith(f"{_PREFIX}/"):
         rest = f"{_PREFIX}{rest}"
-    return _PREFIX if rest == f"{_PREFIX}/" else rest  # a mount cannot be asked for itself without the slash
+    return _PREFIX if rest == f"{_PREFIX}/" else rest  # requests for the mount itself have the slash
 
 
 async def _live(receive: Receive, send: Send) -> None:

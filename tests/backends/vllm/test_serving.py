@@ -7,48 +7,30 @@ import io
 import json
 import queue
 import re
-import site
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
+from tests.backends.vllm.stand_in_environment import KIND, make_environment, write_model
 from tests.support.gates import wait_until
 from tests.support.server import serving
 
 pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.timeout(600)]
 
-STAND_IN = Path(__file__).parent / "stand_in"
 DEADLINE_S = 240
 OPTIONAL = {
-    "image", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob",
+    "chat", "image", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob",
     "return_logprobs", "return_num_input_tokens", "return_num_output_tokens",
 }  # fmt: skip
-KIND = "instance_group { kind: KIND_MODEL }"
 METRICS = f'{KIND} parameters {{ key: "REPORT_CUSTOM_METRICS" value {{ string_value: "yes" }} }}'
-
-
-def write_model(repository: Path, name: str, engine: dict[str, object], extra: str = KIND) -> Path:
-    version = repository / name / "1"
-    version.mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(f'backend: "vllm"\n{extra}')
-    (version / "model.json").write_text(json.dumps(engine))
-    return version
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """An environment that has the stand-in beside the packages of this one."""
-    directory = tmp_path_factory.mktemp("environment") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
-    packages = next((directory / "lib").glob("python3*/site-packages"))
-    (packages / "more.pth").write_text("\n".join([str(STAND_IN), *site.getsitepackages()]))
-    return directory
+    return make_environment(tmp_path_factory.mktemp("environment") / "venv")
 
 
 @pytest.fixture(scope="module")

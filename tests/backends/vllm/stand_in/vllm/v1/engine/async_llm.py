@@ -21,6 +21,10 @@ def say(text):
     sys.stderr.flush()
 
 
+def _text(prompt):
+    return prompt["prompt"] if "prompt" in prompt else "".join(map(chr, prompt["prompt_token_ids"]))
+
+
 class AsyncLLM:
     """Says words."""
 
@@ -44,10 +48,29 @@ class AsyncLLM:
     def errored(self) -> bool:
         return self._dead
 
+    def get_tokenizer(self):
+        class Tokenizer:
+            """Its tokens are characters. Its template writes down the roles, and the names of tools."""
+
+            def get_chat_template(self, chat_template=None, tools=None):
+                return chat_template or "roles and tools"
+
+            def apply_chat_template(self, messages, chat_template=None, tools=None, tokenize=True, **variables):
+                if any(message["role"] == "nobody" for message in messages):
+                    raise ValueError("nobody has no role")
+                lines = [f"tool {tool['function']['name']}" for tool in tools or ()]
+                lines += [f"{message['role']}: {message['content']}" for message in messages]
+                return "\n".join([*lines, *(f"{name}={value}" for name, value in variables.items())])
+
+            def __call__(self, text, add_special_tokens=True):
+                return {"input_ids": [ord(character) for character in text]}
+
+        return Tokenizer()
+
     async def generate(self, prompt, sampling_params, request_id, *, lora_request=None, priority=0):
         if self._dead:
             raise EngineDeadError
-        text = prompt["prompt"]
+        text = _text(prompt)
         if not text:
             raise VLLMValidationError("The decoder prompt cannot be empty")
         say(f"{request_id} begins")
@@ -66,7 +89,7 @@ class AsyncLLM:
             self._report(step=IterationStats(), change=-1)
 
     async def _say(self, prompt, sampling_params, request_id, lora_request):
-        text = prompt["prompt"]
+        text = _text(prompt)
         if "fail" in text:
             raise ArithmeticError("the numbers went wrong")
         ids = list(range(len(text.split())))
@@ -78,8 +101,11 @@ class AsyncLLM:
         images = prompt.get("multi_modal_data", {}).get("image", ())
         if images:
             words = ["".join(f" {image.width}x{image.height}{image.mode}" for image in images)]
-        if sampling_params.structured_outputs is not None:
-            words = [f" {sampling_params.structured_outputs.choice[0]}"]
+        grammar = sampling_params.structured_outputs
+        if grammar is not None:
+            words = [f" {grammar.choice[0]}" if grammar.choice else f" {grammar.json or grammar.json_object}"]
+        if "repeat" in text:
+            words = [text]
         said = [[] for _ in range(sampling_params.n)]
         streams = sampling_params.output_kind is RequestOutputKind.DELTA
         for position in range(sampling_params.max_tokens):
