@@ -44,7 +44,8 @@ class ModelModules:
         self.names: FrozenSet[str] = own
         """Top-level names that belong to the model."""
         self._modules: Dict[str, ModuleType] = {}
-        self._showing = False
+        self._displaced: Dict[str, ModuleType] = {}
+        self._depth = 0  # of the import statements that see its modules; 0 while none does
         self._modules_before: Set[str] = set()
         self._path_before: List[str] = []
         self._path_added: List[str] = []
@@ -57,37 +58,65 @@ class ModelModules:
             self._path_before = list(sys.path)
             _open.append(self)
             _hook_imports()
-            try:
-                with self.shown():
-                    return import_model(self._model_file, of_backend=self._of_backend)
-            finally:
-                known = {id(entry) for entry in self._path_before}
-                self._path_added = [entry for entry in sys.path if id(entry) not in known]
+            with self.shown():
+                return import_model(self._model_file, of_backend=self._of_backend)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Let import statements in this thread see the model's modules; others wait."""
         with _lock:
-            if self._showing:
-                yield
-                return
-            displaced = self._take(sys.modules)
-            sys.modules.update(self._modules)
-            finder: Any = _Finder(self)
-            writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # as in a server
-            sys.meta_path.insert(0, finder)
-            self._showing = True
+            if not self._depth:
+                self._show()
+            self._depth += 1
             try:
                 yield
             finally:
-                self._showing = False
-                sys.meta_path.remove(finder)
-                sys.dont_write_bytecode = writes_no_bytecode
-                self._modules = self._take(sys.modules)
-                _by_globals.update((id(vars(module)), self) for module in self._modules.values())
-                taken = {_top(name) for name in displaced}
-                sys.modules.update({name: it for name, it in self._modules.items() if _top(name) not in taken})
-                sys.modules.update(displaced)
+                self._depth -= 1
+                if not self._depth:
+                    self._hide()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Let the modules of other models be seen meanwhile; for the model's file alone, which imports a library."""
+        self._depth = 0
+        self._hide()
+        held = _lock._release_save()  # type: ignore[attr-defined]  # as threading.Condition does, however often it is held
+        try:
+            yield
+        finally:
+            _lock._acquire_restore(held)  # type: ignore[attr-defined]
+            self._show()
+            self._depth = 1
+
+    @property
+    def can_hide(self) -> bool:
+        """Whether this thread runs the model's file for the first time.
+
+        Not within other modules of the model: for each of them, Python holds a lock that bears its name alone.
+        """
+        return self._depth == 1 and bool(_lock._is_owned())  # type: ignore[attr-defined]
+
+    def _show(self) -> None:
+        self._displaced = self._take(sys.modules)
+        self._finder: Any = _Finder(self)
+        sys.modules.update(self._modules)
+        self._wrote_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # as in a server
+        sys.meta_path.insert(0, self._finder)
+        self._known_path = list(sys.path)
+
+    def _hide(self) -> None:
+        sys.meta_path.remove(self._finder)
+        sys.dont_write_bytecode = self._wrote_no_bytecode
+        known = {id(entry) for entry in self._known_path}
+        self._path_added += [entry for entry in sys.path if id(entry) not in known]
+        displaced, self._displaced = self._displaced, {}
+        for module in self._modules.values():
+            _by_globals.pop(id(vars(module)), None)
+        self._modules = self._take(sys.modules)
+        _by_globals.update((id(vars(module)), self) for module in self._modules.values())
+        taken = {_top(name) for name in displaced}
+        sys.modules.update({name: it for name, it in self._modules.items() if _top(name) not in taken})
+        sys.modules.update(displaced)
 
     def _take(self, modules: Dict[str, ModuleType]) -> Dict[str, ModuleType]:
         """Remove and return the modules under the model's own names."""
@@ -219,10 +248,25 @@ def _import(
     if globals is _PROBE:
         raise _HookReached
     owner = _by_globals.get(id(globals))
+    if owner is None and _open:
+        owner = _loading(globals)
     if owner is None or (level == 0 and _top(name) not in owner.names):
+        if owner is not None and owner.can_hide and name not in sys.modules:
+            with owner.hidden():
+                return _plain_import(name, globals, locals, fromlist, level)
         return _plain_import(name, globals, locals, fromlist, level)
     with owner.shown():
         return _plain_import(name, globals, locals, fromlist, level)
+
+
+def _loading(namespace: "Optional[Dict[str, Any]]") -> "Optional[ModelModules]":
+    """Return the model whose file is being imported and has this namespace."""
+    filename = None if namespace is None else namespace.get("__file__")
+    if type(filename) is str:
+        for owner in _open:
+            if owner.can_hide and owner.has(filename):
+                return owner
+    return None
 
 
 def _hook_imports() -> None:

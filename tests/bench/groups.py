@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.support.inference import infer
 from tests.support.repositories import identity_config, tensors, write_model
 from tests.support.server import ServerProcess, serving
 
-CALLS, REQUESTS, LARGE = 5000, 1000, 4 * 1024 * 1024
+CALLS, REQUESTS, MANY, LARGE = 5000, 500, 11, 4 * 1024 * 1024
 CALLER = """
 import time
 
@@ -43,6 +44,7 @@ class TritonPythonModel:
             pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy() + 1)]) for request in requests
         ]
 """
+SAME = STEP.replace(" + 1", "")
 GROUP = 'parameters { key: "PROCESS_GROUP" value { string_value: "bench" } }'
 
 
@@ -59,28 +61,29 @@ def run(server: ServerProcess, count: int, size: int, steps: int) -> tuple[float
     return answer["OUT"][0] / 1000, (cpu_s(server) - before) / count * 1e6
 
 
-def ensemble(server: ServerProcess, count: int, size: int, steps: int) -> tuple[float, float]:
+def ensemble(server: ServerProcess, name: str, count: int, size: int) -> tuple[float, float]:
     """The time, and the CPU time of all processes, of one request to an ensemble in microseconds."""
     data = {"IN": np.zeros(size, np.int32)}
-    infer(server, f"steps{steps}", data)
+    infer(server, name, data)
     before, began_ns = cpu_s(server), time.monotonic_ns()
     for _ in range(count):
-        infer(server, f"steps{steps}", data)
+        infer(server, name, data)
     return (time.monotonic_ns() - began_ns) / count / 1000, (cpu_s(server) - before) / count * 1e6
 
 
 def write_ensembles(directory: Path) -> None:
-    """Ensembles of one and of three steps."""
+    """Ensembles of one step and of several."""
     both = tensors(IN=("TYPE_INT32", [-1])), tensors(OUT=("TYPE_INT32", [-1]))
-    write_ensemble(directory, "steps1", [step("step", {"IN": "IN"}, {"OUT": "OUT"})], *both)
-    three = [("IN", "x"), ("x", "y"), ("y", "OUT")]
-    write_ensemble(directory, "steps3", [step("step", {"IN": taken}, {"OUT": made}) for taken, made in three], *both)
+    for model, count in (("step", 1), ("step", MANY), ("same", 1), ("same", 3)):
+        names = ["IN", *(f"x{place}" for place in range(1, count)), "OUT"]
+        steps = [step(model, {"IN": taken}, {"OUT": made}) for taken, made in pairwise(names)]
+        write_ensemble(directory, f"{model}{count}", steps, *both)
 
 
 def main() -> None:
     for extra, name in ((GROUP, "in a group"), ("", "by the server")):
         with tempfile.TemporaryDirectory() as directory:
-            for model, code in (("caller", CALLER), ("step", STEP)):
+            for model, code in (("caller", CALLER), ("step", STEP), ("same", SAME)):
                 config = identity_config("TYPE_INT32", extra=f"instance_group {{ kind: KIND_CPU }} {extra}")
                 write_model(Path(directory), model, code, config)
             write_ensembles(Path(directory))
@@ -88,13 +91,15 @@ def main() -> None:
                 for _ in range(2):  # the second time everything is warm
                     bare, called = (run(server, CALLS, 4, steps) for steps in (0, 1))
                     one, three = (run(server, 20, LARGE, steps) for steps in (1, 3))
-                    small = [ensemble(server, REQUESTS, 4, steps) for steps in (1, 3)]
-                    large = [ensemble(server, 20, LARGE, steps)[0] for steps in (1, 3)]
+                    small = [ensemble(server, f"step{steps}", REQUESTS, 4) for steps in (1, MANY)]
+                    large = [ensemble(server, f"same{steps}", 20, LARGE) for steps in (1, 3)]
+        added = [(many - one) / (MANY - 1) for one, many in zip(*small, strict=True)]
         print(
             f"{name}: a call adds {called[0] - bare[0]:.1f} us in its thread, {called[1] - bare[1]:.1f} us in all processes; "
             f"16 MB through one {one[1] / 1000:.1f} ms, through three {three[1] / 1000:.1f} ms of CPU time; "
-            f"a step of an ensemble adds {(small[1][0] - small[0][0]) / 2:.1f} us of latency, {(small[1][1] - small[0][1]) / 2:.1f} us of "
-            f"CPU time; 16 MB through one step {large[0] / 1000:.1f} ms, through three {large[1] / 1000:.1f} ms"
+            f"a step of an ensemble adds {added[0]:.1f} us of latency, {added[1]:.1f} us of CPU time; "
+            f"16 MB through one step that passes them on {large[0][0] / 1000:.1f} ms, {large[0][1] / 1000:.1f} ms of CPU time, "
+            f"through three {large[1][0] / 1000:.1f} ms, {large[1][1] / 1000:.1f} ms"
         )
 
 

@@ -143,11 +143,15 @@ class GroupProcess:
         self._failure = ""
         self._killing: asyncio.TimerHandle | None = None
         self._members: list[MemberProcess] = []
-        stub.on_exit(loop, self._on_exit)
-        self._channel = StubChannel(loop, stub.socket, self._on_messages, self._on_channel_end)
-        self._channel.post_attach(
-            Attach(self.stacks.number, STACKS_OFFSET + STACKS_BYTES, SegmentRole.PROGRESS), self.stacks.descriptor
-        )
+        with ExitStack() as failed:
+            failed.callback(self.stacks.close)
+            stub.on_exit(loop, self._on_exit)
+            self._channel = StubChannel(loop, stub.socket, self._on_messages, self._on_channel_end)
+            failed.callback(self._channel.close)
+            self._channel.post_attach(
+                Attach(self.stacks.number, STACKS_OFFSET + STACKS_BYTES, SegmentRole.PROGRESS), self.stacks.descriptor
+            )
+            failed.pop_all()
 
     def join(self) -> MemberProcess:
         """Let another model join. Raises OSError: the server has no descriptors left."""

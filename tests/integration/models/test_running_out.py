@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import resource
@@ -17,6 +18,7 @@ from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.model_instance import InstanceState
+from pybackend.ipc.channel import StubChannel
 from pybackend.protocol.limits import BodyLimits
 from tests.integration.models.conftest import running_engine
 from tests.support.engine import input_tensor
@@ -156,3 +158,33 @@ def test_a_json_body_that_does_not_fit_is_given_back_by_the_asgi_route(tmp_path)
         run(make_app(InferFrontend(engine, BodyLimits(), ClientMemory(1 << 30)))(scope, receive, send))
         assert sent[0]["status"] == 503
         assert held(engine.repository.catalogue.find("two")) == {}
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_group_whose_process_gets_no_descriptors(tmp_path, monkeypatch, failing):
+    """Not for its stacks, not for its member's socket, and not for its member's memory: it ends, and another one starts."""
+    calls = []
+    post_attach = StubChannel.post_attach
+
+    def refusing(channel, message, *descriptors):
+        calls.append(message)
+        if len(calls) == failing:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        post_attach(channel, message, *descriptors)
+
+    async def check(engine):
+        async with asyncio.timeout(60):
+            with pytest.raises(InferenceError, match="cannot start a model process"):
+                await engine.control.load("one")
+            await engine.control.load("one")
+            await engine.control.unload("one")
+            await engine.control.load("one")
+
+    monkeypatch.setattr(StubChannel, "post_attach", refusing)
+    with running_engine(tmp_path, explicit=True) as (engine, run):
+        group = 'parameters { key: "PROCESS_GROUP" value { string_value: "g" } }'
+        write_model(tmp_path, "one", IDENTITY, identity_config(extra=group))
+        run(check(engine))
+        response = infer(engine, run, "one", np.zeros(1, np.float32))
+        assert response.error is None
+        response.release()
