@@ -66,7 +66,11 @@ def measure(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) ->
             if rung.instances == instances
         ]
         others = [each for each in launchers if each.name != servers.PYBACKEND]
-        workloads = [bodies.add_sub_binary(), bodies.add_sub_json(), grpc_workloads.add_sub()]
+        workloads: list[bodies.Workload | grpc_workloads.GrpcWorkload] = [
+            bodies.add_sub_binary(),
+            bodies.add_sub_json(),
+            grpc_workloads.add_sub(),
+        ]
         steps = [Step(each, Load(CONNECTIONS, plan.duration_s, plan.warm_up_s), plan.rounds) for each in workloads]
         with ExitStack() as stack:
             running = [stack.enter_context(each.start_with_grpc(repository)) for each in (*own, *others)]

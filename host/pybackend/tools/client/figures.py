@@ -122,7 +122,16 @@ class Source:
         states = {(_name_of(row), row.get("version", "")): row.get("state", "") for row in index}
         reasons = {(_name_of(row), row.get("version", "")): row.get("reason", "") for row in index}
         statistics, metrics = self._statistics(), self._metrics()
-        return Sample(monotonic(), states, statistics, metrics.versions, reasons, metrics.batches, metrics.server, metrics.front_ends)
+        return Sample(
+            monotonic(),
+            states,
+            statistics,
+            metrics.versions,
+            reasons,
+            metrics.batches,
+            metrics.server,
+            metrics.front_ends,
+        )
 
     def _statistics(self) -> dict[_Version, Mapping[str, Any]]:
         try:
