@@ -320,6 +320,7 @@ class Server:
             self._client_memory,
         )
         self._repository.catalogue.ensembles.watchers.append(self._front_ends.check)
+        self.engine.spread_settings = self._front_ends.spread_settings
         await self._front_ends.start()
 
     async def _open_ports(self, sockets: _Sockets) -> None:

@@ -19,6 +19,7 @@ from tests.bench import (
     footprint,
     framework_memory,
     frameworks,
+    front_ends,
     grpc_load,
     http2_cost,
     instances,
@@ -122,6 +123,10 @@ def _varied(results: Results, launchers: Sequence[servers.Launcher], scratch: Pa
     results.varied = varied.measure(launchers, results.plan, scratch)
 
 
+def _front_ends(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.front_ends = front_ends.measure(launchers, results.plan, scratch)
+
+
 def _grpc(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.grpc = grpc_load.measure_small(launchers, results.plan, scratch)
 
@@ -182,6 +187,7 @@ _SECTIONS: dict[str, Section] = {
     "sandbox": _sandbox,
     "varied": _varied,
     "ladder": _ladder,
+    "front-ends": _front_ends,
     "noisy": _noisy,
     "batched": _batched,
     "large": _large,

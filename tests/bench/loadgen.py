@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,8 @@ class LoadResult:
         errors: other replies, and broken connections.
         first_error: what the first of them said.
         host_cpu_us: CPU time of the server's process per reply.
-        stub_cpu_us: CPU time of its descendants per reply.
+        stub_cpu_us: CPU time of its descendants per reply, but for front ends.
+        front_end_cpu_us: CPU time of these per reply.
         client_cpu_us: CPU time of the load generator per reply.
         foreign_cores: CPU time that anything else on the machine used, in cores. The machine's own count moves in
             ticks, the processes' clocks do not, so that a quiet machine may come out a little below zero.
@@ -92,9 +95,15 @@ class LoadResult:
     bytes_received: int
     host_cpu_us: float
     stub_cpu_us: float
+    front_end_cpu_us: float
     client_cpu_us: float
     foreign_cores: float
     steal_cores: float
+
+
+def load_median(windows: Iterable[LoadResult], value: Callable[[LoadResult], float]) -> float:
+    """The median of a figure over windows."""
+    return statistics.median(map(value, windows))
 
 
 def build(name: str = _HTTP) -> Path:
@@ -185,7 +194,7 @@ def drive(
 
 def _result(measured: dict[str, Any], cpu: procstat.CpuTimes) -> LoadResult:
     replies, seconds, client_s = measured["replies"], measured["seconds"], measured["client_cpu_s"]
-    foreign_s = (cpu.machine_ns - cpu.host_ns - cpu.stub_ns) / 1e9 - client_s
+    foreign_s = (cpu.machine_ns - cpu.host_ns - cpu.stub_ns - cpu.front_end_ns) / 1e9 - client_s
     names = ("connections", "errors", "first_error", "infer_per_s", "p50_us", "p90_us", "p99_us", "max_us")
     counts = ("reply_bytes", "bytes_sent", "bytes_received", "client_cpu_us")
     return LoadResult(
@@ -193,6 +202,7 @@ def _result(measured: dict[str, Any], cpu: procstat.CpuTimes) -> LoadResult:
         seconds=seconds,
         host_cpu_us=cpu.host_ns / 1e3 / replies,
         stub_cpu_us=cpu.stub_ns / 1e3 / replies,
+        front_end_cpu_us=cpu.front_end_ns / 1e3 / replies,
         foreign_cores=foreign_s / seconds,
         steal_cores=cpu.steal_ns / 1e9 / seconds,
         **{name: measured[name] for name in (*names, *counts)},

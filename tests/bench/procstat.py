@@ -28,11 +28,13 @@ class ProcessTree:
 
     Attributes:
         host: pid of the process that was started.
-        stubs: pids of all its descendants.
+        stubs: pids of all its descendants, but for front ends.
+        front_ends: pids of these.
     """
 
     host: int
     stubs: tuple[int, ...]
+    front_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ class CpuTimes:
     Attributes:
         host_ns: of the host process.
         stub_ns: of all stubs together.
+        front_end_ns: of all front ends together.
         machine_ns: of everything that ran on the machine.
         steal_ns: what the hypervisor gave to others while this machine wanted to run.
     """
 
     host_ns: int
     stub_ns: int
+    front_end_ns: int
     machine_ns: int
     steal_ns: int
 
@@ -56,6 +60,7 @@ class CpuTimes:
         return CpuTimes(
             self.host_ns - earlier.host_ns,
             self.stub_ns - earlier.stub_ns,
+            self.front_end_ns - earlier.front_end_ns,
             self.machine_ns - earlier.machine_ns,
             self.steal_ns - earlier.steal_ns,
         )
@@ -91,7 +96,8 @@ def process_tree(host: int) -> ProcessTree:
         pid = waiting.pop()
         found.append(pid)
         waiting += children.get(pid, ())
-    return ProcessTree(host, tuple(sorted(found)))
+    front_ends = {pid for pid in found if _command(pid).startswith(b"pybackend front end")}
+    return ProcessTree(host, tuple(sorted(set(found) - front_ends)), tuple(sorted(front_ends)))
 
 
 def process_cpu_ns(pid: int) -> int:
@@ -109,7 +115,8 @@ def process_cpu_ns(pid: int) -> int:
 def cpu_times(tree: ProcessTree) -> CpuTimes:
     """Read the clocks of a server's processes and of the machine."""
     machine_ns, steal_ns = machine_cpu_ns()
-    return CpuTimes(process_cpu_ns(tree.host), sum(map(process_cpu_ns, tree.stubs)), machine_ns, steal_ns)
+    stub_ns, front_end_ns = (sum(map(process_cpu_ns, pids)) for pids in (tree.stubs, tree.front_ends))
+    return CpuTimes(process_cpu_ns(tree.host), stub_ns, front_end_ns, machine_ns, steal_ns)
 
 
 def machine_cpu_ns() -> tuple[int, int]:
@@ -177,6 +184,13 @@ def watched_memory(*pids: int) -> Iterator[PeakMemory]:
         stop.set()
         sampler.join()
     peak.rss_bytes = max(peak.rss_bytes, sum(_kib(_fields(Path(f"/proc/{pid}/status"))["VmHWM"]) for pid in pids))
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _parent(entry: Path) -> int | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 
-from tests.bench import bodies, framework_memory, frameworks, grpc_workloads, packing, startup, targets
-from tests.bench.loadgen import LoadResult
+from tests.bench import bodies, framework_memory, frameworks, front_ends, grpc_workloads, packing, startup, targets
+from tests.bench.loadgen import LoadResult, load_median
 from tests.bench.plan import MB
-from tests.bench.results import Results, load_median
+from tests.bench.results import Results
 from tests.bench.turns import LoadSample
 
 
@@ -18,6 +18,7 @@ def render(results: Results) -> str:
     sections = (
         _varied,
         _ladder,
+        _front_ends,
         _noisy,
         _batched,
         _calls,
@@ -53,6 +54,42 @@ def _varied(results: Results) -> str:
 
 def _ladder(results: Results) -> str:
     return _under_load("Small tensors (CPU per request)", results.ladder)
+
+
+def _front_ends(results: Results) -> str:
+    rows = []
+    named = {rung.name: rung for rung in front_ends.rungs(1 << 10)}
+    for (workload, _, server), windows in _grouped(results.front_ends).items():
+        kinds = ("host_cpu_us", "front_end_cpu_us", "stub_cpu_us", "client_cpu_us")
+        spent = [load_median(windows, lambda window, kind=kind: getattr(window, kind)) for kind in kinds]  # type: ignore[misc]
+        rung = named.get(server)
+        many = "" if rung is None else f"{front_ends.limits(windows, rung, 1 << 10).least:,.0f}"
+        rows.append(
+            [
+                workload,
+                server,
+                f"{load_median(windows, lambda window: window.infer_per_s):,.0f}",
+                *(f"{each:.1f}" for each in spent),
+                f"{sum(spent[:3]):.1f}",
+                many,
+                _foreign(window.foreign_cores for window in windows),
+                _foreign(window.steal_cores for window in windows),
+                sum(window.errors for window in windows),
+            ]
+        )
+    header = [
+        "request",
+        "server",
+        "infer/s",
+        "server us",
+        "front ends us",
+        "stubs us",
+        "client us",
+        "without the client",
+    ]
+    header += ["infer/s with cores for all", "foreign cores", "stolen cores", "errors"]
+    title = f"Front ends and instances, {front_ends.CONNECTIONS} connections (CPU per request)"
+    return _section(title, header, rows)
 
 
 def _noisy(results: Results) -> str:

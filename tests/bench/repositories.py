@@ -284,13 +284,19 @@ def write_copies(repository: Path, copies: int) -> list[str]:
     return names
 
 
-def write_add_sub(repository: Path, names: list[str], parameters: Mapping[str, str] | None = None) -> None:
-    """The sum and the difference of two FP32 tensors of four elements, unbatched, one instance."""
+def write_add_sub(
+    repository: Path, names: list[str], parameters: Mapping[str, str] | None = None, instances: int = 1
+) -> None:
+    """The sum and the difference of two FP32 tensors of four elements, unbatched."""
     settings = [
         f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
         for key, value in (parameters or {}).items()
     ]
     _write_pairwise(repository, dict.fromkeys(names, _ADD_SUB_CODE), settings)
+    for name in names if instances > 1 else ():
+        config = repository / name / "config.pbtxt"
+        text = config.read_text(encoding="utf-8")
+        config.write_text(text.replace("count: 1", f"count: {instances}"), encoding="utf-8")
 
 
 def write_calls(repository: Path) -> None:

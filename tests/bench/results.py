@@ -6,8 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
-import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -49,6 +48,7 @@ class Results:
     stream: list[LoadSample] = field(default_factory=list)
     strings: list[LoadSample] = field(default_factory=list)
     varied: list[LoadSample] = field(default_factory=list)
+    front_ends: list[LoadSample] = field(default_factory=list)
     grpc: list[LoadSample] = field(default_factory=list)
     grpc_large: list[LoadSample] = field(default_factory=list)
     grpc_stream: list[LoadSample] = field(default_factory=list)
@@ -114,11 +114,6 @@ class Results:
     def start_seconds(self, server: str, models: int) -> dict[int, float]:
         """How long the starts of one server with so many models took, by round."""
         return {s.round: s.seconds for s in self.starts if (s.server, s.models) == (server, models)}
-
-
-def load_median(windows: Iterable[LoadResult], value: Callable[[LoadResult], float]) -> float:
-    """The median of a figure over windows."""
-    return statistics.median(map(value, windows))
 
 
 def describe_machine() -> dict[str, str]:

@@ -34,6 +34,7 @@ WINDOW = LoadResult(
     bytes_received=1,
     host_cpu_us=20.0,
     stub_cpu_us=10.0,
+    front_end_cpu_us=0.0,
     client_cpu_us=10.0,
     foreign_cores=0.0,
     steal_cores=0.0,

@@ -71,8 +71,11 @@ def _without_unit(text: str) -> str:
 
 MOST_FRONT_ENDS = 64
 
-_CORES_OF_ONE_PROCESS, _CORES_PER_FRONT_END = 4, 4
-"""Up to so many cores, the server's process and those of models have enough work for all; beyond, one of four accepts connections."""
+_CORES_OF_ONE_PROCESS, _CORES_PER_FRONT_END, _MOST_USEFUL = 4, 4, 4
+"""Up to so many cores, the server's process and those of models have enough work for all; beyond, one of four accepts connections.
+
+The server's process, which schedules, is busy before four front ends are: each spends one to two times as much on a request.
+"""
 
 
 def front_ends(text: str) -> int:
@@ -80,7 +83,7 @@ def front_ends(text: str) -> int:
     if text != "auto":
         return integer(0, MOST_FRONT_ENDS)(text)
     cores = len(os.sched_getaffinity(0))
-    return 0 if cores <= _CORES_OF_ONE_PROCESS else min(cores // _CORES_PER_FRONT_END, MOST_FRONT_ENDS)
+    return 0 if cores <= _CORES_OF_ONE_PROCESS else min(cores // _CORES_PER_FRONT_END, _MOST_USEFUL)
 
 
 def verbosity(text: str) -> int:

@@ -183,7 +183,7 @@ _ENDPOINTS = (
     Flag("--front-ends", "N",
          "processes that accept the connections of HTTP and gRPC, for machines with many cores; auto decides by their number",
          "front_ends", front_ends, default=0,
-         page="processes that accept the connections of HTTP and gRPC; `auto`: none on up to four cores, else one for four. See "
+         page="processes that accept the connections of HTTP and gRPC; `auto`: none on up to four cores, else one for four cores, up to four. See "
          "[How far it scales](scaling.md)"),
     # Both are true, unless the front end for Vertex AI is on.
     switch("--allow-http", "serve HTTP", default=True, depends=True),

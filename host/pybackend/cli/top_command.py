@@ -17,7 +17,7 @@ from pybackend.cli.terminal import is_terminal, print_text, table_lines, termina
 from pybackend.errors import PybackendError
 from pybackend.observability.log_lines import one_line
 from pybackend.tools.client.connection import Connection
-from pybackend.tools.client.figures import Row, Sample, Source, rows_between
+from pybackend.tools.client.figures import FrontEndRow, Row, Sample, Source, front_ends_between, rows_between
 
 _TIMEOUT_S = 10.0
 _INTERVAL_S = 2.0
@@ -28,6 +28,7 @@ _HEADINGS = (
     "FAILED", "CPU", "RSS MB",
 )  # fmt: skip
 _LEFT_ALIGNED = 3
+_FRONT_END_HEADINGS = ("FRONT END", "CONNECTIONS", "RESTARTS", "CPU", "RSS MB")
 
 _ENTER, _LEAVE, _FRAME = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[2J"
 """The terminal's second screen without a cursor, the way back, and an empty screen."""
@@ -73,8 +74,7 @@ def run_top(arguments: Sequence[str]) -> int:
     if given.once or given.json:
         time.sleep(given.interval)
         second = source.sample()
-        rows = rows_between(first, second)
-        print_text(_document(rows, first, second) if given.json else "\n".join(_table(rows, source, None)))
+        print_text(_document(first, second) if given.json else "\n".join(_table(first, second, source, None)))
         return 0
     with suppress(KeyboardInterrupt):
         _show(source, first, given.interval)
@@ -114,7 +114,7 @@ def _show(source: Source, before: Sample, interval_s: float) -> None:
             except PybackendError as error:
                 lines = [one_line(str(error))]
             else:
-                lines = _table(rows_between(before, after), source, terminal_size() if live else None)
+                lines = _table(before, after, source, terminal_size() if live else None)
                 before = after
             if not live:
                 print_text("\n".join([*lines, ""]))
@@ -124,13 +124,16 @@ def _show(source: Source, before: Sample, interval_s: float) -> None:
             sys.stdout.flush()
 
 
-def _table(rows: Sequence[Row], source: Source, size: tuple[int, int] | None) -> list[str]:
+def _table(before: Sample, after: Sample, source: Source, size: tuple[int, int] | None) -> list[str]:
     """Lines of a table, which fill no more than the columns and lines of a terminal."""
+    rows, front_ends = rows_between(before, after), front_ends_between(before, after)
     ready = sum(row.state == "READY" for row in rows)
     total, failed = (sum(getattr(row, name) or 0 for row in rows) for name in ("requests_per_s", "failures_per_s"))
     heads = [f"{source.server.url}: {ready} of {len(rows)} ready, {total:.1f} requests/s, {failed:.1f} failures/s"]
     if source.trouble:
         heads.append(f"no metrics: {one_line(source.trouble)}")
+    if front_ends:
+        heads += [*table_lines([_FRONT_END_HEADINGS, *map(_front_end_cells, front_ends)], left=1), ""]
     lines = table_lines([_HEADINGS, *map(_cells, rows)], left=_LEFT_ALIGNED)
     if size is None:
         return [*heads, *lines]
@@ -159,10 +162,20 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def _front_end_cells(row: FrontEndRow) -> tuple[str, ...]:
+    resident_mb = None if row.resident_bytes is None else row.resident_bytes / 1e6
+    counts = (str(row.connections), str(row.restarts))
+    return row.front_end, *counts, _number(row.cpu_cores, 2), _number(resident_mb, 0)
+
+
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _document(rows: Sequence[Row], first: Sample, second: Sample) -> str:
-    document = {"interval_s": second.taken_s - first.taken_s, "models": [asdict(row) for row in rows]}
+def _document(first: Sample, second: Sample) -> str:
+    document = {
+        "interval_s": second.taken_s - first.taken_s,
+        "models": [asdict(row) for row in rows_between(first, second)],
+        "front_ends": [asdict(row) for row in front_ends_between(first, second)],
+    }
     return json.dumps(document, ensure_ascii=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import Enum
 from typing import Any
 
@@ -42,6 +42,10 @@ class EngineState(Enum):
 _EXITING = EngineState.EXITING  # looked up once: an enumeration's members are found by a function
 
 
+async def _nothing() -> None:
+    """This process has them."""
+
+
 class InferenceEngine:
     """Accepts requests for the models of a repository."""
 
@@ -61,6 +65,8 @@ class InferenceEngine:
         self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK"), "model": AnswerCounts("OK")}
         # counts of the requests that no model accepted; front ends report them
         self.refusals = Refusals(repository.catalogue.known_name)
+        # returns once every process that accepts requests goes by the present settings of the log and of traces
+        self.spread_settings: Callable[[], Awaitable[None]] = _nothing
         self.regions = regions or ClientRegions(enabled=False)  # shared memory that clients have registered
         self.figures = RepositoryFigures(repository)  # of the models, for reports
         self.control = repository.control  # loads and unloads models on request

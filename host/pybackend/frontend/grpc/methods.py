@@ -73,7 +73,7 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "ModelConfig": served.model_config,
             "ModelStatistics": served.model_statistics,
             "RepositoryIndex": served.repository_index,
-            "LogSettings": _log_settings,
+            "LogSettings": served.log_settings,
             "TraceSetting": served.trace_setting,
             **_shared_memory_methods(engine),
         }.items()
@@ -211,9 +211,20 @@ class _Methods:
         given = {key: list(setting.value) or None for key, setting in request.settings.items()}
         if given:
             tracer.change(name, trace_changes(given))
+            await self._engine.spread_settings()
         answer = _message("TraceSettingResponse")
         for key, value in trace_values(tracer.settings_of(name)).items():
             answer.settings[key].value.extend([value] if isinstance(value, str) else value)
+        return answer
+
+    async def log_settings(self, request: Any) -> Any:
+        """Change the settings that the request has, and answer with all of them."""
+        if request.settings:
+            _change_log(request)
+            await self._engine.spread_settings()
+        answer = _message("LogSettingsResponse")
+        for name, value in log_values(LOG.settings).items():
+            setattr(answer.settings[name], _SETTING_FIELDS[type(value)], value)
         return answer
 
     async def health(self, _request: Any) -> Any:
@@ -230,8 +241,7 @@ class _Methods:
         return "SERVING" if await self._engine.is_ready() else "NOT_SERVING"
 
 
-async def _log_settings(request: Any) -> Any:
-    """Change the settings that the request has, and answer with all of them."""
+def _change_log(request: Any) -> None:
     given = {}
     for name, setting in request.settings.items():
         field = setting.WhichOneof("parameter_choice")
@@ -242,10 +252,6 @@ async def _log_settings(request: Any) -> Any:
             raise InferenceError(f"expect {_SETTING_FIELDS[wanted]} for '{name}', got {field}", ErrorCode.INVALID_ARG)
         given[name] = getattr(setting, field)
     LOG.change(**log_changes(given))
-    answer = _message("LogSettingsResponse")
-    for name, value in log_values(LOG.settings).items():
-        setattr(answer.settings[name], _SETTING_FIELDS[type(value)], value)
-    return answer
 
 
 def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[Any], Awaitable[Any]]]:

@@ -125,6 +125,7 @@ def add_settings(app: FastAPI, frontend: InferFrontend) -> None:
 
     async def change_log_settings(request: Request) -> Response:
         LOG.change(**log_changes_in(await small_body(frontend, request)))
+        await engine.spread_settings()
         return await log_settings(request)
 
     def traced(request: Request) -> str:
@@ -138,6 +139,7 @@ def add_settings(app: FastAPI, frontend: InferFrontend) -> None:
     async def change_trace_settings(request: Request) -> Response:
         name = traced(request)
         engine.tracer.change(name, trace_changes_in(await small_body(frontend, request)))
+        await engine.spread_settings()
         return Response(trace_document(engine.tracer.settings_of(name)), media_type=_JSON)
 
     add_route(app, "GET", "/v2/logging", "logging", "The settings of the log", log_settings)

@@ -156,6 +156,13 @@ class FrontEnds:
             each.post(message)
         await asyncio.gather(*(each.heard() for each in self._all))
 
+    async def spread_settings(self) -> None:
+        """Return once all of them go by the present settings of the log and of traces, or soon: one may not answer."""
+        self.check()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLING_S):
+                await asyncio.gather(*(each.heard() for each in self._all))
+
     async def settle(self) -> None:
         """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
         with suppress(TimeoutError):

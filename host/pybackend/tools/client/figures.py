@@ -25,6 +25,12 @@ _GAUGES = {
     "pybackend_process_resident_bytes": "resident_bytes",
     "pybackend_process_cpu_seconds_total": "cpu_s",
 }
+_FRONT_END_GAUGES = {
+    "pybackend_front_end_connections": "connections",
+    "pybackend_front_end_restarts_total": "restarts",
+    "pybackend_front_end_resident_bytes": "resident_bytes",
+    "pybackend_front_end_cpu_seconds_total": "cpu_s",
+}
 _RECENT, _WINDOW = "pybackend_recent_execution_seconds", "nv_inference_compute_infer_summary_us"
 """The families with them: of every server of ours, and of those with ``--metrics-config=summary_latencies=true``, whose pages have both."""
 
@@ -40,6 +46,7 @@ class _Metrics:
     versions: dict[_Version, dict[str, float]] = field(default_factory=dict)
     batches: dict[_Version, dict[str, float]] = field(default_factory=dict)
     server: dict[str, float] = field(default_factory=dict)
+    front_ends: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,19 @@ class Sample:
     server: Mapping[str, float] = field(
         default_factory=dict
     )  # samples without a model, such as those of the event loop
+    # of front ends in separate processes, by number; empty without metrics
+    front_ends: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FrontEndRow:
+    """One front end between two moments; None for figures of a process that is being started."""
+
+    front_end: str  # its number
+    connections: int
+    restarts: int  # processes that have taken the place of one that ended
+    cpu_cores: float | None = None  # processor time, in seconds per second
+    resident_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +122,16 @@ class Source:
         states = {(_name_of(row), row.get("version", "")): row.get("state", "") for row in index}
         reasons = {(_name_of(row), row.get("version", "")): row.get("reason", "") for row in index}
         statistics, metrics = self._statistics(), self._metrics()
-        return Sample(monotonic(), states, statistics, metrics.versions, reasons, metrics.batches, metrics.server)
+        return Sample(
+            monotonic(),
+            states,
+            statistics,
+            metrics.versions,
+            reasons,
+            metrics.batches,
+            metrics.server,
+            metrics.front_ends,
+        )
 
     def _statistics(self) -> dict[_Version, Mapping[str, Any]]:
         try:
@@ -132,6 +161,8 @@ def _parsed(text: str) -> _Metrics:
             labels = sample.labels
             if isnan(sample.value):
                 continue
+            if sample.name in _FRONT_END_GAUGES and "front_end" in labels:
+                found.front_ends.setdefault(labels["front_end"], {})[_FRONT_END_GAUGES[sample.name]] = sample.value
             if "model" not in labels:
                 if not labels:
                     found.server[sample.name] = sample.value
@@ -164,6 +195,26 @@ def rows_between(before: Sample, after: Sample) -> list[Row]:
     elapsed_s = max(after.taken_s - before.taken_s, 1e-9)
     names = sorted(after.states, key=lambda version: (version[0], len(version[1]), version[1]))
     return [_row(version, before, after, elapsed_s) for version in names]
+
+
+def front_ends_between(before: Sample, after: Sample) -> list[FrontEndRow]:
+    """One row per front end, in the order of their numbers; rates are those between two samples."""
+    elapsed_s = max(after.taken_s - before.taken_s, 1e-9)
+    rows = []
+    for name, now in sorted(after.front_ends.items(), key=lambda each: (len(each[0]), each[0])):
+        resident, cpu_s = now.get("resident_bytes"), now.get("cpu_s")
+        then_s = before.front_ends.get(name, {}).get("cpu_s")
+        known = cpu_s is not None and then_s is not None and cpu_s >= then_s  # otherwise the process was replaced
+        rows.append(
+            FrontEndRow(
+                name,
+                int(now.get("connections", 0)),
+                int(now.get("restarts", 0)),
+                (cpu_s - then_s) / elapsed_s if known else None,  # type: ignore[operator]  # both are there
+                None if resident is None else int(resident),
+            )
+        )
+    return rows
 
 
 def _row(version: _Version, before: Sample, after: Sample, elapsed_s: float) -> Row:
