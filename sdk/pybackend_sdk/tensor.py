@@ -24,6 +24,8 @@ DTYPES = {row.name: row.numpy for row in BY_NUMPY.values()}
 
 _SHAPE, _DATA, _FIRST = attrgetter("_shape"), attrgetter("_data"), itemgetter(0)
 
+_array: Any = np.ndarray
+
 _SMALL_BYTES = 1 << 20
 """Up to this size, tensors are joined as bytes, without an array of each. Beyond it NumPy's memory is the better one."""
 
@@ -57,7 +59,7 @@ class Tensor:
     _copy: bool
 
     def __init__(self, name: str, numpy_array: "np.ndarray", /) -> None:
-        if not isinstance(numpy_array, np.ndarray):
+        if type(numpy_array) is not _array and not isinstance(numpy_array, np.ndarray):
             incompatible("Tensor", "numpy_array", "a numpy.ndarray", numpy_array)
         if type(name) is not str or not name or not name.isascii():
             name = _checked_name("Tensor", name)

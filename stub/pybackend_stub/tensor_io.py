@@ -98,16 +98,17 @@ class TensorReader:
 
         Raises RegionError if a tensor in a client's memory cannot be read.
         """
-        copy_inputs, from_wire = self._copy_inputs, Tensor._from_wire
+        copy_inputs, from_wire, dtype_of = self._copy_inputs, Tensor._from_wire, DTYPES.get
         copy_tail = len(tail) > MOST_SHARED_BYTES
         views = not (copy_inputs or copy_tail)
         tensors = []
         failure: Optional[RegionError] = None
         for name, datatype, shape, segment, offset, nbytes in places:
             if segment == TAIL:
-                if views and datatype in DTYPES:
+                dtype = dtype_of(datatype) if views else None
+                if dtype is not None:
                     try:
-                        array = _array(shape, DTYPES[datatype], tail, offset)
+                        array = _array(shape, dtype, tail, offset)
                     except ValueError:  # a shape that NumPy does not have: a model that reads the tensor is told
                         pass
                     else:

@@ -14,8 +14,8 @@ Buffer = Union[bytes, bytearray, memoryview]
 _LENGTH = struct.Struct("<I")
 LENGTH_BYTES = 4
 
-_FEWEST_SHORT = 16
-"""Below this number a loop is as fast."""
+_FEWEST_JOINED, _FEWEST_SPLIT_BYTES = 128, 1024
+"""Fewer elements are joined faster by a loop, and smaller tensors split."""
 
 _MOST_SHORT_BYTES = 8 * 1024 * 1024
 """Size limit of a tensor: the temporary arrays take about five times as much memory."""
@@ -30,7 +30,7 @@ def _short_starts(data: Buffer, cut: bool = False) -> "Optional[np.ndarray[Any, 
 
     With ``cut``, the data may end within an element; a length field that is cut off is left out.
     """
-    if not _FEWEST_SHORT * 4 <= len(data) <= _MOST_SHORT_BYTES:
+    if not _FEWEST_SPLIT_BYTES <= len(data) <= _MOST_SHORT_BYTES:
         return None
     octets = np.frombuffer(data, np.uint8)
     zero = octets == 0
@@ -60,7 +60,7 @@ def _split_short(data: Buffer) -> "Optional[List[bytes]]":
 
 def _join_short(elements: "List[Any]") -> Optional[bytes]:
     """Serialise elements, if all of them are bytes without a zero byte."""
-    if len(elements) < _FEWEST_SHORT:
+    if len(elements) < _FEWEST_JOINED:
         return None
     try:
         joined = bytearray(_SEPARATOR + _SEPARATOR.join(elements))

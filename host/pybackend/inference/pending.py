@@ -76,8 +76,6 @@ class NoHolder:
         return ()
 
 
-_NOBODY = NoHolder()
-
 _MOST_NAMED = 80
 """Most characters of ids in a line of the log."""
 
@@ -94,9 +92,8 @@ class PendingRequest(Struct, eq=False):
     # that path calls it.
     on_response: OnResponse
     queue: RequestHolder  # the model's queue. Never replaced.
-    # the current holder; the model's queue while the request waits. An instance or an ensemble run writes itself here
-    # when it takes the request, and returns it with :meth:`wait`.
-    holder: RequestHolder = _NOBODY
+    # the instance or ensemble run that has taken the request, and returns it with :meth:`wait`; None while it waits in the queue
+    taken_by: RequestHolder | None = None
     answered: bool = False  # True once the final response has been sent. The model writes it.
     cancelled: bool = False  # True once the sender has cancelled the request. :meth:`cancel` writes it.
     # number of the request's execution at the instance that holds it; 0 while the request waits, or if its model has no
@@ -114,8 +111,10 @@ class PendingRequest(Struct, eq=False):
     # the request.
     is_filler: bool = False
 
-    def __post_init__(self) -> None:
-        self.holder = self.queue
+    @property
+    def holder(self) -> RequestHolder:
+        """The part that has the request now."""
+        return self.queue if self.taken_by is None else self.taken_by
 
     def cancel(self) -> None:
         """Cancel: a waiting request is dropped and answered with CANCELLED; a running request's model is notified."""
@@ -127,11 +126,11 @@ class PendingRequest(Struct, eq=False):
     @property
     def is_waiting(self) -> bool:
         """True while the request is in its model's queue."""
-        return self.holder is self.queue
+        return self.taken_by is None
 
     def wait(self) -> None:
         """Return the request to its model's queue; nothing runs it any more."""
-        self.holder, self.execution, self.streamed, self.granted = self.queue, 0, 0, 0
+        self.taken_by, self.execution, self.streamed, self.granted = None, 0, 0, 0
         if self.request.trace is not None:
             self.request.trace.end_execution()
 

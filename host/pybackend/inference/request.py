@@ -28,6 +28,8 @@ class RequestFlags:
     SEQUENCE_END = 2
 
 
+PACKED_ALIGNMENT_BYTES = 16
+"""Of packed inputs: compiled code may refuse arrays that are not aligned."""
 PackedInputs = tuple[bytes, Sequence[tuple[str, str, Sequence[int], int, int]]]
 """The bytes of all inputs of a request, each aligned; and of each input its name, datatype, shape, and the place of its bytes there."""
 

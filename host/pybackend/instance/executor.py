@@ -123,7 +123,7 @@ class InstanceExecutor:
         paused = False
         try:
             for pending in batch:
-                pending.holder, pending.execution, pending.index = self, number, len(encoded)
+                pending.taken_by, pending.execution, pending.index = self, number, len(encoded)
                 encoded.append(encoded_request(channel, lent, pending.request))
                 paused = paused or pending.paused
         except OSError as error:

@@ -141,11 +141,12 @@ class ExecutionsInFlight:
         del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
         execution.times = began_ns, start_ns, end_ns
         self.prefetch.on_answer(execution, now_ns, result.done_ns - result.began_ns)
-        execution.unanswered -= len(responses) - responses.count(None)
-        if execution.unanswered:
-            self.streaming[execution.number] = execution
-        if again:
-            execution.owner.on_rescheduled(again)
+        if None in responses:
+            execution.unanswered -= len(responses) - responses.count(None)
+            if execution.unanswered:
+                self.streaming[execution.number] = execution
+            if again:
+                execution.owner.on_rescheduled(again)
         return execution, responses
 
     def _withdrawn(self, execution: Execution, responses: Sequence[object]) -> list[PendingRequest]:

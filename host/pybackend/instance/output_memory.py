@@ -102,17 +102,17 @@ class OutputMemory:
         Raises:
             RemoteProtocolError: a place is not within what the stub may use, or contradicts its shape.
         """
+        tensors: list[OutputTensor] = []
         encoded = bytes(result.outputs)  # type: ignore[arg-type]  # see stub_messages.places_in
         known = self._known.get(encoded)
         if known is not None:
             inline, end, nbytes = known
-            self._tail_left -= nbytes
-            if end <= len(tail) and self._tail_left >= 0:
-                return [
-                    OutputTensor(name, datatype, shape, tail[begin:end]) for name, datatype, shape, begin, end in inline
-                ], None
-            self._tail_left += nbytes
-        tensors: list[OutputTensor] = []
+            left = self._tail_left - nbytes
+            if end <= len(tail) and left >= 0:
+                self._tail_left = left
+                for name, datatype, shape, begin, end in inline:
+                    tensors.append(OutputTensor(name, datatype, shape, tail[begin:end]))
+                return tensors, None
         blocks: list[tuple[int, int]] | None = None
         last, copy_of = self._last, self._copy_of
         places = heard.places_in(encoded, self._channel.codec)

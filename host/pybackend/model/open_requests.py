@@ -14,21 +14,21 @@ class OpenRequests:
     def __init__(self) -> None:
         self.count = 0  # requests without a final response
         self.holds = 0  # calls of :meth:`hold` that have not ended
-        self._of_clients = 0
+        self._inner = 0  # those that other models sent
         self._drain_is_over = False
         self._idle: asyncio.Event | None = None
 
     def enter(self, request: InferenceRequest) -> None:
         """Count an accepted request."""
         self.count += 1
-        if not request.is_inner:
-            self._of_clients += 1
+        if request.is_inner:
+            self._inner += 1
 
     def leave(self, request: InferenceRequest) -> None:
         """Stop counting a request whose final response is sent in this loop turn."""
         self.count -= 1
-        if not request.is_inner:
-            self._of_clients -= 1
+        if request.is_inner:
+            self._inner -= 1
         if self._idle is not None:
             self.wake()
 
@@ -50,7 +50,7 @@ class OpenRequests:
 
     async def clients_answered_within(self, timeout_s: float | None) -> bool:
         """Wait until all clients' requests are answered; False on timeout."""
-        return await self._until(lambda: not self._of_clients, timeout_s)
+        return await self._until(lambda: self.count == self._inner, timeout_s)
 
     async def drained_within(self, timeout_s: float | None, rest_is_over: Callable[[], bool] = lambda: True) -> bool:
         """Wait until every request is answered and nobody holds the version; False on timeout.
@@ -73,6 +73,6 @@ class OpenRequests:
 
     def wake(self) -> None:
         """Let waiters check their conditions."""
-        if self._idle is not None and not (self.count and self._of_clients):
+        if self._idle is not None and not (self.count and self.count > self._inner):
             self._idle.set()
             self._idle = None

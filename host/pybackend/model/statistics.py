@@ -115,7 +115,6 @@ class ModelStatistics:
     def add_executions(self, executions: Sequence[Counted], now_ns: int) -> None:
         """Count calls of ``execute``, and the requests that they answer now with a result."""
         answered = executed = queued = began = started = ended = 0
-        size_before, figures = -1, None
         for count, size, queued_ns, batch_size, (began_ns, start_ns, end_ns) in executions:
             if count:
                 answered += count
@@ -125,14 +124,12 @@ class ModelStatistics:
                 started += start_ns * count
                 ended += end_ns * count
                 self.recent.add(end_ns - start_ns)
-            if batch_size != size_before:
-                size_before, figures = batch_size, self._figures_of(batch_size)
-            if figures is None:
-                continue
-            figures.count += 1
-            figures.compute_input_ns += start_ns - began_ns
-            figures.compute_infer_ns += end_ns - start_ns
-            figures.compute_output_ns += now_ns - end_ns
+            figures = self.batch_sizes.get(batch_size) or self._figures_of(batch_size)
+            if figures is not None:
+                figures.count += 1
+                figures.compute_input_ns += start_ns - began_ns
+                figures.compute_infer_ns += end_ns - start_ns
+                figures.compute_output_ns += now_ns - end_ns
         self.execution_count += len(executions)
         if answered:
             self.success_count += answered

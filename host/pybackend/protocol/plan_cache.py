@@ -9,13 +9,17 @@ bytes, which is more than half of the codec's cost for a small request.
 from __future__ import annotations
 
 import re
+import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import msgspec
+
+from pybackend.inference.request import PACKED_ALIGNMENT_BYTES, InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor
 from pybackend.inference.validation import Checked
 from pybackend.modelconfig.signature import ModelSignature
-from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, request_like
+from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, OutputFormat, request_like
 from pybackend.protocol.json.templates import ANY_ID, ID_AT_START, SECOND_ID, JsonTemplates
 from pybackend.protocol.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
@@ -49,6 +53,27 @@ class PlanCaches:
         self._caches.pop(key).clear()  # preambles that clients no longer send may still lead to it
 
 
+class _KnownPlan(msgspec.Struct, eq=False):
+    """A validated plan whose inputs have no bytes."""
+
+    request: InferenceRequest  # has everything but the inputs and the id
+    names: tuple[str, ...]
+    datatypes: tuple[str, ...]
+    shapes: tuple[Sequence[int], ...]
+    sizes: Sequence[int]
+    nbytes: int  # of all inputs
+    output_format: OutputFormat
+    checked: Checked
+    unpack: Callable[[bytes, int], Sequence[Buffer]]  # cuts the inputs out of a message, from an offset on
+    # where the inputs lie behind each other; None if they cannot be handed on as they lie
+    places: Sequence[tuple[str, str, Sequence[int], int, int]] | None
+
+    def filled(self, data: Sequence[Buffer], request_id: str = "") -> InferPlan:
+        """A private copy, with the bytes of the inputs."""
+        inputs = [*map(InputTensor, self.names, self.datatypes, self.shapes, data)]
+        return InferPlan(request_like(self.request, inputs, request_id), [], 0, self.output_format, self.checked)
+
+
 class PlanCache:
     """Validated plans of one model version, by the bytes of their preamble.
 
@@ -57,11 +82,11 @@ class PlanCache:
 
     def __init__(self) -> None:
         self.templates = JsonTemplates()
-        self._plans: Recurring[bytes, InferPlan] = Recurring(MOST_PLANS)
+        self._plans: Recurring[bytes, _KnownPlan] = Recurring(MOST_PLANS)
         # Plans with strings, by the parts of the preamble between the sizes of their inputs.
-        self._unsized: Recurring[tuple[bytes, ...], InferPlan] = Recurring(MOST_PLANS)
+        self._unsized: Recurring[tuple[bytes, ...], _KnownPlan] = Recurring(MOST_PLANS)
         # Plans of requests of sequences, by the preamble without the sequence's id.
-        self._of_sequences: Recurring[bytes, InferPlan] = Recurring(MOST_PLANS)
+        self._of_sequences: Recurring[bytes, _KnownPlan] = Recurring(MOST_PLANS)
 
     def clear(self) -> None:
         """Forget all plans."""
@@ -75,15 +100,9 @@ class PlanCache:
         known = self._plans.get(preamble)
         if known is None:
             return None
-        inputs = []
-        binary = []
-        for tensor, size in known.binary_inputs:
-            copy = InputTensor(tensor.name, tensor.datatype, tensor.shape)
-            inputs.append(copy)
-            binary.append((copy, size))
-        return InferPlan(
-            request_like(known.request, inputs), binary, known.binary_bytes, known.output_format, known.checked
-        )
+        inputs = [*map(InputTensor, known.names, known.datatypes, known.shapes)]
+        binary = [*zip(inputs, known.sizes, strict=True)]
+        return InferPlan(request_like(known.request, inputs), binary, known.nbytes, known.output_format, known.checked)
 
     def learn(self, preamble: bytes, plan: InferPlan) -> None:
         """Store the plan of a JSON part if it is likely to recur, apart from its id at the start and its sequence's id."""
@@ -111,14 +130,12 @@ class PlanCache:
         made.
         """
         known = self._plans.get(preamble)
-        if known is None or len(raw) < len(known.binary_inputs):
+        if known is None or len(raw) < len(known.sizes):
             return None
-        inputs = []
-        for (tensor, size), data in zip(known.binary_inputs, raw, strict=False):
-            if len(data) != size and ITEMSIZE[tensor.datatype]:
+        for datatype, size, data in zip(known.datatypes, known.sizes, raw, strict=False):
+            if len(data) != size and ITEMSIZE[datatype]:
                 return None
-            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
-        return InferPlan(request_like(known.request, inputs), [], 0, known.output_format, known.checked)
+        return known.filled(raw)
 
     def whole(self, message: bytes, start: int, end: int) -> InferPlan | None:
         """A private copy of the plan for a JSON part, with the bytes of its tensors, which follow it.
@@ -142,40 +159,31 @@ class PlanCache:
                 known = self._sized(preamble, is_of_sequence=bool(sequence_id))
             if known is None:
                 return None
-        if known.binary_bytes != len(message) - end:
+        if known.nbytes != len(message) - end:
             return None
-        inputs = []
-        view = None
-        for tensor, size in known.binary_inputs:
-            start, end = end, end + size
-            if size <= SMALL_BYTES:
-                data: Buffer = message[start:end]
-            else:
-                view = view or memoryview(message)
-                data = view[start:end]
-            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, data))
-        request = request_like(known.request, inputs, request_id)
+        plan = known.filled(known.unpack(message, end), request_id)
+        if known.places is not None:
+            plan.request.packed = message[end:], known.places
         if sequence_id:
-            request.correlation_id, request.flags = sequence_id, known.request.flags
-        return InferPlan(request, [], 0, known.output_format, known.checked)
+            plan.request.correlation_id, plan.request.flags = sequence_id, known.request.flags
+        return plan
 
-    def _sized(self, preamble: bytes, *, is_of_sequence: bool) -> InferPlan | None:
+    def _sized(self, preamble: bytes, *, is_of_sequence: bool) -> _KnownPlan | None:
         """The plan for a JSON part that is known but for its inputs' sizes."""
         parts = _SIZE.split(preamble)
         known = self._unsized.get(tuple(parts[::2]))
         if known is None or is_of_sequence is not bool(known.request.correlation_id):
             return None
         sizes = [*map(int, parts[1::2])]
-        inputs = [(tensor, size) for (tensor, _), size in zip(known.binary_inputs, sizes, strict=True)]
-        return InferPlan(known.request, inputs, sum(sizes), known.output_format, known.checked)
+        return msgspec.structs.replace(known, sizes=sizes, nbytes=sum(sizes), unpack=_slices_of(sizes), places=None)
 
-    def _put_unsized(self, preamble: bytes, known: InferPlan) -> None:
+    def _put_unsized(self, preamble: bytes, known: _KnownPlan) -> None:
         """Store a plan with strings, if it is certain which number is the size of which input."""
         parts = _SIZE.split(preamble)
         if (
             b"\\" not in preamble
-            and preamble.count(b"binary_data_size") == len(known.binary_inputs)
-            and [*map(int, parts[1::2])] == [size for _, size in known.binary_inputs]
+            and preamble.count(b"binary_data_size") == len(known.sizes)
+            and [*map(int, parts[1::2])] == known.sizes
         ):
             self._unsized.remember(tuple(parts[::2]), known)
 
@@ -193,16 +201,53 @@ class PlanCache:
             or len(plan.binary_inputs) != len(request.inputs)
         ):
             return
-        inputs = [(InputTensor(each.name, each.datatype, each.shape), size) for each, size in plan.binary_inputs]
         template = request_like(request, [])
         plans = self._plans
         if of_sequences:
             plans = self._of_sequences
             template.correlation_id, template.flags = request.correlation_id, request.flags
-        known = InferPlan(template, inputs, plan.binary_bytes, plan.output_format, plan.checked)
+        sizes = [size for _, size in plan.binary_inputs]
+        is_small = not sizes or max(sizes) <= SMALL_BYTES
+        known = _KnownPlan(
+            template,
+            tuple([each.name for each in request.inputs]),
+            tuple([each.datatype for each in request.inputs]),
+            tuple([each.shape for each in request.inputs]),
+            sizes,
+            plan.binary_bytes,
+            plan.output_format,
+            plan.checked,
+            struct.Struct("".join(f"{size}s" for size in sizes)).unpack_from if is_small else _slices_of(sizes),
+            _places_of(plan) if is_small else None,
+        )
         plans.remember(preamble, known)
         if plan.checked is Checked.HEADER:
             self._put_unsized(preamble, known)
+
+
+def _slices_of(sizes: Sequence[int]) -> Callable[[bytes, int], Sequence[Buffer]]:
+    """Cuts tensors of these sizes out of a message: private copies of small ones, and views of large ones."""
+
+    def unpack(message: bytes, at: int) -> Sequence[Buffer]:
+        found: list[Buffer] = []
+        for size in sizes:
+            found.append(message[at : at + size] if size <= SMALL_BYTES else memoryview(message)[at : at + size])
+            at += size
+        return found
+
+    return unpack
+
+
+def _places_of(plan: InferPlan) -> Sequence[tuple[str, str, Sequence[int], int, int]] | None:
+    """Where the inputs lie behind each other; None if one of them would not be aligned there."""
+    places = []
+    at = 0
+    for tensor, size in plan.binary_inputs:
+        if at % PACKED_ALIGNMENT_BYTES:
+            return None
+        places.append((tensor.name, tensor.datatype, tensor.shape, at, size))
+        at += size
+    return places
 
 
 def _without_sequence(text: bytes) -> tuple[bytes, int | str]:

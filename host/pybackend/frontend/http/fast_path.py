@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from operator import attrgetter
 from secrets import token_bytes
 from typing import Any, NamedTuple
 
@@ -49,6 +50,8 @@ from pybackend_wire.dtypes import ITEMSIZE
 
 MOST_HEADS, LARGEST_HEAD_BYTES = 1024, 1024
 """Limits of each of two memories of heads, 1 MB each."""
+MOST_SEEN = 4 * MOST_HEADS
+"""Heads that have come once. Only a hash of each is kept, so there is room for more of them."""
 
 MOST_LAYOUTS, LONGEST_FRAME_BYTES = 512, 4096
 """Limits of each memory of answers, a few MB in all: stubs choose the names of outputs."""
@@ -106,8 +109,8 @@ class FastPath:
         self._plans = plans
         self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
         self._whole_heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
-        self._seen: Recurring[int, None] = Recurring(MOST_HEADS)
-        self._seen_whole: Recurring[int, None] = Recurring(MOST_HEADS)
+        self._seen: set[int] = set()
+        self._seen_whole: set[int] = set()
         self._credentials = credentials
         self._leave_out = None if frontend.forwards is not None else _fields_but(read)
         self._find_credential = re.compile(
@@ -268,11 +271,14 @@ class FastPath:
             known.shortcut = _Shortcut(json_bytes, self._plans.of(admission.signature), route)
 
 
-def _comes_again(key: bytes, seen: Recurring[int, None]) -> bool:
+def _comes_again(key: bytes, seen: set[int]) -> bool:
     """True when a head comes for the second time. Heads that differ each time push nothing out of the memory."""
-    if hash(key) in seen:
+    found = hash(key)
+    if found in seen:
         return True
-    seen.remember(hash(key), None)
+    if len(seen) >= MOST_SEEN:
+        seen.clear()
+    seen.add(found)
     return False
 
 
@@ -322,28 +328,29 @@ class _FastAnswer(InferAnswer):
 
 
 _Layout = tuple[Any, ...]
-"""Name and version of the model; name, datatype, shape and size in bytes of each output."""
+"""Name and version of the model; name and datatype of each output, then the shapes of all, then their sizes in bytes."""
 _Unpack = Callable[[Buffer], Sequence[Any]]
+_kind, _shape, _data = attrgetter("name", "datatype"), attrgetter("shape"), attrgetter("data")
 
 beginnings: Recurring[_Layout, bytes] = Recurring(MOST_LAYOUTS)
 frames: Recurring[_Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_LAYOUTS)
 
 
 def small_answer(response: InferenceResponse) -> bytes:
-    """A whole answer: head, JSON part and tensors; ``b""`` if it is large, borrows memory, or has an id or parameters."""
+    """A whole answer: head, JSON part and tensors; ``b""`` if it is large, or has an id or parameters."""
     if response.id or response.parameters:
         return b""
-    layout: list[Any] = [response.model_name, response.model_version]
-    pieces = [b""]
-    for tensor in response.outputs:
-        data = tensor.data
-        if type(data) is not bytes:
-            return b""
-        layout += tensor.name, tensor.datatype, tuple(tensor.shape), len(data)
-        pieces.append(data)
-    key = tuple(layout)
-    pieces[0] = beginnings.get(key) or _beginning(key)
-    return b"".join(pieces) if pieces[0] else b""
+    outputs = response.outputs
+    data = [*map(_data, outputs)]
+    key = (
+        response.model_name,
+        response.model_version,
+        *map(_kind, outputs),
+        *map(tuple, map(_shape, outputs)),
+        *map(len, data),
+    )
+    beginning = beginnings.get(key) or _beginning(key)
+    return b"".join((beginning, *data)) if beginning else b""
 
 
 def _beginning(key: _Layout) -> bytes:
@@ -363,24 +370,26 @@ def _beginning(key: _Layout) -> bytes:
 def small_json_answer(response: InferenceResponse) -> bytes:
     """A whole answer that is JSON only.
 
-    It is ``b""`` if it is large, borrows memory, has parameters, or outputs that are no finite numbers.
+    It is ``b""`` if it is large, has parameters, or outputs that are no finite numbers.
     """
     if response.parameters:
         return b""
-    layout: list[Any] = [response.model_name, response.model_version]
-    for tensor in response.outputs:
-        data = tensor.data
-        if type(data) is not bytes:
-            return b""
-        layout += tensor.name, tensor.datatype, tuple(tensor.shape), len(data)
-    key = tuple(layout)
+    outputs = response.outputs
+    data = [*map(_data, outputs)]
+    key = (
+        response.model_name,
+        response.model_version,
+        *map(_kind, outputs),
+        *map(tuple, map(_shape, outputs)),
+        *map(len, data),
+    )
     known = frames.get(key) or _frame(key)
     if known is None:
         return b""
     frame, unpackers = known
     texts = []
-    for unpack, tensor in zip(unpackers, response.outputs, strict=True):
-        text = encode_values(unpack(tensor.data))
+    for unpack, each in zip(unpackers, data, strict=True):
+        text = encode_values(unpack(each))
         if b"null" in text:
             return b""
         texts.append(text)
@@ -406,4 +415,6 @@ def _frame(key: _Layout) -> tuple[bytes, tuple[_Unpack, ...]] | None:
 
 def _outputs(key: _Layout) -> tuple[str, str, tuple[tuple[str, str, tuple[int, ...], int], ...]]:
     model_name, model_version, *fields = key
-    return model_name, model_version, tuple(zip(fields[::4], fields[1::4], fields[2::4], fields[3::4], strict=True))
+    count = len(fields) // 3
+    kinds, shapes, sizes = fields[:count], fields[count : 2 * count], fields[2 * count :]
+    return model_name, model_version, tuple([(*kind, *rest) for kind, *rest in zip(kinds, shapes, sizes, strict=True)])

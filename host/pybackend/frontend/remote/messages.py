@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import decoder
+from pybackend.inference.request import PACKED_ALIGNMENT_BYTES
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend_wire.errors import ErrorCode
@@ -64,16 +65,13 @@ INLINE, IN_BLOCK, IN_REGION = 0, 1, 2
 """In the message; in a block of input memory; in a region that a client has registered."""
 
 
-_ALIGNMENT_BYTES = 16
-"""Compiled code may refuse arrays that are not aligned."""
-
-PADDING = [bytes(-size % _ALIGNMENT_BYTES) for size in range(_ALIGNMENT_BYTES)]
+PADDING = [bytes(-size % PACKED_ALIGNMENT_BYTES) for size in range(PACKED_ALIGNMENT_BYTES)]
 """The bytes between an input and the next one, by the remainder of its size."""
 
 
 def padded(nbytes: int) -> int:
     """How many bytes an input takes in a message."""
-    return nbytes + -nbytes % _ALIGNMENT_BYTES
+    return nbytes + -nbytes % PACKED_ALIGNMENT_BYTES
 
 
 class Preamble(Struct, array_like=True, frozen=True, gc=False):

@@ -255,7 +255,7 @@ class EnsembleRun:
         """Start the steps that need only the request's own inputs."""
         root, signature, given = self._root, self._requests.signature, self.pending.request.inputs
         batched, tensors = signature.max_batch_size > 0, root.tensors
-        steps = self.pending.holder = self._steps
+        steps = self.pending.taken_by = self._steps
         for each in given:
             memory = None
             if each.lease is not None:

@@ -68,7 +68,7 @@ def test_a_request_that_is_over_is_not_paused(over, pending, queue):
 def test_whoever_holds_it_is_told(pending, queue):
     instance = Holder()
     assert pending.is_waiting
-    pending.holder, pending.execution = instance, 3
+    pending.taken_by, pending.execution = instance, 3
     assert not pending.is_waiting
     pending.pause()
     pending.wait()

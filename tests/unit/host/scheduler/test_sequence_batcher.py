@@ -52,7 +52,7 @@ class Instance:
         for index, pending in enumerate(batch):
             assert not pending.answered
             assert pending.is_waiting or pending.is_filler
-            pending.holder, pending.execution, pending.index = self, self._executions, index
+            pending.taken_by, pending.execution, pending.index = self, self._executions, index
         self.batch = list(batch)
         self.batches.append(list(batch))
         self.executed.set()
