@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from pybackend.cli.options import parse_serve_flags
+from pybackend.cli.options import parse, parse_serve_flags
+from pybackend.ray.cluster import cluster_of
 from pybackend.tools.kubernetes import Deployment, Load, objects
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.warm_start import run_command
@@ -37,12 +40,12 @@ def repository(tmp_path):
     return tmp_path / "models"
 
 
-def export(*arguments):
-    return run_command("export", "k8s", *map(str, arguments), timeout=120)
+def export(*arguments, form="k8s"):
+    return run_command("export", form, *map(str, arguments), timeout=120)
 
 
-def documents_of(*arguments):
-    ended = export(*arguments)
+def documents_of(*arguments, form="k8s"):
+    ended = export(*arguments, form=form)
     assert ended.returncode == 0, ended.stderr
     return list(yaml.safe_load_all(ended.stdout))
 
@@ -131,6 +134,43 @@ def test_resources_come_from_a_measured_load(repository):
     assert container["resources"]["requests"]["memory"].endswith("Mi")
 
 
+def test_the_configuration_of_ray_serve_makes_the_same_application(repository):
+    flags = ("--target-waiting=0.5", "--replica-gpus=0.5", "--http-port=81", "--sandbox=strict", "--scale-down-secs=9")
+    keys = repository.parent / "keys"
+    keys.write_text("a-long-enough-secret\n")
+    access = (f"--api-key-file={keys}", "--api-key-exempt=health,metrics")
+    (document,) = documents_of(repository, "--replicas=2", "--most-replicas=8", "--", *flags, *access, form="ray")
+    (application,) = document["applications"]
+    module, _, name = application["import_path"].partition(":")
+    assert callable(getattr(import_module(module), name))
+    assert document["proxy_location"] == "Disabled"
+    wanted = parse(["serve", str(repository), "--on=ray", "--replicas=2..8", "--http-address=0.0.0.0", *flags, *access])
+    found = cluster_of(application["args"].pop("model_repository"), **application["args"])
+    assert replace(found, directory=wanted.directory) == wanted
+
+
+def test_a_rayservice_has_pods_that_kubernetes_knows(repository):
+    """Its own fields have no schema in a package: those of KubeRay 1.5 are as the documentation of that project has them."""
+    everything = ("--most-replicas=8", "--pod-monitor", f"--dashboard={DASHBOARD}", "--image=registry/own")
+    documents = documents_of(repository, *everything, form="kuberay")
+    assert [each["kind"] for each in documents] == ["RayService", "PodMonitor", "ConfigMap"]
+    spec = documents[0]["spec"]
+    cluster = spec["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    head = cluster["headGroupSpec"]
+    for group in (head, workers):
+        pods = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "p"}, "template": group["template"]}
+        kubernetes_validate.validate(pods, kubernetes_validate.latest_version(), strict=True)
+    service = {"apiVersion": "v1", "kind": "Service", **spec["serveService"]}
+    kubernetes_validate.validate(service, kubernetes_validate.latest_version(), strict=True)
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (2, 9)
+    assert cluster["authOptions"] == {"mode": "token"}
+    monitored = only(documents, "PodMonitor")["spec"]["selector"]["matchLabels"]
+    assert monitored == head["template"]["metadata"]["labels"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    assert cluster_of(application["args"].pop("model_repository"), **application["args"]).max_replicas == 8
+
+
 def test_reserved_resources_have_room():
     def resources(load):
         wanted = Deployment("m", "image", "/models", load=load)
@@ -143,6 +183,11 @@ def test_reserved_resources_have_room():
     assert resources(Load(1, 1, 0.0)) == {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
 
 
+def test_options_that_a_format_has_no_use_for_are_refused(repository):
+    ended = export(repository, "--image=own", form="ray")
+    assert (ended.returncode, "--image means nothing for ray" in ended.stderr) == (1, True), ended.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
@@ -153,6 +198,7 @@ def test_reserved_resources_have_room():
         (["--prometheus=http://p"], "it needs --most-replicas"),
         (["--dashboard=nowhere.json"], "does not exist"),
         (["--", "--http-port=9000"], "leave it out"),
+        (["--", "--replicas=4"], "leave it out"),
         (["--", "--sandbox=none"], "--sandbox"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``pybackend export``: writes the objects that run a repository on Kubernetes."""
+"""``pybackend export``: writes the files with which other systems run a repository: Kubernetes, Ray Serve, and both."""
 
 from __future__ import annotations
 
@@ -6,20 +6,38 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.options import SILENT, Serve, parse_serve_flags, visited_settings
+from pybackend.cli.options import SILENT, Serve, parse, parse_serve_flags, visited_settings
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import PybackendError, ServerError
+from pybackend.ray.cluster import Cluster, serve_config
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import EXIT_INTERRUPTED
-from pybackend.tools.kubernetes import Deployment, Load, objects
+from pybackend.tools.kuberay import service_objects
+from pybackend.tools.kubernetes import Deployment, Load, objects, reserved_bytes, reserved_cpu
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")
 """A label of RFC 1035, with room for what Kubernetes appends to the names of pods."""
+
+_UNUSED = {
+    "k8s": (),
+    "ray": ("name", "image", "claim", "credentials", "prometheus", "pod_monitor", "dashboard"),
+    "kuberay": ("prometheus",),
+}
+"""The formats, and the options that mean nothing for each."""
+
+_OF_COMMAND = r"--(on|update|replicas)\b"
+_FIXED = {
+    "k8s": re.compile(rf"{_OF_COMMAND}|--((http|grpc|metrics)-port|exit-timeout-secs)\b"),
+    "ray": re.compile(_OF_COMMAND),
+    "kuberay": re.compile(rf"{_OF_COMMAND}|--((http|grpc|metrics)-port|replica-cpus)\b"),
+}
+"""Flags of the server that the file decides."""
 
 _MODELS = "/models"
 _MEASURED_S = 5.0
@@ -30,20 +48,23 @@ def make_parser() -> CommandParser:
     """The parser of ``export``'s arguments."""
     parser = CommandParser(
         prog="pybackend export",
-        usage="pybackend export k8s REPOSITORY [--FLAG[=VALUE]]... [-- SERVE_FLAG...]",
-        description="Writes the Kubernetes objects that run a repository: Deployment, Service, PodDisruptionBudget, NetworkPolicy, and "
-        "more by flags. `kubectl apply -f` takes them.",
-        epilog="Flags after -- are for `pybackend serve` in the pods. exit status: 0 if the objects were written, 1 if not",
+        usage="pybackend export k8s|ray|kuberay REPOSITORY [--FLAG[=VALUE]]... [-- SERVE_FLAG...]",
+        description="Writes the file with which another system runs a repository: the objects of Kubernetes, the configuration of Ray Serve, "
+        "or a RayService, which has Ray Serve run it on Kubernetes.",
+        epilog="Flags after -- are for `pybackend serve`; for ray and kuberay those of --on=ray, too. exit status: 0 if the file was written, "
+        "1 if not",
     )
     add = parser.add_argument
-    add("format", choices=("k8s",), help="k8s: YAML for `kubectl apply -f`")
+    add(
+        "format", choices=tuple(_UNUSED), help="k8s, kuberay: YAML for `kubectl apply -f`; ray: YAML for `serve deploy`"
+    )
     add("repository", metavar="REPOSITORY", help="directory of models, or URL of a place in cloud storage")
     add("--name", default="pybackend", metavar="NAME", help="name of the objects [pybackend]")
     add("--image", default="pybackend:latest", metavar="IMAGE", help="image of the server [pybackend:latest]")
     add("--claim", default="models", metavar="NAME", help="volume claim that holds the directory [models]")
     add("--credentials", default="", metavar="SECRET", help="secret with the variables for cloud storage")
-    add("--replicas", type=int, default=2, metavar="N", help="number of pods, with --most-replicas the least [2]")
-    add("--most-replicas", type=int, default=0, metavar="N", help="scale automatically, up to this many pods")
+    add("--replicas", type=int, default=2, metavar="N", help="number of servers, with --most-replicas the least [2]")
+    add("--most-replicas", type=int, default=0, metavar="N", help="scale automatically, up to this many servers")
     add(
         "--prometheus",
         default="",
@@ -68,10 +89,13 @@ def run_export(arguments: Sequence[str], serve: Serve) -> int:
     parser = make_parser()
     own, flags = divided(arguments)
     given = parser.parsed(own)
+    for name in _UNUSED[given.format]:
+        if vars(given)[name] != parser.get_default(name):
+            parser.refuse_with(f"--{name.replace('_', '-')} means nothing for {given.format}")
     wanted = _wanted(given, flags, parser)
     if given.measure:
-        wanted = replace(wanted, load=_measured(given.repository, flags, serve))
-    text = _yaml(wanted)
+        wanted = replace(wanted, load=_measured(given.repository, wanted.flags, serve))
+    text = _yaml_of(given.format, wanted, given.repository, flags)
     if given.output is None:
         print_text(text.rstrip("\n"))
         return 0
@@ -94,10 +118,10 @@ def _wanted(given: argparse.Namespace, flags: Sequence[str], parser: CommandPars
     if given.prometheus and not given.most_replicas:
         parser.refuse_with("--prometheus is for scaling: it needs --most-replicas=N")
     settings = parse_serve_flags([given.repository, *flags])
-    fixed = [flag for flag in flags if re.match(r"--(?:(?:http|grpc|metrics)-port|exit-timeout-secs)\b", flag)]
+    fixed = [flag for flag in flags if _FIXED[given.format].match(flag)]
     if fixed:
         parser.refuse_with(
-            f"the pods' probes and times depend on {fixed[0].partition('=')[0]}: leave it out, and edit the file"
+            f"other parts of the file depend on {fixed[0].partition('=')[0]}: leave it out, and edit the file"
         )
     if given.dashboard is not None and not given.dashboard.is_file():
         raise ServerError(
@@ -149,9 +173,32 @@ def _measured(repository: str, flags: Sequence[str], serve: Serve) -> Load:
     return load
 
 
-def _yaml(wanted: Deployment) -> str:
+def _yaml_of(form: str, wanted: Deployment, repository: str, flags: Sequence[str]) -> str:
+    if form == "k8s":
+        return _yaml(objects(wanted))
+    place = repository if form == "ray" else wanted.repository
+    scale = f"--replicas={wanted.replicas}..{max(wanted.most_replicas, wanted.replicas)}"
+    cluster = parse(["serve", place, "--on=ray", scale, *flags])
+    assert isinstance(cluster, Cluster)
+    cluster = replace(cluster, address=cluster.address or "0.0.0.0")  # noqa: S104  the page says who must reach it
+    if form == "kuberay":  # each replica has a pod, which has what it needs
+        return _yaml(service_objects(wanted, _yaml([serve_config(replace(cluster, num_cpus=1.0))])))
+    if wanted.load is not None:
+        cluster = replace(cluster, num_cpus=reserved_cpu(wanted.load), memory_bytes=reserved_bytes(wanted.load))
+    return _yaml([serve_config(cluster)])
+
+
+def _yaml(documents: Sequence[Mapping[str, Any]]) -> str:
     try:
         import yaml
     except ImportError:
         raise ServerError("`pybackend export` writes YAML: install it with: pip install PyYAML") from None
-    return str(yaml.safe_dump_all(objects(wanted), sort_keys=False, width=120, default_flow_style=False))
+
+    class Dumper(yaml.SafeDumper):
+        """Texts of several lines stay readable."""
+
+    Dumper.add_representer(
+        str,
+        lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None),
+    )
+    return str(yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=120, default_flow_style=False))

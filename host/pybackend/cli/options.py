@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "serve": ("", "serve the models of a repository"),
         "analyze": ("analyze_command", "find the configuration of models that serves them best on this machine"),
         "doctor": ("doctor_command", "check whether this machine can run a server"),
-        "export": ("export_command", "write the Kubernetes objects that run a repository"),
+        "export": ("export_command", "write the file with which Kubernetes or Ray Serve runs a repository"),
     },
     "control a running server": {
         "status": ("control_command", "list its models"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from typing import Any
 
 from ray import serve
@@ -63,22 +64,11 @@ def application(cluster: Cluster) -> Any:
         ray_actor_options=_FIRST_MACHINE,
         **_HEALTH,
     ).bind(cluster)
-    scale: dict[str, Any] = {"num_replicas": cluster.min_replicas}
-    if cluster.max_replicas > cluster.min_replicas:
-        scale = {
-            "autoscaling_config": AutoscalingConfig(
-                min_replicas=cluster.min_replicas,
-                max_replicas=cluster.max_replicas,
-                target_ongoing_requests=cluster.target_ongoing_requests,
-                upscale_delay_s=5.0,
-                downscale_delay_s=cluster.scale_down_s,
-                metrics_interval_s=1.0,
-                look_back_period_s=5.0,
-                policy=AutoscalingPolicy(
-                    policy_function=WantedReplicas, policy_kwargs={"target_waiting": cluster.target_waiting}
-                ),
-            )
-        }
+    scale = (
+        {"autoscaling_config": _autoscaling(cluster)}
+        if cluster.max_replicas > cluster.min_replicas
+        else {"num_replicas": cluster.min_replicas}
+    )
     replicas = serve.deployment(
         Replica,
         name="Replica",
@@ -86,7 +76,11 @@ def application(cluster: Cluster) -> Any:
         graceful_shutdown_timeout_s=cluster.exit_timeout_s + _LEAVE_S,
         max_surge_percent=_SURGE if cluster.has_room else 0,
         max_constructor_retry_count=_STARTS,
-        ray_actor_options={"num_cpus": cluster.num_cpus, "num_gpus": cluster.num_gpus},
+        ray_actor_options={
+            "num_cpus": cluster.num_cpus,
+            "num_gpus": cluster.num_gpus,
+            **({"memory": cluster.memory_bytes} if cluster.memory_bytes else {}),
+        },
         **scale,
         **_HEALTH,
     ).bind(cluster, coordinator)
@@ -103,6 +97,24 @@ def application(cluster: Cluster) -> Any:
         **placement,
         **_HEALTH,
     ).bind(cluster, coordinator, replicas)
+
+
+def _autoscaling(cluster: Cluster) -> AutoscalingConfig:
+    policy = AutoscalingPolicy(policy_function=WantedReplicas, policy_kwargs={"target_waiting": cluster.target_waiting})
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # variables of Ray's controller will set the interval one day
+        return AutoscalingConfig(
+            min_replicas=cluster.min_replicas,
+            max_replicas=cluster.max_replicas,
+            target_ongoing_requests=cluster.target_ongoing_requests,
+            upscale_delay_s=5.0,
+            downscale_delay_s=cluster.scale_down_s,
+            metrics_interval_s=1.0,
+            look_back_period_s=5.0,
+            policy=policy,
+        )
 
 
 class WantedReplicas:

@@ -55,6 +55,10 @@ _REFUSED = {
 _Files = TypeVar("_Files", TlsSettings, ApiKeySettings)
 
 
+_OF_ONE_PROCESS = {"arguments", "directory", "updates", "key"}
+"""Settings that a configuration has not, or in another form."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """The settings of one application.
@@ -73,6 +77,7 @@ class Cluster:
         entrances: the number of machines with an entrance.
         num_cpus: that Ray reserves for a replica.
         num_gpus: likewise.
+        memory_bytes: likewise; 0 for none.
         exit_timeout_s: how long a replica that must go may work on the requests that it has.
         has_room: an update starts a replica before it stops one: there is room for one more.
         directory: where servers start, if the machine has it.
@@ -96,6 +101,7 @@ class Cluster:
     entrances: int = 1
     num_cpus: float = 1.0
     num_gpus: float = 0.0
+    memory_bytes: int = 0
     exit_timeout_s: int = 30
     has_room: bool = True
     directory: str = "/"
@@ -166,6 +172,41 @@ def _with_paths(setting: str, kind: type[_Files], given: _Files | Mapping[str, A
     except TypeError:
         known = ", ".join(kind.__dataclass_fields__)
         raise ServerError(f"{setting} has the fields {known}, and {', '.join(fields) or 'none'} was given") from None
+
+
+def _plain(value: Any) -> Any:
+    """A setting as documents have it."""
+    if isinstance(value, TlsSettings | ApiKeySettings):
+        return {name: _plain(each) for name, each in vars(value).items() if each is not None}
+    if isinstance(value, frozenset):
+        return sorted(each.value for each in value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def serve_config(cluster: Cluster) -> dict[str, Any]:
+    """The configuration of Ray Serve, for ``serve deploy``, that runs such an application. It imports nothing of Ray."""
+    prefix = "--model-repository="
+    own = {
+        name: _plain(getattr(cluster, name))
+        for name, described in Cluster.__dataclass_fields__.items()
+        if name not in _OF_ONE_PROCESS and getattr(cluster, name) != described.default
+    }
+    args = {
+        "model_repository": [word.removeprefix(prefix) for word in cluster.arguments if word.startswith(prefix)],
+        **own,
+        "arguments": [word for word in cluster.arguments if not word.startswith(prefix)],
+    }
+    return {
+        "proxy_location": "Disabled",
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "applications": [
+            {
+                "name": APPLICATION,
+                "import_path": "pybackend.ray:build_from_config",
+                "args": {name: value for name, value in args.items() if value != []},
+            }
+        ],
+    }
 
 
 def refuse_flag(name: str) -> None:

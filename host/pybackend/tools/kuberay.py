@@ -24,7 +24,7 @@ _HEAD_RESOURCES: Document = {"requests": {"cpu": "1", "memory": "2Gi"}, "limits"
 """For Ray's own processes, the coordinator and HAProxy."""
 
 _RAY_BYTES = 512 * 1024 * 1024
-"""What Ray needs beside a replica."""
+"""The memory for Ray beside a replica."""
 
 _STORE_BYTES = 80 * 1024 * 1024
 """Nothing lies in Ray's object store, but it has a smallest size."""
@@ -92,7 +92,7 @@ def _template(wanted: Deployment, more_labels: Mapping[str, str], container: Doc
 
 
 def _container(wanted: Deployment, resources: Document, answers_at: int) -> Document:
-    """Of a machine of the cluster; its command is the operator's."""
+    """The container of a machine; its command is the operator's."""
     container: Document = {
         "name": "ray",
         "image": wanted.image,

@@ -14,7 +14,7 @@ from pybackend.scaling import TARGET, waiting_query
 Document = dict[str, Any]
 
 HTTP, GRPC, METRICS = 8000, 8001, 8002
-_PORTS = {"http": HTTP, "grpc": GRPC, "metrics": METRICS}
+PORTS = {"http": HTTP, "grpc": GRPC, "metrics": METRICS}
 
 _USER = 1000
 _PRE_STOP_S, _EXIT_TIMEOUT_S = 5, 45
@@ -65,41 +65,44 @@ def objects(wanted: Deployment) -> list[Document]:
     if wanted.most_replicas:
         documents.append(_scaled_object(wanted) if wanted.prometheus_url else _autoscaler(wanted))
     if wanted.pod_monitor:
-        documents.append(_pod_monitor(wanted))
+        documents.append(pod_monitor(wanted))
     if wanted.dashboard is not None:
-        documents.append(_dashboard(wanted, wanted.dashboard))
+        documents.append(dashboard(wanted, wanted.dashboard))
     return documents
 
 
 def _object(wanted: Deployment, version: str, kind: str, spec: Mapping[str, Any], suffix: str = "") -> Document:
-    metadata = {"name": wanted.name + suffix, "labels": _labels(wanted)}
+    metadata = {"name": wanted.name + suffix, "labels": labels(wanted)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": dict(spec)}
 
 
-def _labels(wanted: Deployment) -> dict[str, str]:
+def labels(wanted: Deployment) -> dict[str, str]:
+    """The labels of all objects and pods."""
     return {"app.kubernetes.io/name": "pybackend", "app.kubernetes.io/instance": wanted.name}
 
 
 def _selector(wanted: Deployment) -> Document:
-    return {"matchLabels": _labels(wanted)}
+    return {"matchLabels": labels(wanted)}
 
 
 def _deployment(wanted: Deployment) -> Document:
     spec: Document = {"selector": _selector(wanted), "strategy": {"rollingUpdate": {"maxUnavailable": 0}}}
     if not wanted.most_replicas:  # else the autoscaler decides, and applying the file again must not undo it
         spec = {"replicas": wanted.replicas, **spec}
-    metadata: Document = {"labels": _labels(wanted)}
+    metadata: Document = {"labels": labels(wanted)}
     if not wanted.pod_monitor:
         metadata["annotations"] = {
             "prometheus.io/scrape": "true",
             "prometheus.io/port": str(METRICS),
             "prometheus.io/path": "/metrics",
         }
-    spec["template"] = {"metadata": metadata, "spec": _pod(wanted)}
+    pod = {"automountServiceAccountToken": False, **pod_spec(wanted, _container(wanted))}
+    spec["template"] = {"metadata": metadata, "spec": pod}
     return _object(wanted, "apps/v1", "Deployment", spec)
 
 
-def _pod(wanted: Deployment) -> Document:
+def pod_spec(wanted: Deployment, container: Document) -> Document:
+    """The specification of a pod with such a :func:`confined` container."""
     volumes: Document = {
         "cache": {"emptyDir": {"sizeLimit": wanted.cache_size}},
         "temporary": {"emptyDir": {"sizeLimit": "1Gi"}},
@@ -108,7 +111,6 @@ def _pod(wanted: Deployment) -> Document:
     if wanted.claim:
         volumes["models"] = {"persistentVolumeClaim": {"claimName": wanted.claim, "readOnly": True}}
     return {
-        "automountServiceAccountToken": False,
         # Kubernetes would add variables such as PYBACKEND_HTTP_PORT for services of such names.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": _GRACE_S,
@@ -119,21 +121,14 @@ def _pod(wanted: Deployment) -> Document:
             "fsGroup": _USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(wanted)],
+        "containers": [container],
         "volumes": [{"name": name, **volume} for name, volume in volumes.items()],
     }
 
 
 def _container(wanted: Deployment) -> Document:
     start_s = _LEAST_START_S if wanted.load is None else max(_LEAST_START_S, _START_FACTOR * wanted.load.start_s)
-    mounts: list[Document] = [
-        {"name": "cache", "mountPath": "/cache"},
-        {"name": "temporary", "mountPath": "/tmp"},  # noqa: S108  in the container
-        {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108
-    ]
-    if wanted.claim:
-        mounts.append({"name": "models", "mountPath": wanted.repository, "readOnly": True})
-    container: Document = {
+    return {
         "name": "pybackend",
         "image": wanted.image,
         "args": [
@@ -143,13 +138,27 @@ def _container(wanted: Deployment) -> Document:
             "--strict-readiness=false",
             *wanted.flags,
         ],
-        "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
+        "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
         "startupProbe": _probe("ready", periodSeconds=_PROBE_S, failureThreshold=math.ceil(start_s / _PROBE_S)),
         "readinessProbe": _probe("ready", periodSeconds=5),
         "livenessProbe": _probe("live", periodSeconds=10, timeoutSeconds=5),
         # Endpoints are withdrawn beside the signal to stop, not before it.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_PRE_STOP_S)]}}},
-        "resources": _resources(wanted.load),
+        "resources": measured_resources(wanted.load),
+        **confined(wanted),
+    }
+
+
+def confined(wanted: Deployment) -> Document:
+    """What each container with the server has: no privileges, its mounts, and the variables for cloud storage."""
+    mounts: list[Document] = [
+        {"name": "cache", "mountPath": "/cache"},
+        {"name": "temporary", "mountPath": "/tmp"},  # noqa: S108  in the container
+        {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108
+    ]
+    if wanted.claim:
+        mounts.append({"name": "models", "mountPath": wanted.repository, "readOnly": True})
+    found: Document = {
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -158,22 +167,37 @@ def _container(wanted: Deployment) -> Document:
         "volumeMounts": mounts,
     }
     if wanted.credentials:
-        container["envFrom"] = [{"secretRef": {"name": wanted.credentials}}]
-    return container
+        found["envFrom"] = [{"secretRef": {"name": wanted.credentials}}]
+    return found
 
 
 def _probe(question: str, **times: int) -> Document:
     return {"httpGet": {"path": f"/v2/health/{question}", "port": "http"}, **times}
 
 
-def _resources(load: Load | None) -> Document:
-    """The requests are a quarter above the measured load, and the limit on memory is twice it; no limit on processors."""
+def reserved_cpu(load: Load) -> float:
+    """The processors for such a server."""
+    return max(_LEAST_MILLICPUS, math.ceil(load.cpu * 1.25 * _MILLICPUS / 50) * 50) / _MILLICPUS
+
+
+def reserved_bytes(load: Load) -> int:
+    """The memory for such a server."""
+    return max(_LEAST_MIB * _MIB, math.ceil(load.memory_bytes * 1.25))
+
+
+def measured_resources(load: Load | None, more_bytes: int = 0) -> Document:
+    """The requests are a quarter above the measured load, and the limit on memory is twice it; no limit on processors.
+
+    ``more_bytes``: of memory, for other processes in the container.
+    """
     if load is None:
         return {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
-    cpu = max(_LEAST_MILLICPUS, math.ceil(load.cpu * 1.25 * _MILLICPUS / 50) * 50)
     return {
-        "requests": {"cpu": f"{cpu}m", "memory": _mebibytes(load.memory_bytes * 1.25)},
-        "limits": {"memory": _mebibytes(max(_LEAST_MIB * _MIB, load.memory_bytes) * 2)},
+        "requests": {
+            "cpu": f"{round(reserved_cpu(load) * _MILLICPUS)}m",
+            "memory": _mebibytes(reserved_bytes(load) + more_bytes),
+        },
+        "limits": {"memory": _mebibytes(max(_LEAST_MIB * _MIB, load.memory_bytes) * 2 + more_bytes)},
     }
 
 
@@ -182,9 +206,9 @@ def _mebibytes(nbytes: float) -> str:
 
 
 def _service(wanted: Deployment) -> Document:
-    ports = [{"name": name, "port": port, "targetPort": name} for name, port in _PORTS.items()]
+    ports = [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()]
     ports[1]["appProtocol"] = "kubernetes.io/h2c"  # meshes and gateways need it for gRPC
-    return _object(wanted, "v1", "Service", {"selector": _labels(wanted), "ports": ports})
+    return _object(wanted, "v1", "Service", {"selector": labels(wanted), "ports": ports})
 
 
 def _disruption_budget(wanted: Deployment) -> Document:
@@ -229,15 +253,17 @@ def _scaled_object(wanted: Deployment) -> Document:
     return _object(wanted, "keda.sh/v1alpha1", "ScaledObject", spec)
 
 
-def _pod_monitor(wanted: Deployment) -> Document:
+def pod_monitor(wanted: Deployment, more_labels: Mapping[str, str] | None = None) -> Document:
+    """For the Prometheus operator. ``more_labels``: of the pods that have metrics."""
     endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s"}
-    spec = {"selector": _selector(wanted), "podMetricsEndpoints": [endpoint]}
-    return _object(wanted, "monitoring.coreos.com/v1", "PodMonitor", spec)
+    selector = {"matchLabels": {**labels(wanted), **(more_labels or {})}}
+    return _object(
+        wanted, "monitoring.coreos.com/v1", "PodMonitor", {"selector": selector, "podMetricsEndpoints": [endpoint]}
+    )
 
 
-def _dashboard(wanted: Deployment, file: Path) -> Document:
+def dashboard(wanted: Deployment, file: Path) -> Document:
     """For the sidecar of Grafana's chart, which looks for the label."""
-    labels = {**_labels(wanted), "grafana_dashboard": "1"}
     text = json.dumps(json.loads(file.read_text(encoding="utf-8")))
-    metadata = {"name": f"{wanted.name}-dashboard", "labels": labels}
+    metadata = {"name": f"{wanted.name}-dashboard", "labels": {**labels(wanted), "grafana_dashboard": "1"}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {f"{wanted.name}.json": text}}

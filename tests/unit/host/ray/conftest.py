@@ -21,7 +21,7 @@ import pytest
 from pybackend.errors import ServerError
 from pybackend.ray.cluster import KEY_HEADER, Cluster, Report, Roster
 from pybackend.ray.entrance_access import EntranceFiles
-from pybackend.ray.haproxy import Runtime, configuration, empty_lists, find_program
+from pybackend.ray.haproxy import Runtime, configuration, find_program, write_lists
 
 DEADLINE_S = 60.0
 
@@ -67,17 +67,21 @@ def free_port() -> int:
 class Entrance:
     def __init__(self, cluster: Cluster, directory: Path, ports: dict[str, int]) -> None:
         self.cluster = cluster
+        self.directory = directory
         self.runtime = Runtime(directory / "admin", cluster, directory)
         self.files = EntranceFiles(cluster, directory, self.runtime.ask)
         self.ports = ports
 
     def apply(self, *names: str, leaving: frozenset[int] = frozenset(), sequences: tuple[str, ...] = ()) -> None:
+        asyncio.run(self.runtime.apply(self.roster(*names, leaving=leaving, sequences=sequences)))
+
+    def roster(self, *names: str, leaving: frozenset[int] = frozenset(), sequences: tuple[str, ...] = ()) -> Roster:
         places = {
             seat: Report(name, "n", "127.0.0.1", self.ports[name], self.ports[name], 1, "1")
             for seat, name in enumerate(names, start=1)
         }
         control = ("127.0.0.1", self.ports["coordinator"], self.ports["coordinator"])
-        asyncio.run(self.runtime.apply(Roster(1, True, places, leaving, frozenset(sequences), control)))
+        return Roster(1, True, places, leaving, frozenset(sequences), control)
 
     def ask(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.cluster.http_port, timeout=DEADLINE_S)
@@ -100,8 +104,11 @@ class Entrance:
 
 
 @contextlib.contextmanager
-def started(cluster: Cluster, name: str) -> Iterator[Entrance]:
-    """HAProxy with the configuration of an entrance, and a server for each of its two replicas and the coordinator."""
+def started(cluster: Cluster, name: str, before: Entrance | None = None) -> Iterator[Entrance]:
+    """HAProxy with the configuration of an entrance, and a server for each of its two replicas and the coordinator.
+
+    ``before``: takes this one's ports over, and begins with its replica.
+    """
     try:
         program = find_program()
     except ServerError as error:
@@ -112,9 +119,13 @@ def started(cluster: Cluster, name: str) -> Iterator[Entrance]:
         stack.callback(shutil.rmtree, directory)
         ports = {name: stack.enter_context(named_server(name, cluster.key)) for name in ("one", "two", "coordinator")}
         found = Entrance(cluster, directory, ports)
-        empty_lists(directory)
-        (directory / "haproxy.cfg").write_text(configuration(cluster, directory))
-        process = subprocess.Popen([program, "-db", "-f", str(directory / "haproxy.cfg")], stderr=subprocess.PIPE)
+        write_lists(directory)
+        roster = None if before is None else before.roster("one")
+        flags = [] if before is None else ["-x", str(before.directory / "admin")]
+        (directory / "haproxy.cfg").write_text(configuration(cluster, directory, roster))
+        process = subprocess.Popen(
+            [program, "-db", "-f", str(directory / "haproxy.cfg"), *flags], stderr=subprocess.PIPE
+        )
         stack.callback(process.communicate)
         stack.callback(process.kill)
         end = time.monotonic() + DEADLINE_S

@@ -16,6 +16,7 @@ import pytest
 import trustme
 
 from pybackend.frontend.access.api_keys import NO_KEY, WRONG_KEY
+from pybackend.ray.entrance_access import EntranceFiles
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
 from tests.unit.host.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
 
@@ -151,3 +152,15 @@ def test_new_files_are_used(entrance: Entrance, files: Files) -> None:
     files.keys.write_text(f"{OTHER_KEY}\n")
     files.renew()
     asyncio.run(follow_until_known())
+
+
+def test_an_entrance_without_files_follows_nothing_and_goes_on(tmp_path: Path) -> None:
+    async def follow() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await EntranceFiles(cluster_with(), tmp_path, refuse).follow()
+
+    async def refuse(command: str) -> str:
+        raise AssertionError(command)
+
+    asyncio.run(follow())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.client
 import json
 import time
 from collections.abc import Iterator
@@ -70,3 +73,37 @@ def test_without_replicas_the_answer_says_so(entrance: Entrance) -> None:
     while (answer := entrance.ask("/v2/models/a"))[0] == 200:
         assert time.monotonic() < end
     assert answer == (503, {"error": "no replica can take this request now: try again"})
+
+
+def test_an_entrance_takes_the_ports_of_another_one_over() -> None:
+    """It has replicas from its first connection on, and those of the other one stay until their next answer."""
+    cluster = cluster_with()
+    with started(cluster, "before") as before:
+        before.apply("one")
+        before.wait_for("one")
+        kept = http.client.HTTPConnection("127.0.0.1", cluster.http_port, timeout=DEADLINE_S)
+        kept.request("GET", "/v2/models/a")
+        kept.getresponse().read()
+        with contextlib.closing(kept), started(cluster, "next", before):
+            asyncio.run(before.runtime.stop_listening())
+            assert {before.ask("/v2/models/a")[1].get("name") for _ in range(20)} == {"one"}
+            assert asyncio.run(before.runtime.connections()) == 1
+            kept.request("GET", "/v2/models/a")
+            answer = kept.getresponse()
+            assert (json.loads(answer.read())["name"], answer.headers["connection"]) == ("one", "close")
+            assert asyncio.run(before.runtime.connections()) == 0
+
+
+def test_load_balancers_learn_whether_an_entrance_has_replicas(entrance: Entrance) -> None:
+    def status() -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", entrance.cluster.http_port, timeout=DEADLINE_S)
+        with contextlib.closing(connection):
+            connection.request("GET", "/-/healthz")
+            return connection.getresponse().status
+
+    entrance.apply("one")
+    end = time.monotonic() + DEADLINE_S
+    while status() != 200:  # until HAProxy has checked it
+        assert time.monotonic() < end
+    entrance.apply()
+    assert status() == 503
