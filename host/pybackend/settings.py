@@ -67,6 +67,7 @@ class ApiGroup(StrEnum):
     STATISTICS = "statistics"
     TRACE = "trace"
     LOGGING = "logging"
+    DIAGNOSTICS = "diagnostics"
 
 
 @dataclass(frozen=True)
@@ -315,6 +316,7 @@ class Settings:
     sandbox: SandboxSettings = SandboxSettings()  # how strongly models are isolated
     client_shared_memory: bool = False  # clients may register shared memory of this machine
     warnings: tuple[str, ...] = ()  # sentences about flags that have no effect, for the log
+    in_force: tuple[tuple[str, str, str], ...] = ()  # name, value without secrets, and source of each flag
 
     @property
     def places(self) -> tuple[Path, ...]:

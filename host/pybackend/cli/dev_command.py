@@ -104,7 +104,7 @@ def parse_dev(arguments: Sequence[str], scratch: Path) -> Settings | str:
         )
     if given.repository is None and not given.model_repository:
         given.repository = Path()
-    settings = settings_of(given, sources.warnings, needs_repository=True)
+    settings = settings_of(given, sources, needs_repository=True)
     bare = {path: found for path in settings.repositories if (found := bare_model_at(path)) is not None}
     copies = {path: _copied(found, scratch, parser, trusts=given.trust_pickle) for path, found in bare.items()}
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
