@@ -18,9 +18,11 @@ from pybackend.cli.flag_rules import decided, warnings_of
 from pybackend.cli.flags import FLAGS, GROUPS
 from pybackend.cli.ray_flags import cluster_settings, refuse_without_ray
 from pybackend.cli.setting_sources import SettingSources, settings_in_force, settings_text
+from pybackend.errors import SettingError
 from pybackend.ray.cluster import Cluster
 from pybackend.settings import Settings
 from pybackend.spelling import closest
+from pybackend.tools.console.extra import require_extra
 
 Fields = TypeVar("Fields")
 
@@ -154,7 +156,12 @@ def settings_of(given: argparse.Namespace, sources: SettingSources, *, needs_rep
             fields[flag.to] = flag.then(values[flag.key]) if flag.then else values[flag.key]
     fields["warnings"] = (*sources.warnings, *warnings_of(given))
     fields["in_force"] = settings_in_force(sources.settings)
-    return _with(Settings(repositories=()), fields)
+    settings = _with(Settings(repositories=()), fields)
+    if settings.console:
+        require_extra()
+        if not settings.http.enabled:
+            raise SettingError("--console needs the port for HTTP: leave out --allow-http=false.")
+    return settings
 
 
 def _with(settings: Fields, fields: Mapping[str, Any]) -> Fields:

@@ -71,7 +71,7 @@ def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str
 def _is_from_here(request: Request) -> bool:
     """True for a call from this machine that no proxy has forwarded, to an address of this machine.
 
-    A page of a browser could otherwise make a name of its own stand for this machine.
+    Otherwise a web page could give its own name the address of this machine.
     """
     if request.client is None or any(name in request.headers for name in _PROXIES):
         return False

@@ -46,7 +46,7 @@ class LogView:
             self._note.text = ""
         except PybackendError as error:
             self._note.text = f"No log: {error}"
-            self._after = 0  # a server that comes back counts anew
+            self._after = 0  # a server that comes back begins to count again
             return
         if lines:
             if self._after == 0:
