@@ -44,7 +44,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-frameworks test-openai test-ray test-console locks lint format flags fuzz schema bench soak peers docs clean
+.PHONY: help demo test test-all test-frameworks test-openai test-ray test-console pictures locks lint format flags fuzz schema bench soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,8 +71,11 @@ test-openai: $(MARK)-dev $(MARK)-transformers $(MARK)-openai ## the tests of Ope
 test-ray: $(MARK)-dev $(MARK)-ray ## the tests of several servers on a cluster of Ray, which it installs
 	$(BIN)/python -m pytest --all -n 0 -m ray tests/ray $(PYTEST_ARGS)
 
-test-console: $(MARK)-dev $(MARK)-test-console ## the tests of the console in a browser, and its pictures for the manual: needs chromium
+test-console: $(MARK)-dev $(MARK)-test-console ## the tests of the console in a browser: needs chromium
 	$(BIN)/python -m pytest --all -n 0 -m console tests/console $(PYTEST_ARGS)
+
+pictures: $(MARK)-dev $(MARK)-test-console ## take the manual's pictures of the console: needs chromium
+	$(BIN)/python -m tests.console.pictures
 
 locks: $(MARK)-dev ## write the newest versions of packages into the locks of the backends' environments
 	$(BIN)/python -m tests.support.backend_locks $(BACKENDS)

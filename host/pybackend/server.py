@@ -27,6 +27,7 @@ from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.frontend.grpc.connection import connections, start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.http import diagnostics_routes
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.connection import HttpConnection
@@ -234,6 +235,7 @@ class Server:
                 fast_paths=self._settings.fast_paths,
             )
             app = make_app(frontend, openai=self._settings.http.openai)
+            diagnostics_routes.add(app, frontend, self._settings.in_force)
             self._http = HttpServer(
                 app if rules.cors is None else rules.cors.wrap(app),
                 self._client_memory,

@@ -67,6 +67,7 @@ class ApiGroup(StrEnum):
     STATISTICS = "statistics"
     TRACE = "trace"
     LOGGING = "logging"
+    DIAGNOSTICS = "diagnostics"
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,9 @@ class Settings:
     environments: EnvironmentSettings = EnvironmentSettings()  # environments named by models
     sandbox: SandboxSettings = SandboxSettings()  # how strongly models are isolated
     client_shared_memory: bool = False  # clients may register shared memory of this machine
+    console: bool = False  # a console runs beside the server
     warnings: tuple[str, ...] = ()  # sentences about flags that have no effect, for the log
+    in_force: tuple[tuple[str, str, str], ...] = ()  # name, value without secrets, and source of each flag
 
     @property
     def places(self) -> tuple[Path, ...]:

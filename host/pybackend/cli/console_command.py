@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -10,7 +9,7 @@ from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url
 from pybackend.cli.top_command import metrics_url
 from pybackend.tools.client.connection import Connection
-from pybackend.tools.console.program import run
+from pybackend.tools.console.program import print_link, run
 from pybackend.tools.console.settings import ADDRESS, PORT, ConsoleSettings
 
 _TIMEOUT_S = 10.0
@@ -60,13 +59,7 @@ def run_console(arguments: Sequence[str]) -> int:
     metrics = "" if given.metrics_url == "none" else metrics_url(given)
     grpc = given.grpc_url or f"{_host(url)}:{_GRPC_PORT}"
     settings = ConsoleSettings(url, metrics, grpc, given.timeout, access, given.port, given.public_url)
-    return run(settings, announce)
-
-
-def announce(link: str) -> None:
-    """Print a link to the console."""
-    sys.stdout.write(f"Console: {link}\n")
-    sys.stdout.flush()
+    return run(settings, print_link)
 
 
 def _host(url: str) -> str:

@@ -22,6 +22,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.log_lines import LogFormat
 from pybackend.settings import ModelControlMode, Settings
+from pybackend.tools.console.extra import has_console
 from pybackend.tools.importing.entry import StagedEntry, place_of
 from pybackend.tools.importing.kinds import Found
 from pybackend.tools.importing.run import backed_by, first_configuration, lay_out
@@ -44,6 +45,7 @@ _DEFAULTS = {
     "validate_outputs": True,
     "exit_timeout_secs": 2,
     "log_format": LogFormat.SHORT,
+    "console": has_console(),
 }
 """The flags of ``serve`` whose defaults differ."""
 
@@ -104,7 +106,7 @@ def parse_dev(arguments: Sequence[str], scratch: Path) -> Settings | str:
         )
     if given.repository is None and not given.model_repository:
         given.repository = Path()
-    settings = settings_of(given, sources.warnings, needs_repository=True)
+    settings = settings_of(given, sources, needs_repository=True)
     bare = {path: found for path in settings.repositories if (found := bare_model_at(path)) is not None}
     copies = {path: _copied(found, scratch, parser, trusts=given.trust_pickle) for path, found in bare.items()}
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))

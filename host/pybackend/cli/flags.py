@@ -293,6 +293,8 @@ _CLOUDS = (
 
 _SERVER = (
     Flag("--id", "NAME", "name in the server's metadata", "server_id", page="the server's name in `GET /v2`"),
+    switch("--console", "run a console for the browser beside the server, and print its link", "console",
+           page="run [a console](console.md) for the browser beside the server, and print its link"),
     Flag("--exit-timeout-secs", "SECONDS", "how long running requests and `finalize` may take at shutdown",
          "models.exit_timeout_s", _COUNT),
     Flag("--cache-config", "CACHE,SETTING=VALUE",

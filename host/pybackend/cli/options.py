@@ -17,10 +17,12 @@ from pybackend.cli.flag import add_groups
 from pybackend.cli.flag_rules import decided, warnings_of
 from pybackend.cli.flags import FLAGS, GROUPS
 from pybackend.cli.ray_flags import cluster_settings, refuse_without_ray
-from pybackend.cli.setting_sources import SettingSources, settings_text
+from pybackend.cli.setting_sources import SettingSources, settings_in_force, settings_text
+from pybackend.errors import SettingError
 from pybackend.ray.cluster import Cluster
 from pybackend.settings import Settings
 from pybackend.spelling import closest
+from pybackend.tools.console.extra import require_extra
 
 Fields = TypeVar("Fields")
 
@@ -105,7 +107,7 @@ def parse(arguments: Sequence[str]) -> Settings | Cluster | str | None:
     given, sources = _parsed(arguments)
     if given.command is None:
         return None
-    settings = settings_of(given, sources.warnings, needs_repository=not given.print_config)
+    settings = settings_of(given, sources, needs_repository=not given.print_config)
     if given.print_config:
         return settings_text(sources.settings)
     if given.on:
@@ -120,7 +122,7 @@ def parse_serve_flags(arguments: Sequence[str]) -> Settings:
     Raises UsageError if a flag or a value does not exist, and ServerError if the settings contradict each other.
     """
     given, sources = _parsed(["serve", *arguments])
-    return settings_of(given, sources.warnings, needs_repository=False)
+    return settings_of(given, sources, needs_repository=False)
 
 
 def parse_with_serve_flags(parser: CommandParser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
@@ -142,19 +144,24 @@ def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, SettingSource
     return given if given.command is None else sources.complete(given, arguments), sources
 
 
-def settings_of(given: argparse.Namespace, source_warnings: Sequence[str], *, needs_repository: bool) -> Settings:
+def settings_of(given: argparse.Namespace, sources: SettingSources, *, needs_repository: bool) -> Settings:
     """The settings that the parsed flags of ``serve`` select.
 
-    ``source_warnings``: sentences about the sources, for the log. Raises ServerError if they contradict each other, or
-    there is no repository.
+    Raises ServerError if they contradict each other, or there is no repository.
     """
     values = vars(given)
     fields = decided(given, os.environ, needs_repository=needs_repository)
     for flag in FLAGS:
         if flag.to:
             fields[flag.to] = flag.then(values[flag.key]) if flag.then else values[flag.key]
-    fields["warnings"] = (*source_warnings, *warnings_of(given))
-    return _with(Settings(repositories=()), fields)
+    fields["warnings"] = (*sources.warnings, *warnings_of(given))
+    fields["in_force"] = settings_in_force(sources.settings)
+    settings = _with(Settings(repositories=()), fields)
+    if settings.console:
+        require_extra()
+        if not settings.http.enabled:
+            raise SettingError("--console needs the port for HTTP: leave out --allow-http=false.")
+    return settings
 
 
 def _with(settings: Fields, fields: Mapping[str, Any]) -> Fields:

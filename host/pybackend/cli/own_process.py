@@ -9,10 +9,14 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pybackend.observability.logging import LOG
 from pybackend.server import Server
 from pybackend.settings import EXIT_INTERRUPTED, Settings
+
+if TYPE_CHECKING:
+    from pybackend.cli.console_beside import ConsoleBeside
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +39,23 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
     _handle_signals(server, visits)
     _handle_hangup(server, settings)
 
+    beside: list[ConsoleBeside] = []  # at most one
+
     def on_ready() -> None:
         settle_collector()
+        if settings.console:
+            from pybackend.cli.console_beside import ConsoleBeside
+
+            beside.append(ConsoleBeside(settings, server))
         if visitor is not None:
             visits.append(asyncio.create_task(asyncio.to_thread(visitor, f"http://{server.http_address}")))
             visits[0].add_done_callback(lambda _visit: server.stop())
 
-    status = await server.run(on_ready, is_told=visitor is None)
+    try:
+        status = await server.run(on_ready, is_told=visitor is None)
+    finally:
+        for console in beside:
+            console.close()
     if visitor is None:
         return status
     if not visits or visits[0].cancelled():

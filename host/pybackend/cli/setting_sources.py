@@ -245,14 +245,25 @@ def settings_text(settings: Iterable[Given]) -> str:
     return "".join(f"{_line(each)}\n" for each in settings)
 
 
+def settings_in_force(settings: Iterable[Given]) -> tuple[tuple[str, str, str], ...]:
+    """Name, value and source of each setting that is set. Secrets are hidden."""
+    rows = ((each.flag.name, ", ".join(_shown_texts(each)), each.source) for each in settings)
+    return tuple(row for row in rows if row[1])
+
+
+def _shown_texts(given: Given) -> list[str]:
+    """The values of a setting, with their secrets hidden."""
+    texts = _default_texts(given.flag.usual) if given.texts is None else given.texts
+    secret = given.flag.secret
+    return list(texts) if secret is None else [secret.sub("(hidden)", text) for text in texts]
+
+
 def _line(given: Given) -> str:
     flag = given.flag
     key = flag.name.removeprefix("--")
-    texts = _default_texts(flag.usual) if given.texts is None else list(given.texts)
+    texts = _shown_texts(given)
     if not texts:
         return f"# {key} is not set"
-    if flag.secret is not None:
-        texts = [flag.secret.sub("(hidden)", text) for text in texts]
     shown = f"[{', '.join(map(_quoted, texts))}]" if flag.repeats else _value(texts[0], is_text=flag.is_text)
     return f"{key} = {shown}  # {given.source}"
 

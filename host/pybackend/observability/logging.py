@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from pybackend.observability.log_lines import LineFormatter, LogFormat, LogSettings, formatter_for
 from pybackend.observability.log_stream import LogFile, LogStream
+from pybackend.observability.recent_lines import RecentLines
 
 _ROOT = "pybackend"
 _MODEL = logging.getLogger("pybackend.models")
@@ -96,6 +97,7 @@ class ServerLog:
         self._handlers: list[_SinkHandler] = []
         self._file: LogFile | None = None
         self._watchers: list[Callable[[], None]] = []
+        self.recent = RecentLines()
 
     @property
     def settings(self) -> LogSettings:
@@ -119,6 +121,9 @@ class ServerLog:
         for handler in self._handlers:
             handler.addFilter(_Wanted(self))
             logger.addHandler(handler)
+        self.recent = RecentLines()
+        self.recent.addFilter(_Wanted(self))
+        logger.addHandler(self.recent)
         self.change()
 
     def close(self) -> None:
@@ -127,6 +132,7 @@ class ServerLog:
         for handler in self._handlers:
             logger.removeHandler(handler)
             handler.sink.close(_FLUSH_S)
+        logger.removeHandler(self.recent)
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
         self._handlers, self._file, self._settings = [], None, LogSettings()

@@ -206,12 +206,7 @@ def usage_of(pids: Iterable[int]) -> dict[int, ProcessUsage]:
 
     Blocking: it takes about 15 us for each process of the machine.
     """
-    found: dict[int, ProcessUsage] = {}
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError):  # it has ended
-                _read(int(name), found, children)
+    found, children = _all_processes()
     totals = {pid: ProcessUsage() for pid in pids if pid in found}
     for pid, total in totals.items():
         waiting = [pid]
@@ -221,6 +216,52 @@ def usage_of(pids: Iterable[int]) -> dict[int, ProcessUsage]:
             total.cpu_s += found[one].cpu_s
             waiting += children[one]
     return totals
+
+
+def processes_below(pid: int) -> list[dict[str, str | int | float]]:
+    """A process and all its descendants: number, name, memory and processor time of each.
+
+    Blocking: it takes about 15 us for each process of the machine.
+    """
+    found, children = _all_processes()
+    rows: list[dict[str, str | int | float]] = []
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop(0)
+        if one in found:
+            usage = found[one]
+            name = "server" if one == pid else _name_of(one)
+            rows.append(
+                {"pid": one, "name": name, "resident_bytes": usage.resident_bytes, "cpu_s": round(usage.cpu_s, 2)}
+            )
+        waiting += sorted(children[one])
+    return rows
+
+
+def _all_processes() -> tuple[dict[int, ProcessUsage], defaultdict[int, list[int]]]:
+    found: dict[int, ProcessUsage] = {}
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):  # it has ended
+                _read(int(name), found, children)
+    return found, children
+
+
+_LONGEST_NAME = 60
+
+
+def _name_of(pid: int) -> str:
+    """The first word of a process's command line, which models' processes set; its program's name if it has none."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            line = file.read(4096)
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            program = file.read(64)
+    except OSError:  # it has ended
+        return ""
+    first = line.partition(b"\0")[0].strip()
+    return (program if first.startswith(b"/") or not first else first).decode(errors="replace").strip()[:_LONGEST_NAME]
 
 
 def _read(pid: int, found: dict[int, ProcessUsage], children: defaultdict[int, list[int]]) -> None:

@@ -41,6 +41,7 @@ _REFUSED = {
     "allow-client-shm": "a load balancer may send each request to another machine, which has no part of that memory",
     "http-restricted-api": "the entrance knows API keys, but no groups of calls: put a proxy that checks headers before it",
     "grpc-restricted-protocol": "the entrance knows API keys, but no groups of calls: put a proxy that checks headers before it",
+    "console": "it shows one server: run `pybackend console --url=URL`",
     "reuse-http-port": "each replica has another port",
     "reuse-grpc-port": "each replica has another port",
     "allow-http": "the entrance needs both protocols",

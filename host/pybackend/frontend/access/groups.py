@@ -19,6 +19,7 @@ _BY_END = {
 _BY_BEGIN = {
     "trace": ApiGroup.TRACE,
     "logging": ApiGroup.LOGGING,
+    "diagnostics": ApiGroup.DIAGNOSTICS,
     "repository": ApiGroup.MODEL_REPOSITORY,
     "systemsharedmemory": ApiGroup.SHARED_MEMORY,
     "cudasharedmemory": ApiGroup.SHARED_MEMORY,

@@ -36,7 +36,7 @@ def show_output(output: Output, *, classes: bool) -> None:
             heading(output.name, 3)
             ui.label(f"{output.datatype} {shape_text(values.shape)}").classes("soft small mono")
             ui.element("div").classes("gap").style("flex:1")
-            ui.button("Save", on_click=lambda: _save(output)).props("flat dense size=sm")
+            ui.button("Save", on_click=lambda: _save(output)).props("flat dense")
         if not values.size:
             ui.label("no elements").classes("soft")
         elif classes and output.datatype == "BYTES":

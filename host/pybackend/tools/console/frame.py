@@ -215,7 +215,7 @@ def pre(text: str, *, wraps: bool = False) -> Any:
 
 def icon_button(icon: str, label: str, act: Callable[[], Any]) -> Any:
     """A button that shows an icon; the label is for tooltips and screen readers."""
-    button = ui.button(icon=icon, on_click=act).props("flat round dense")
+    button = ui.button(icon=icon, on_click=act, color=None).props("flat round dense")
     button.props["aria-label"] = label
     button.props["title"] = label
     return button

@@ -25,6 +25,7 @@ from pybackend.tools.console.frame import (
     pre,
     state,
 )
+from pybackend.tools.console.log_view import LogView
 from pybackend.tools.console.try_it import TryIt
 
 _REASONS = {"full": "full", "preferred": "preferred size", "delay": "delay over", "idle": "instance idle"}
@@ -59,7 +60,7 @@ class ModelPage:
             )
             with ui.element("div"):
                 with ui.tabs().props("dense align=left no-caps outside-arrows mobile-arrows") as tabs:
-                    for name in ("Try it", "Figures", "Configuration"):
+                    for name in ("Try it", "Figures", "Configuration", "Log"):
                         ui.tab(name)
                 with ui.tab_panels(tabs, value="Try it").props("keep-alive").props('animated="false"'):
                     with ui.tab_panel("Try it") as self._try:
@@ -68,6 +69,8 @@ class ModelPage:
                         self._charts = _Charts()
                     with ui.tab_panel("Configuration") as self._configuration:
                         ui.label("Asking the server ...").classes("soft")
+                    with ui.tab_panel("Log"), ui.element("section").classes("card"):
+                        LogView(self._page, self._model)
             self._page.on_look(self._refresh)
 
     def _act(self, action: str) -> Any:

@@ -32,24 +32,23 @@ _COLUMNS = [
     _column("state", "State"),
     {**_column("instances", "Instances", 0, "wide"), ":format": "undefined"},
     _column("waiting", "Waiting", 0, "wide"),
-    _column("requests_per_s", "Requests/s", 1),
+    _column("requests_per_s", "Requests/s", 1, "wide"),
     _column("execute_p50_ms", "p50 ms", 2, "wide"),
-    _column("execute_p99_ms", "p99 ms", 2),
+    _column("execute_p99_ms", "p99 ms", 2, "wide"),
     _column("megabytes", "MB", 0, "wide"),
     {**_column("failures", "Failed", 0, "wide")},
-    {**_column("note", "Last trouble", classes="note wide"), "sortable": False},
     {"name": "act", "label": "", "field": "model", "align": "right"},
 ]
 
 _PAGE = 25
 
-_MODEL_CELL = '<q-td :props="props"><a :href="props.row.href">{{ props.row.model }}</a></q-td>'
+_MODEL_CELL = """<q-td :props="props"><a :href="props.row.href">{{ props.row.model }}</a>
+  <div v-if="props.row.note" class="note" :title="props.row.note">{{ props.row.note }}</div></q-td>"""
 _STATE_CELL = """<q-td :props="props"><span :class="['state', /^[A-Z]+$/.test(props.row.state) ? props.row.state : '']">{{
   props.row.state || 'not loaded' }}</span></q-td>"""
 _INSTANCES_CELL = """<q-td :props="props"><span v-if="!props.row.instances">-</span><span v-else
   :title="props.row.busy + ' busy, ' + (props.row.instances_ready - props.row.busy) + ' idle, ' + (props.row.instances - props.row.instances_ready) + ' restarting'"
   >{{ props.row.instances_ready }}/{{ props.row.instances }}</span></q-td>"""
-_NOTE_CELL = '<q-td :props="props"><div :title="props.row.note">{{ props.row.note }}</div></q-td>'
 _ACT_CELL = """<q-td :props="props" style="white-space:nowrap"><template v-if="props.row.first">
   <q-btn flat round dense size="sm" :icon="props.row.is_up ? 'refresh' : 'play_arrow'" :title="props.row.is_up ? 'Reload' : 'Load'"
     :aria-label="(props.row.is_up ? 'Reload ' : 'Load ') + props.row.model"
@@ -75,7 +74,6 @@ def show(page: Page) -> None:
             ("model", _MODEL_CELL),
             ("state", _STATE_CELL),
             ("instances", _INSTANCES_CELL),
-            ("note", _NOTE_CELL),
             ("act", _ACT_CELL),
         ):
             table.add_slot(f"body-cell-{name}", cell)

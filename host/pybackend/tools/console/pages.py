@@ -11,6 +11,7 @@ from nicegui import ui
 from pybackend.tools.console import models_page
 from pybackend.tools.console.frame import STYLE, Page
 from pybackend.tools.console.model_page import ModelPage
+from pybackend.tools.console.server_page import ServerPage
 from pybackend.tools.console.settings import ConsoleSettings
 from pybackend.tools.console.watch import Watches
 
@@ -25,7 +26,10 @@ def make_app(settings: ConsoleSettings) -> Callable[..., Awaitable[None]]:
     def model(name: str = "", version: str = "") -> None:
         ModelPage(Page(watches), name, version).show()
 
-    for path, build in (("/", models), ("/model", model)):
+    def server() -> None:
+        ServerPage(Page(watches)).show()
+
+    for path, build in (("/", models), ("/model", model), ("/server", server)):
         ui.page(path, title="pybackend", language="en-US", response_timeout=30)(build)
     ui.add_css(STYLE, shared=True)
     app: Any = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 import socket
@@ -12,18 +11,15 @@ import threading
 from collections.abc import Callable
 
 from pybackend.errors import ServerError
+from pybackend.tools.console.extra import require_extra
 from pybackend.tools.console.gate import Gate, Place
 from pybackend.tools.console.settings import ADDRESS, PORT, ConsoleSettings
 
-_PACKAGES = ("nicegui", "PIL")
 
-
-def require_extra() -> None:
-    """Check that the packages of the console are installed."""
-    if any(importlib.util.find_spec(name) is None for name in _PACKAGES):
-        raise ServerError(
-            f"the console needs packages that are not installed beside {sys.executable}: pip install 'pybackend[console]'"
-        )
+def print_link(link: str) -> None:
+    """Print a link to the console."""
+    sys.stdout.write(f"Console: {link}\n")
+    sys.stdout.flush()
 
 
 def run(settings: ConsoleSettings, announce: Callable[[str], None], *, ends_with_input: bool = False) -> int:

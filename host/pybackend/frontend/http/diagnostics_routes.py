@@ -1,0 +1,91 @@
+"""Read-only routes about the server itself: the last lines of its log, its settings and its processes.
+
+They answer programs on this machine, unless the operator has given their group a header, which then decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from pybackend.engine.answers import RefusalReason
+from pybackend.frontend.http.infer_body import HTTP_CLIENT
+from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.routes import add_route, client_address
+from pybackend.observability.logging import LOG
+from pybackend.observability.machine import processes_below
+from pybackend.protocol.documents.metadata import encode_error
+
+DIAGNOSTICS = "/v2/diagnostics"
+
+_JSON = "application/json"
+_PROXIES = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
+_ELSEWHERE = (
+    "This route answers programs on the server's own machine. --http-restricted-api=diagnostics:HEADER=VALUE opens it to "
+    "callers with that header"
+)
+
+
+def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str, str]]) -> None:
+    """Add the routes. ``in_force``: name, value and source of each flag."""
+
+    async def log_lines(request: Request) -> Response:
+        after = request.query_params.get("after", "")
+        number = int(after) if after.isdecimal() and len(after) < 19 else 0
+        return _json({"lines": LOG.recent.since(number, request.query_params.get("model", ""))})
+
+    async def settings(_request: Request) -> Response:
+        return _json(
+            {"settings": [{"name": name, "value": value, "source": source} for name, value, source in in_force]}
+        )
+
+    async def processes(_request: Request) -> Response:
+        return _json({"processes": await asyncio.to_thread(processes_below, os.getpid())})
+
+    def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            opened = frontend.guard is not None and frontend.guard.guard.needs(request.scope["path"])[1]
+            if opened or _is_from_here(request):
+                return await answer(request)
+            frontend.engine.refusals.add(
+                HTTP_CLIENT.protocol, RefusalReason.DENIED, _ELSEWHERE, sender=client_address(request)
+            )
+            return Response(encode_error(_ELSEWHERE), 403, media_type=_JSON)
+
+        return answered
+
+    for name, summary, answer in (
+        ("log", "The last lines of the log; `after` and `model` choose among them", log_lines),
+        ("settings", "The flags in force, without secrets", settings),
+        ("processes", "The server's processes, with their memory", processes),
+    ):
+        add_route(app, "GET", f"{DIAGNOSTICS}/{name}", "pybackend", summary, guarded(answer))
+
+
+def _is_from_here(request: Request) -> bool:
+    """True for a call from this machine that no proxy has forwarded, to an address of this machine.
+
+    Otherwise a web page could give its own name the address of this machine.
+    """
+    if request.client is None or any(name in request.headers for name in _PROXIES):
+        return False
+    name = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
+    return _is_loopback(request.client.host) and (name == "localhost" or _is_loopback(name.strip("[]")))
+
+
+def _is_loopback(address: str) -> bool:
+    with suppress(ValueError):
+        found = ip_address(address)
+        mapped = getattr(found, "ipv4_mapped", None)
+        return (mapped or found).is_loopback
+    return False
+
+
+def _json(document: object) -> Response:
+    return Response(msgspec.json.encode(document), media_type=_JSON)

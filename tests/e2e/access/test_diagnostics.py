@@ -1,0 +1,94 @@
+"""The routes about the server itself: the last lines of its log, its settings and its processes, for this machine alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import ServerProcess
+
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("hello from the model")
+
+    def execute(self, requests):
+        raise RuntimeError("this model is broken")
+"""
+PATHS = [f"/v2/diagnostics/{name}" for name in ("log", "settings", "processes")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    models: Path = tmp_path_factory.mktemp("models")
+    for name in ("broken", "other"):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "1" / "model.py").write_text(MODEL)
+        (models / name / "config.pbtxt").write_text(
+            'backend: "python" input { name: "X" data_type: TYPE_FP32 dims: 1 } output { name: "Y" data_type: TYPE_FP32 dims: 1 }'
+        )
+    found = ServerProcess(
+        [models],
+        "--http-restricted-api=logging:admin-key=s3cret",
+    )
+    found.wait_ready()
+    yield found
+    found.stop()
+
+
+def test_the_log_of_a_model_has_its_lines_and_tracebacks(server: ServerProcess) -> None:
+    server.infer("broken", {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1]}]})
+    lines = server.get("/v2/diagnostics/log?model=broken").json["lines"]
+    assert any(line["text"] == "hello from the model" and line["instance"] == "broken_0" for line in lines)
+    assert {line["model"] for line in lines} == {"broken"}
+    everything = server.get("/v2/diagnostics/log").json["lines"]
+    assert "other" in {line["model"] for line in everything}
+    last = everything[-1]["number"]
+    assert all(line["number"] > last for line in server.get(f"/v2/diagnostics/log?after={last}").json["lines"])
+    assert server.get("/v2/diagnostics/log?after=-1x").status == 200
+
+
+def test_settings_have_no_secrets(server: ServerProcess) -> None:
+    reply = server.get("/v2/diagnostics/settings")
+    rows = {row["name"]: row for row in reply.json["settings"]}
+    assert "s3cret" not in reply.body.decode()
+    assert "(hidden)" in rows["--http-restricted-api"]["value"]
+    assert rows["--http-port"]["source"] == "command line"
+    assert rows["--log-info"] == {"name": "--log-info", "value": "true", "source": "default"}
+
+
+def test_processes_have_names_and_memory(server: ServerProcess) -> None:
+    rows = server.get("/v2/diagnostics/processes").json["processes"]
+    assert rows[0]["pid"] == server.process.pid
+    assert {"server", "broken_0", "other_0"} <= {row["name"] for row in rows}
+    assert all(row["resident_bytes"] >= 0 for row in rows)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "evil.example:80"},
+        {"X-Forwarded-For": "10.0.0.1"},
+        {"Forwarded": "for=10.0.0.1"},
+    ],
+)
+def test_calls_from_elsewhere_are_refused(server: ServerProcess, path: str, headers: dict[str, str]) -> None:
+    reply = server.request("GET", path, headers=headers)
+    assert reply.status == 403
+    assert reply.error.startswith("This route answers programs on the server's own machine")
+
+
+def test_a_header_of_the_group_decides_instead(tmp_path: Path) -> None:
+    server = ServerProcess([tmp_path], "--http-restricted-api=diagnostics:admin-key=s3cret")
+    server.wait_ready()
+    elsewhere = {"Host": "example.org", "X-Forwarded-For": "10.0.0.1"}
+    for path in PATHS:
+        assert server.get(path).status == 403
+        assert server.request("GET", path, headers={"admin-key": "s3cret", **elsewhere}).status == 200
+    server.stop()
