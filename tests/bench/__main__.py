@@ -21,6 +21,7 @@ from tests.bench import (
     frameworks,
     grpc_load,
     http2_cost,
+    in_process_cost,
     instances,
     ladder,
     large_tensors,
@@ -146,6 +147,10 @@ def _http2(results: Results, _launchers: Sequence[servers.Launcher], _scratch: P
     results.http2 = http2_cost.measure(results.plan)
 
 
+def _in_process(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.in_process = in_process_cost.measure(results.plan, scratch)
+
+
 def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.call_memory = call_memory.measure(launchers, results.plan, scratch)
 
@@ -198,6 +203,7 @@ _SECTIONS: dict[str, Section] = {
     "grpc-idle": _grpc_idle,
     "queues": _queues,
     "http2": _http2,
+    "in-process": _in_process,
     "call-memory": _call_memory,
     "operations": _operations,
     "frameworks": _frameworks,
