@@ -22,6 +22,7 @@ from tests.bench import (
     front_ends,
     grpc_load,
     http2_cost,
+    in_process_cost,
     instances,
     ladder,
     large_tensors,
@@ -151,6 +152,10 @@ def _http2(results: Results, _launchers: Sequence[servers.Launcher], _scratch: P
     results.http2 = http2_cost.measure(results.plan)
 
 
+def _in_process(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.in_process = in_process_cost.measure(results.plan, scratch)
+
+
 def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.call_memory = call_memory.measure(launchers, results.plan, scratch)
 
@@ -204,6 +209,7 @@ _SECTIONS: dict[str, Section] = {
     "grpc-idle": _grpc_idle,
     "queues": _queues,
     "http2": _http2,
+    "in-process": _in_process,
     "call-memory": _call_memory,
     "operations": _operations,
     "frameworks": _frameworks,

@@ -27,6 +27,7 @@ class Plan:
         queue_rounds: how often each of these queues is filled and emptied.
         http2_calls: unary calls that a connection of HTTP/2 answers in a round.
         http2_rounds: rounds of them.
+        in_process_calls: calls of a round to a server in the caller's process.
         call_bytes: size of the tensor in a series of large calls from model to model.
         call_series: these series follow each other on one server: so many requests with so many calls each; the first
             has the fewest calls, and what the others take is compared with it.
@@ -52,6 +53,7 @@ class Plan:
     queue_rounds: int
     http2_calls: int
     http2_rounds: int
+    in_process_calls: int
     call_bytes: int
     call_series: tuple[tuple[int, int], ...]
     start_rounds: int
@@ -77,6 +79,7 @@ FULL = Plan(
     queue_rounds=5,
     http2_calls=100_000,
     http2_rounds=3,
+    in_process_calls=48_000,
     call_bytes=40 * MB,
     call_series=((1, 5), (1, 50), (5, 10)),
     start_rounds=5,
@@ -102,6 +105,7 @@ QUICK = Plan(
     queue_rounds=2,
     http2_calls=10_000,
     http2_rounds=1,
+    in_process_calls=3_200,
     call_bytes=4 * MB,
     call_series=((1, 5), (1, 20)),
     start_rounds=2,

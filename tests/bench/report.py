@@ -32,6 +32,7 @@ def render(results: Results) -> str:
         _grpc_idle,
         _queues,
         _http2,
+        _in_process,
         _call_memory,
         _starts,
         _instances,
@@ -323,6 +324,24 @@ def _http2(results: Results) -> str:
         )
     header = ["HTTP/2 of", "calls per read", "CPU us per call", "range"]
     return _section("Unary calls over HTTP/2, no socket and no messages", header, rows)
+
+
+def _in_process(results: Results) -> str:
+    rows = []
+    for callers in dict.fromkeys(sample.callers for sample in results.in_process):
+        samples = [sample for sample in results.in_process if sample.callers == callers]
+        cpu_us = [sample.cpu_us for sample in samples]
+        rows.append(
+            [
+                callers,
+                f"{statistics.median(cpu_us):.1f}",
+                f"{min(cpu_us):.1f} to {max(cpu_us):.1f}",
+                f"{statistics.median(sample.calls_per_s for sample in samples):,.0f}",
+                f"{statistics.median(sample.foreign_cores for sample in samples):.2f}",
+            ]
+        )
+    header = ["16 callers", "CPU us per call", "range", "calls/s", "cores of all others, the model's among them"]
+    return _section("Calls in the process, without the model's own CPU", header, rows)
 
 
 def _call_memory(results: Results) -> str:

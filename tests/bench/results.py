@@ -17,6 +17,7 @@ from tests.bench.framework_memory import InstanceMemory
 from tests.bench.frameworks import FrameworkSample
 from tests.bench.grpc_load import IdleSample
 from tests.bench.http2_cost import Http2Sample
+from tests.bench.in_process_cost import InProcessSample
 from tests.bench.instances import InstanceSample
 from tests.bench.large_tensors import GrowthSample
 from tests.bench.loadgen import LoadResult
@@ -55,6 +56,7 @@ class Results:
     grpc_idle: list[IdleSample] = field(default_factory=list)
     queues: list[QueueSample] = field(default_factory=list)
     http2: list[Http2Sample] = field(default_factory=list)
+    in_process: list[InProcessSample] = field(default_factory=list)
     call_memory: list[CallMemorySample] = field(default_factory=list)
     starts: list[StartSample] = field(default_factory=list)
     instances: list[InstanceSample] = field(default_factory=list)

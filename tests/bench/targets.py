@@ -16,6 +16,7 @@ from tests.bench import (
     client_memory,
     frameworks,
     grpc_targets,
+    in_process_cost,
     instances,
     model_servers,
     noise,
@@ -48,6 +49,7 @@ STREAM_VERSUS_REFERENCE = 1.0
 STRINGS_VERSUS_REFERENCE = 0.2
 BYTES_PER_SECOND_VERSUS_REFERENCE = {1 * MB: 3.0, 16 * MB: 5.0, 64 * MB: 6.0}
 LONG_QUEUE_VERSUS_SHORT = 2.0
+IN_PROCESS_CALL_US = 40.0
 SHARED_THROUGHPUT_VERSUS_REFERENCE = 2.0
 LONG_VIEW_VERSUS_SHORT = 1.3
 START_OVER_IMPORT_S = 0.3
@@ -99,6 +101,7 @@ def judge(results: Results) -> list[Verdict]:
         *_ratio_verdicts(results),
         *_idle_verdicts(results),
         *_queue_verdicts(results),
+        *_in_process_verdicts(results),
         *_call_memory_verdicts(results),
         *_start_verdicts(results),
         *_instance_verdicts(results),
@@ -288,6 +291,18 @@ def _queue_verdicts(results: Results) -> Iterator[Verdict]:
         [cpu_us[long, round_] / own for (waiting, round_), own in cpu_us.items() if waiting == short],
         LONG_QUEUE_VERSUS_SHORT,
     )
+
+
+def _in_process_verdicts(results: Results) -> Iterator[Verdict]:
+    cpu_us = [sample.cpu_us for sample in results.in_process if sample.callers == in_process_cost.COROUTINES]
+    if cpu_us:
+        median = statistics.median(cpu_us)
+        yield Verdict(
+            f"a call in the process, {in_process_cost.AT_ONCE} {in_process_cost.COROUTINES}: CPU beside the model's",
+            f"at most {IN_PROCESS_CALL_US:g} us",
+            f"{median:.1f} us",
+            median <= IN_PROCESS_CALL_US,
+        )
 
 
 def _call_memory_verdicts(results: Results) -> Iterator[Verdict]:
