@@ -69,7 +69,7 @@ test-openai: $(MARK)-dev $(MARK)-transformers $(MARK)-openai ## the tests of Ope
 	$(BIN)/python -m pytest --all -n 0 tests/openai $(PYTEST_ARGS)
 
 test-ray: $(MARK)-dev $(MARK)-ray ## the tests of several servers on a cluster of Ray, which it installs
-	$(BIN)/python -m pytest --all -n 0 -m ray tests/ray $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --all -n 0 -m ray -o faulthandler_timeout=600 tests/ray $(PYTEST_ARGS)
 
 test-console: $(MARK)-dev $(MARK)-test-console ## the tests of the console in a browser: needs chromium
 	$(BIN)/python -m pytest --all -n 0 -m console tests/console $(PYTEST_ARGS)

@@ -11,6 +11,7 @@ import tritonclient.http as httpclient
 
 from tests.ray.conftest import EXAMPLES, Application, running, wait_until
 from tests.ray.test_failures import Load, haproxy
+from tests.support.repositories import write_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(600)]
 
@@ -53,3 +54,23 @@ def test_no_request_fails_while_the_models_change(application: Application, tmp_
     later = Load(application, expected=(3.0,))
     with later.running():
         later.wait_for_more()
+
+
+def test_an_update_that_cannot_start_leaves_what_runs(application: Application, tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "broken", "raise ValueError('no weights')", 'backend: "python"')
+    load = Load(application, expected=(2.0, 3.0))
+    with load.running():
+        said = application.command(
+            "serve",
+            str(tmp_path / "models"),
+            *application.flags,
+            "--replicas=2",
+            "--replica-cpus=0.5",
+            "--update",
+            status=1,
+        )
+        load.wait_for_more()
+    assert load.failures == []
+    assert "no weights" in said
+    assert "Replicas from before the update serve on" in said
+    assert "Traceback" not in said

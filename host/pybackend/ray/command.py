@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -32,6 +33,7 @@ _LOCAL = (_LOOPBACK, "::1", "localhost")
 _AUTHENTICATION = "RAY_AUTH_MODE"
 _JOIN = "RAY_ADDRESS"
 _STATUS_S = 60.0
+_OWN_ERROR = re.compile(r"^pybackend\.[\w.]+: (.*)", re.MULTILINE | re.DOTALL)
 
 
 def serve_on_ray(cluster: Cluster) -> int:
@@ -285,10 +287,16 @@ def _deploy(cluster: Cluster) -> None:
         reason = (
             error
             if status is None
-            else "; ".join(deployment.message for deployment in status.deployments.values() if deployment.message)
+            else "; ".join(_reason(each.message) for each in status.deployments.values() if each.message)
             or status.message
         )
         raise ServerError(f"the application cannot start: {reason}") from None
+
+
+def _reason(message: str) -> str:
+    """The error of ours in what Ray Serve says about a deployment, without the calls that led to it."""
+    found = _OWN_ERROR.search(message)
+    return found[1].strip() if found else message
 
 
 def _quiet() -> Any:
