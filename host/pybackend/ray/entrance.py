@@ -23,7 +23,7 @@ _POLL_S = 0.05
 _RETRY_S = 1.0
 _ANSWER_S = 20.0
 _LEAVE_S = 5.0
-_EXPECTED = ("[NOTICE]", " is UP", "maintenance", "drain")
+_EXPECTED = ("[NOTICE]", " is UP", "maintenance", "drain", " stopped (")
 
 
 class EntranceError(RuntimeError):
@@ -61,6 +61,8 @@ class Entrance:
         is_replaced = False
         with suppress(Exception):  # the coordinator may have gone before
             is_replaced = await asyncio.wait_for(_reply(self._coordinator.close_entrance.remote(self._name)), _LEAVE_S)
+        if not is_replaced:
+            await self._answer_the_rest()
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGUSR1)  # end when the connections have
             try:
@@ -79,6 +81,13 @@ class Entrance:
                 await Runtime(socket, self._cluster, self._directory).ask("show info")
                 return ["-x", str(socket)]
         return []
+
+    async def _answer_the_rest(self) -> None:
+        """Wait for the requests that replicas have: connections without one may stay open for long."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(self._cluster.exit_timeout_s):
+                while await self._runtime.running_requests():  # noqa: ASYNC110  HAProxy has no event for it
+                    await asyncio.sleep(_POLL_S)
 
     async def _start(self, *flags: str) -> asyncio.subprocess.Process:
         program = find_program()

@@ -16,6 +16,7 @@ import pytest
 import trustme
 
 from pybackend.frontend.access.api_keys import NO_KEY, WRONG_KEY
+from pybackend.ray.entrance_access import EntranceFiles
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
 from tests.unit.host.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
 
@@ -151,3 +152,19 @@ def test_new_files_are_used(entrance: Entrance, files: Files) -> None:
     files.keys.write_text(f"{OTHER_KEY}\n")
     files.renew()
     asyncio.run(follow_until_known())
+
+
+def test_an_entrance_without_files_follows_none(tmp_path: Path) -> None:
+    """It goes on: an end would count as a fault of the entrance."""
+
+    async def refuse(_command: str) -> str:
+        raise AssertionError
+
+    async def main() -> None:
+        following = asyncio.create_task(EntranceFiles(cluster_with(), tmp_path, refuse).follow())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not following.done()
+        following.cancel()
+
+    asyncio.run(main())
