@@ -44,7 +44,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-frameworks test-openai test-ray test-console pictures locks lint format flags fuzz schema bench soak peers docs clean
+.PHONY: help demo test test-all test-frameworks test-openai test-ray with-ray test-console pictures locks lint format flags fuzz schema bench soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,8 +68,12 @@ test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, w
 test-openai: $(MARK)-dev $(MARK)-transformers $(MARK)-openai ## the tests of OpenAI's API with OpenAI's own client, which it installs
 	$(BIN)/python -m pytest --all -n 0 tests/openai $(PYTEST_ARGS)
 
-test-ray: $(MARK)-dev $(MARK)-ray ## the tests of several servers on a cluster of Ray, which it installs
-	$(BIN)/python -m pytest --all -n 0 -m ray -o faulthandler_timeout=600 tests/ray $(PYTEST_ARGS)
+test-ray: ## the tests of several servers on a cluster of Ray, in .venv-ray, which it makes
+	@$(MAKE) --no-print-directory VENV=.venv-ray RAY="-m pytest --all -m ray -o faulthandler_timeout=600 tests/ray" with-ray
+
+# Ray brings gigabytes and its own wishes for versions, so it has an environment of its own.
+with-ray: $(MARK)-ray-dev
+	$(BIN)/python $(RAY) $(PYTEST_ARGS)
 
 test-console: $(MARK)-dev $(MARK)-test-console ## the tests of the console in a browser: needs chromium
 	$(BIN)/python -m pytest --all -n 0 -m console tests/console $(PYTEST_ARGS)
@@ -118,7 +122,7 @@ docs: $(MARK)-docs $(if $(shell command -v npm 2>/dev/null),$(MERMAID)) ## build
 	@test -f $(MERMAID) || echo "npm was not found: the site's diagrams load their script from the internet"
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-ray site dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- The site's diagrams ---
 

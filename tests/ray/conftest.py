@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ MODELS = ("add_sub", "accumulate", "to_kelvin")
 class Application:
     """``pybackend serve --on=ray`` in a process, with a home directory of its own."""
 
-    def __init__(self, models: Path, home: Path, *flags: str) -> None:
+    def __init__(self, models: Path, home: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
         self.models = models
-        self.environment = {**os.environ, "HOME": str(home)}
-        self.environment.pop("RAY_ADDRESS", None)
+        self.environment = dict(environment or {**os.environ, "HOME": str(home)})
+        if environment is None:
+            self.environment.pop("RAY_ADDRESS", None)
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self._output = home / "output"
         with self._output.open("wb") as output:
@@ -89,7 +90,7 @@ class Application:
         return [
             pid
             for pid, command in processes().items()
-            if "pybackend serve" in command and str(self.models) in command and "--api-key-file" in command
+            if "pybackend serve" in command and str(self.models) in command and "--allow-client-shm=false" in command
         ]
 
     def stop(self) -> int:

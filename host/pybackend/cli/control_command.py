@@ -98,12 +98,23 @@ def _show_application(given: argparse.Namespace) -> int:
     print_text(
         f"{'ready' if found['ready'] else 'not ready'}: {served} of {counted(len(replicas), 'replica')} "
         f"({found['min_replicas']} to {found['max_replicas']} wanted), generation {found['generation']}, "
-        f"{counted(found['entrances'], 'entrance')}, {counted(len(found['machines']), 'machine')}"
+        f"{counted(found['entrances'], 'entrance')}, {counted(sum(each['alive'] for each in found['machines']), 'machine')}"
     )
+    machines = [("MACHINE", "CPUS", "GPUS", "REPLICAS", "STATE")]
+    machines += [
+        (
+            _machine(each),
+            f"{each['cpus']:g}",
+            f"{each['gpus']:g}",
+            str(sum(replica["node"] == each["node"] for replica in replicas)),
+            ("alive" if each["alive"] else "dead") + (", the first" if each["first"] else ""),
+        )
+        for each in found["machines"]
+    ]
+    print_text("\n".join(table_lines(machines, left=len(machines[0]))))
     rows = [("REPLICA", "MACHINE", "VERSION", "GENERATION", "STATE")]
     rows += [
-        (each["name"], f"{each['address']} {each['node'][:8]}", each["version"], str(each["generation"]), _state(each))
-        for each in replicas
+        (each["name"], _machine(each), each["version"], str(each["generation"]), _state(each)) for each in replicas
     ]
     print_text("\n".join(table_lines(rows, left=len(rows[0]))))
     models: dict[tuple[str, str], list[str]] = {}
@@ -118,6 +129,10 @@ def _show_application(given: argparse.Namespace) -> int:
     ]
     print_text("\n".join(table_lines(lines, left=len(lines[0]))))
     return 0
+
+
+def _machine(row: Mapping[str, Any]) -> str:
+    return f"{row['address']} {row['node'][:8]}"
 
 
 def _state(replica: Mapping[str, Any]) -> str:

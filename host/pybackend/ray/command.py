@@ -154,9 +154,10 @@ def _room(cluster: Cluster) -> int:
     )
 
 
-def _resources(node: Any) -> dict[str, float]:
+def _resources(node: Any) -> dict[str, Any]:
     resources = node.get("Resources", {})
-    return {"cpus": resources.get("CPU", 0.0), "gpus": resources.get("GPU", 0.0)}
+    is_first = "node:__internal_head__" in resources
+    return {"cpus": resources.get("CPU", 0.0), "gpus": resources.get("GPU", 0.0), "first": is_first}
 
 
 def _require_ray() -> None:

@@ -307,6 +307,29 @@ class Coordinator:
         answers = await self._from_all("/metrics", metrics=True)
         return labelled({name: body.decode() for name, (status, body) in answers.items() if status == 200}).encode()
 
+    async def metrics_of(self, name: str) -> Answer:
+        """The metrics page of one replica, as it is."""
+        for member in self._current:
+            if member.report.name == name:
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    return await self._get(member.report, "/metrics", metrics=True)
+        return _error(404, f"there is no replica '{name}'")
+
+    def metrics_targets(self, entrance: str) -> list[dict[str, Any]]:
+        """What Prometheus's discovery over HTTP wants to know: a target for each replica, which it reaches at the entrance."""
+        return [
+            {
+                "targets": [entrance],
+                "labels": {
+                    "__metrics_path__": f"/metrics/replicas/{report.name}",
+                    "replica": report.name,
+                    "machine": report.address,
+                    "node": report.node,
+                },
+            }
+            for report in (member.report for member in self._current)
+        ]
+
     async def _from_all(self, path: str, *, metrics: bool = False) -> dict[str, Answer]:
         members = self._current
         found = await asyncio.gather(

@@ -23,6 +23,7 @@ from pybackend.schema.messages import message_class
 
 _SERVICE = "inference.GRPCInferenceService"
 _LARGEST_BYTES = 512 * 1024 * 1024
+_ONE_PAGE = "/metrics/replicas/"
 _STATISTICS = re.compile(r"/v2/models(?:/.+)?/stats")
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -73,6 +74,11 @@ class CoordinatorPorts:
         path = request.path
         if path == "/metrics":
             return web.Response(body=await self._coordinator.metrics(), content_type="text/plain")
+        if path == "/metrics/targets":
+            return web.json_response(self._coordinator.metrics_targets(request.host))
+        if path.startswith(_ONE_PAGE):
+            status, body = await self._coordinator.metrics_of(path.removeprefix(_ONE_PAGE))
+            return web.Response(status=status, body=body, content_type="text/plain")
         if path == "/v2/health/ready":
             return web.Response(status=200 if self._coordinator.is_ready else 400)
         if _STATISTICS.fullmatch(path):

@@ -23,7 +23,7 @@ _POLL_S = 0.05
 _RETRY_S = 1.0
 _ANSWER_S = 20.0
 _LEAVE_S = 5.0
-_EXPECTED = ("[NOTICE]", " is UP", "maintenance", "drain")
+_EXPECTED = ("[NOTICE]", " is UP", "maintenance", "drain", " stopped (")
 
 
 class EntranceError(RuntimeError):
@@ -64,6 +64,8 @@ class Entrance:
             )
         if has_successor and self._cluster.entrances == 1:
             await self._hand_over()
+        else:
+            await self._answer_the_rest()
         for task in self._tasks:
             task.cancel()
         if self._process.returncode is None:
@@ -109,6 +111,13 @@ class Entrance:
         """The state after the one with this number, or the same again."""
         roster: Roster = await asyncio.wait_for(_reply(self._coordinator.follow.remote(self._name, number)), _ANSWER_S)
         return roster
+
+    async def _answer_the_rest(self) -> None:
+        """Wait for the requests that replicas have: connections without one may stay open for long."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(self._cluster.exit_timeout_s):
+                while await self._runtime.running_requests():  # noqa: ASYNC110  HAProxy has no event for it
+                    await asyncio.sleep(_POLL_S)
 
     async def _start(self, *flags: str) -> asyncio.subprocess.Process:
         sequences: frozenset[str] = frozenset() if self._roster is None else self._roster.sequences

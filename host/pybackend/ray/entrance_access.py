@@ -152,7 +152,7 @@ class EntranceFiles:
         async with asyncio.TaskGroup() as group:
             for each in self._followed():
                 group.create_task(each.files.follow())
-            group.create_task(asyncio.Event().wait())  # if there is none, too
+            await asyncio.Event().wait()  # there may be no files
 
     async def _tell(self) -> None:
         known = self._known

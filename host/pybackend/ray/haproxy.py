@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import os
 import shutil
@@ -178,7 +179,7 @@ frontend metrics_front
     {bind_line(cluster, "metrics", directory)}
     {key_lines(cluster, "metrics", directory)}
     http-request set-header {KEY_HEADER} {cluster.key}
-    http-request return status 404 unless {{ path /metrics }}
+    http-request return status 404 unless {{ path /metrics /metrics/targets }} or {{ path_beg /metrics/replicas/ }}
     default_backend coordinator
 
 # Replicas whose models are all ready. Without any, those that live.
@@ -288,6 +289,11 @@ class Runtime:
             for line in (await self.ask("show info")).splitlines()
             if line.startswith("CurrConns:")
         )
+
+    async def running_requests(self) -> int:
+        """The requests that replicas have. Raises OSError if HAProxy does not listen."""
+        rows = csv.DictReader((await self.ask("show stat -1 2 -1")).removeprefix("# ").splitlines())
+        return sum(int(row["scur"]) for row in rows if not row["pxname"].endswith("coordinator"))
 
     async def ask(self, command: str) -> str:
         """The answer to one command."""
