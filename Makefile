@@ -58,7 +58,8 @@ test: lint $(NODE_MODULES) ## the linters, then the tests that every change must
 
 test-all: lint $(NODE_MODULES) ## the linters, then every test: before a release, and before a large change lands
 	$(TESTS) --all $(PYTEST_ARGS)
-	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/e2e/http tests/e2e/grpc tests/e2e/access tests/e2e/observability $(PYTEST_ARGS)
+	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/faults $(wildcard tests/e2e/test_*.py) \
+	  $(addprefix tests/e2e/,http grpc access observability models repository) $(PYTEST_ARGS)
 
 test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, with all frameworks, which it installs
 	@# Packing takes minutes: its test is not stuck.

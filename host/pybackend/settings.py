@@ -35,6 +35,18 @@ class ModelControlMode(StrEnum):
     """By request: ``--load-model`` at start, clients and models afterwards."""
 
 
+_CORES_OF_ONE_PROCESS, _CORES_PER_FRONT_END, _MOST_USEFUL_FRONT_ENDS = 4, 4, 4
+"""Up to so many cores, the server's process and those of models have enough work for all; beyond, one of four accepts connections.
+
+The server's process, which schedules, is busy before four front ends are: each spends one to two times as much on a request.
+"""
+
+
+def usual_front_ends(cores: int) -> int:
+    """How many processes should accept connections on so many cores."""
+    return 0 if cores <= _CORES_OF_ONE_PROCESS else min(cores // _CORES_PER_FRONT_END, _MOST_USEFUL_FRONT_ENDS)
+
+
 def half_of_memory_bytes() -> int:
     """Half of the server's memory, in bytes: the default limit on one model's tensors."""
     return usable_memory_bytes() // 2

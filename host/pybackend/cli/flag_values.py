@@ -15,7 +15,7 @@ from typing import TypeVar
 from pybackend.errors import SettingError
 from pybackend.observability.log_lines import LogFormat
 from pybackend.repository.mirror.url import is_url, parse_url
-from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction
+from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction, usual_front_ends
 
 FOREVER_MS = 2**31 - 1
 """The number of milliseconds that means no limit, as in gRPC."""
@@ -71,19 +71,12 @@ def _without_unit(text: str) -> str:
 
 MOST_FRONT_ENDS = 64
 
-_CORES_OF_ONE_PROCESS, _CORES_PER_FRONT_END, _MOST_USEFUL = 4, 4, 4
-"""Up to so many cores, the server's process and those of models have enough work for all; beyond, one of four accepts connections.
-
-The server's process, which schedules, is busy before four front ends are: each spends one to two times as much on a request.
-"""
-
 
 def front_ends(text: str) -> int:
     """Parse a number of processes, or ``auto``, which depends on the cores that this process may use."""
     if text != "auto":
         return integer(0, MOST_FRONT_ENDS)(text)
-    cores = len(os.sched_getaffinity(0))
-    return 0 if cores <= _CORES_OF_ONE_PROCESS else min(cores // _CORES_PER_FRONT_END, _MOST_USEFUL)
+    return usual_front_ends(len(os.sched_getaffinity(0)))
 
 
 def verbosity(text: str) -> int:

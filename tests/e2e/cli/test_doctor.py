@@ -23,7 +23,7 @@ from tests.support.warm_start import run_command
 pytestmark = pytest.mark.e2e
 
 LAYERS = [
-    "python", "kernel", "open files", "processes", "shared memory", "model processes", "zygote", "sandbox",
+    "python", "kernel", "open files", "processes", "shared memory", "front ends", "model processes", "zygote", "sandbox",
     "environment cache", "packing", "gpu",
 ]  # fmt: skip
 
@@ -49,6 +49,12 @@ def rows(*arguments, before="", python=sys.executable, **variables):
     done = doctor("--json", *arguments, before=before, python=python, **variables)
     assert done.stderr == ""
     return done.returncode, {row["layer"]: row for row in json.loads(done.stdout)}
+
+
+def test_more_front_ends_than_cores_are_a_warning():
+    _, found = rows("--front-ends=64")
+    assert found["front ends"]["status"] == ("warn" if len(os.sched_getaffinity(0)) <= 64 else "ok")
+    assert found["front ends"]["found"].startswith("64; cores: ")
 
 
 def test_every_layer_has_a_row(tmp_path):

@@ -5,6 +5,7 @@ All of `tests/e2e` runs in this form with PYBACKEND_FRONT_ENDS=2 in the environm
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import queue
@@ -21,8 +22,8 @@ import tritonclient.grpc as grpcclient
 import trustme
 
 from pybackend.cli.commands import run
-from tests.support.connection import binary_body, connected, head, post
-from tests.support.gates import wait_until
+from tests.support.connection import Connection, binary_body, connected, head, post
+from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
 
@@ -39,6 +40,22 @@ class TritonPythonModel:
     def execute(self, requests):
         print("it has begun", flush=True)
         time.sleep(3600)
+"""
+
+
+PATIENT = """
+import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = args["model_repository"]
+
+    def execute(self, requests):
+        pass_gate(self.directory, "begun")
+        (request,) = requests
+        ended = "cancelled" if request.is_cancelled() else "answered"
+        open(f"{self.directory}/{ended}", "a").write("x")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())])]
 """
 
 
@@ -291,12 +308,23 @@ def test_a_unix_socket_is_shared(repository, tmp_path):
     assert not path.exists()
 
 
-def large_request(nbytes: int) -> tuple[bytes, bytes]:
+def large_request(nbytes: int, model: str = "integers") -> tuple[bytes, bytes]:
     """A request for all that it sends, and its bytes."""
     data = os.urandom(nbytes)
     tensor = {"name": "IN", "datatype": "INT32", "shape": [nbytes // 4], "parameters": {"binary_data_size": nbytes}}
     body, headers = binary_body({"inputs": [tensor], "parameters": {"binary_data_output": True}}, data)
-    return post("/v2/models/integers/infer", body, headers), data
+    return post(f"/v2/models/{model}/infer", body, headers), data
+
+
+def one_of_each(server, stack: ExitStack) -> dict[int, Connection]:
+    """A connection to each front end."""
+    found: dict[int, Connection] = {}
+    while len(found) < len(front_ends(server)):
+        connection = stack.enter_context(connected(server.port))
+        connection.send(head("GET", "/v2/health/live"))
+        assert connection.reply().status == 200
+        found.setdefault(owner_of(server, connection.socket), connection)
+    return found
 
 
 def test_memory_that_one_front_end_does_not_use_serves_clients_of_another(tmp_path):
@@ -305,18 +333,82 @@ def test_memory_that_one_front_end_does_not_use_serves_clients_of_another(tmp_pa
     flags = ("--front-ends=2", f"--model-memory-limit={40 * MIB}", "--allow-grpc=false")
     requests = [large_request(nbytes * MIB) for nbytes in (32, 16, 32)]
     with serving(tmp_path, flags=flags) as server, ExitStack() as stack:
-        connections = {}
-        while len(connections) < 2:
-            connection = stack.enter_context(connected(server.port))
-            connection.send(head("GET", "/v2/health/live"))
-            assert connection.reply().status == 200
-            connections.setdefault(owner_of(server, connection.socket), connection)
+        connections = one_of_each(server, stack).values()
         for request, data in requests:
-            for connection in connections.values():
+            for connection in connections:
                 connection.send(request)
                 reply = connection.reply()
                 assert reply.status == 200, reply.error
                 assert reply.body.endswith(data)
+
+
+@pytest.mark.faults
+def test_requests_of_a_killed_front_end_are_cancelled(tmp_path):
+    """Those under way, with large tensors; the other front end's are answered, and no memory is missing afterwards."""
+    extra = "instance_group { kind: KIND_CPU count: 2 }"
+    directory = write_model(tmp_path, "patient", GATE + PATIENT, identity_config("TYPE_INT32", extra=extra))
+    gate = Gate(directory, "begun")
+    gate.open()
+    request, data = large_request(16 * MIB, "patient")
+    with (
+        serving(tmp_path, flags=("--front-ends=2", f"--model-memory-limit={40 * MIB}")) as server,
+        ExitStack() as stack,
+    ):
+        held = one_of_each(server, stack)
+        for connection in held.values():  # both know the model then
+            connection.send(request)
+            assert connection.reply().status == 200
+        gate.close()
+        for number, connection in enumerate(held.values(), 3):
+            connection.send(request)
+            gate.wait_reached(number)
+        victim, survivor = held
+        os.kill(victim, signal.SIGKILL)
+        assert held[victim].at_end()
+        server.wait_for("was killed by signal 9")
+        gate.open()
+        reply = held[survivor].reply()
+        assert reply.status == 200
+        assert reply.body.endswith(data)
+        ended = directory / "cancelled"
+        wait_until(lambda: ended.exists() and ended.read_text() == "x", "the victim's request was not cancelled")
+        wait_until(lambda: len(front_ends(server)) == 2, "no other took its place")
+        for connection in one_of_each(server, stack).values():
+            for _ in range(2):
+                connection.send(request)
+                assert connection.reply().status == 200
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take another process's socket")
+def test_a_front_end_that_lies_is_killed_and_others_go_on(server):
+    """Garbage comes through the socket of a front end, as from one that was captured."""
+    with ExitStack() as stack:
+        held = one_of_each(server, stack)
+        victim, survivor = held
+        with channel_of(victim) as channel:
+            channel.send(b"\0\xc1 garbage")
+        server.wait_for(r"front end \d was killed, because it broke the rules of its channel: a frame does not decode")
+        assert held[victim].at_end()
+        held[survivor].send(post(PATH, BODY))
+        assert held[survivor].reply().status == 200
+    wait_until(lambda: victim not in front_ends(server) and len(front_ends(server)) == 2, "no other took its place")
+
+
+def channel_of(pid: int) -> socket.socket:
+    """A copy of the socket through which a front end speaks with the server."""
+    pidfd_getfd, libc = 438, ctypes.CDLL(None)
+    opened = os.pidfd_open(pid)
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            if os.readlink(link).startswith("socket:"):
+                copy = socket.socket(fileno=libc.syscall(pidfd_getfd, opened, int(link.name), 0))
+                if (copy.family, copy.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+                    return copy
+                copy.close()
+    finally:
+        os.close(opened)
+    raise AssertionError(f"process {pid} has no such socket")
 
 
 @pytest.mark.faults

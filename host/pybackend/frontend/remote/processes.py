@@ -287,7 +287,7 @@ class FrontEnd:
         self._backoff = RestartBackoff()
         self._process: StubProcess | None = None
         self._service: FrontEndService | None = None
-        self._attention = _Attention()
+        self._attention = Attention()
         self._cause = ""
         self._is_ready = asyncio.Event()
         self._gone = asyncio.Event()
@@ -334,7 +334,7 @@ class FrontEnd:
         self._is_ready.clear()
         self._gone.clear()
         self._cause = ""
-        self._attention = _Attention()
+        self._attention = Attention()
         loop = asyncio.get_running_loop()
         try:
             sockets = socket_pair()
@@ -445,7 +445,7 @@ class FrontEnd:
         set_done(asked)
         if self._service is not None:
             self._service.alive()
-        self._attention = _Attention()
+        self._attention = Attention()
         self.connection_count = told.connections
 
     def _log_access(self, told: control.Accessed) -> None:
@@ -500,7 +500,7 @@ class FrontEnd:
         self._service.trim(time.monotonic_ns())
         if not self._asked:
             self._ask()
-        verdict = self._attention.verdict(self._process.pid)
+        verdict = self._attention.verdict(*_state_of(self._process.pid))
         if verdict:
             self._end(f"was killed, because {verdict}")
 
@@ -528,7 +528,16 @@ class FrontEnd:
         return ended
 
 
-class _Attention:
+def _state_of(pid: int) -> tuple[bytes, int]:
+    """The state of a process, and its CPU time in ticks; an empty state if it is gone: its end will be reported."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return b"", 0
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+class Attention:
     """How long a front end has not answered, by its own time: one that gets no core is not at fault."""
 
     def __init__(self) -> None:
@@ -536,13 +545,8 @@ class _Attention:
         self._ticks_then = self._ticks_before = 0
         self._stopped = self._asleep = 0
 
-    def verdict(self, pid: int) -> str:
-        """The fault of the process, as a clause; ``""`` as long as it may only be slow."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            return ""  # it is gone, and its end will be reported
-        state, ticks = fields[0], int(fields[11]) + int(fields[12])
+    def verdict(self, state: bytes, ticks: int) -> str:
+        """The fault of a process that has used so much CPU time, as a clause; ``""`` as long as it may only be slow."""
         if not self.is_asked:
             self.is_asked = True
             self._ticks_then = ticks

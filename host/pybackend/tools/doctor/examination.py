@@ -41,7 +41,7 @@ async def examine(settings: Settings) -> list[Finding]:
     if settings.place_names:
         findings, process_count = await _examine_server(settings)
     machines = [machine.python(), machine.kernel(), machine.descriptors(process_count), machine.processes()]
-    machines.append(machine.shared_memory())
+    machines += [machine.shared_memory(), machine.front_ends(settings.front_ends)]
     if all(finding.status is not Status.FAIL for finding in machines):
         machines += await trial.examine()
     cache = (settings.environments.cache_directory or default_cache_directory()).absolute()

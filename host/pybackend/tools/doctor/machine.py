@@ -16,6 +16,7 @@ from pybackend.environment.cache import EnvironmentCache
 from pybackend.errors import PybackendError
 from pybackend.instance.devices import count_gpus
 from pybackend.ipc.segment import Segment
+from pybackend.settings import usual_front_ends
 from pybackend.tools.doctor.finding import Finding, fail, ok, warn
 
 _NEEDED = (
@@ -122,6 +123,19 @@ def shared_memory() -> Finding:
         )
     finally:
         segment.close()
+
+
+def front_ends(count: int) -> Finding:
+    """Processes that accept connections."""
+    layer, cores = "front ends", len(os.sched_getaffinity(0))
+    usual = usual_front_ends(cores)
+    if not count:
+        more = f"; --front-ends=auto would start {usual}" if usual else ""
+        return ok(layer, f"none: the server's process accepts connections; cores: {cores}{more}")
+    found = f"{count}; cores: {cores}"
+    if count >= cores:
+        return warn(layer, f"{found}: they take cores from each other and from models", "leave it to --front-ends=auto")
+    return ok(layer, found)
 
 
 def environment_cache(directory: Path) -> Finding:
