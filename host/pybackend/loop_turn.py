@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 
 class LoopTurn:
@@ -51,12 +51,13 @@ class LoopTurn:
                 self._loop.call_soon(self._run)
 
 
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTurn] = WeakKeyDictionary()
+_turns: WeakValueDictionary[int, LoopTurn] = WeakValueDictionary()
+"""By the loop's id: a turn keeps its loop alive, and its users keep the turn. A dictionary of loops would keep both for ever."""
 
 
 def loop_turn_of(loop: asyncio.AbstractEventLoop) -> LoopTurn:
     """The turn of an event loop."""
-    turn = _turns.get(loop)
+    turn = _turns.get(id(loop))
     if turn is None:
-        turn = _turns[loop] = LoopTurn(loop)
+        turn = _turns[id(loop)] = LoopTurn(loop)
     return turn

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from weakref import WeakKeyDictionary, ref
+
+log = logging.getLogger(__name__)
 
 Step = Callable[[], object]
 
@@ -57,7 +60,10 @@ class Crossing:
                 step = waiting.popleft()
             except IndexError:  # after the loop's end, another thread was faster
                 return
-            step()
+            try:
+                step()
+            except Exception:  # the other steps are not to blame
+                log.exception("what another thread has handed to an event loop failed")
 
 
 _crossings: WeakKeyDictionary[asyncio.AbstractEventLoop, Crossing] = WeakKeyDictionary()

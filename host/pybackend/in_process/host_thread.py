@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import fastapi.dependencies.models
 import uvloop
 from fastapi import FastAPI
 
@@ -37,6 +38,8 @@ from pybackend.threads import start_thread
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
+
+_FEWEST_DESCRIPTORS = 32
 
 STOPPED = "the server is stopped: start() starts it again"
 
@@ -141,6 +144,7 @@ class HostThread:
             if self._writes_log:
                 LOG.close()
             _running.discard(self)
+            _forget_routes()
             self._ended.set()
             self._settled.set()
 
@@ -154,6 +158,7 @@ class HostThread:
                 self.server.stop()
             return await self.server.run(self._on_ready, is_told=False)
 
+        _check_descriptors()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main())
 
@@ -172,6 +177,13 @@ class HostThread:
                 self._loop.call_soon_threadsafe(getattr(self.server, method))
 
 
+def _check_descriptors() -> None:
+    """Raise OSError if few more files can be opened: without any, libuv ends the process while it makes a loop."""
+    with ExitStack() as opened:
+        for _ in range(_FEWEST_DESCRIPTORS):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+
+
 def _hand_over(answer: Future[Any], task: asyncio.Task[Any]) -> None:
     if task.cancelled():
         answer.set_exception(UnavailableError(STOPPED))
@@ -181,6 +193,13 @@ def _hand_over(answer: Future[Any], task: asyncio.Task[Any]) -> None:
         answer.set_exception(error)
     else:
         answer.set_result(task.result())
+
+
+def _forget_routes() -> None:
+    """Have FastAPI forget the functions of routes: it remembers some thousands, and these keep their whole server in memory."""
+    for function in vars(fastapi.dependencies.models).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
 
 
 _running: set[HostThread] = set()

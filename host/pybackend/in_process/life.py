@@ -50,6 +50,8 @@ class Life:
             except PybackendError as error:
                 wrong = isinstance(error, SettingError | UsageError)
                 raise (InvalidArgumentError if wrong else InternalError)(in_options(str(error))) from None
+            except OSError as error:  # of descriptors or processes, for example
+                raise UnavailableError(f"the server cannot start: {error.strerror or error}") from None
             self._host = host
             self._not_serving = STOPPED
             weakref.finalize(self, host.begin_stop).atexit = False

@@ -91,8 +91,10 @@ class Model:
         deliver: Deliver = answers.put
         backlog = answers.qsize
         if queue is not None:
-            if isinstance(queue, asyncio.Queue):
-                raise InvalidArgumentError("infer() needs a queue.SimpleQueue: async_infer() takes an asyncio.Queue")
+            if not isinstance(queue, SimpleQueue):  # putting into another one may block
+                raise InvalidArgumentError(
+                    "response_queue of infer() is a queue.SimpleQueue; async_infer() takes an asyncio.Queue"
+                )
             deliver, backlog = partial(self._deliver_twice, deliver, queue.put, sent.id), int
         taken: SimpleQueue[None] | None = None
         for tensor in sent.inputs:
@@ -118,6 +120,10 @@ class Model:
         deliver: Deliver = answers.deliver
         backlog = answers.backlog
         if queue is not None:
+            if not isinstance(queue, asyncio.Queue):
+                raise InvalidArgumentError(
+                    "response_queue of async_infer() is an asyncio.Queue; infer() takes a queue.SimpleQueue"
+                )
             put = partial(_put_across, crossing, queue)
             deliver, backlog = partial(self._deliver_twice, deliver, put, sent.id), int
         call = Call(host.server.engine, host.crossing, sent, self._routes, deliver, backlog)

@@ -236,6 +236,20 @@ def test_responses_also_go_to_a_queue_of_the_callers(server: pybackend.Server) -
 
     assert asyncio.run(into_queue()) == [[3], [3], [3]]
 
+    async def into_full_queue() -> int:
+        kept: asyncio.Queue[pybackend.InferenceResponse] = asyncio.Queue(1)
+        responses = model.async_infer(inputs={"IN": np.array([3], np.int32)}, response_queue=kept)
+        return len([each async for each in responses])
+
+    assert asyncio.run(into_full_queue()) == 4
+    for call in (model.infer, model.async_infer):
+        with pytest.raises(pybackend.InvalidArgumentError, match=r"^response_queue of .*infer\(\) is a"):
+            asyncio.run(_called(call))
+
+
+async def _called(call: Any) -> None:
+    call(inputs={"IN": np.array([1], np.int32)}, response_queue=queue.Queue(1))
+
 
 def test_threads_and_loops_call_at_once(server: pybackend.Server) -> None:
     model = server.model("echo")

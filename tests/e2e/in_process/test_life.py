@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -427,3 +428,62 @@ def test_the_import_is_cheap() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
     with pytest.raises(AttributeError, match=r"^module 'pybackend' has no attribute 'Sever'$"):
         _ = pybackend.Sever
+
+
+def test_a_stopped_server_leaves_nothing_in_memory_and_no_descriptor(repository: Path) -> None:
+    def serve() -> weakref.ref[object]:
+        with pybackend.Server(model_repository=repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+            assert answer(server) == 2
+            server.metadata()
+            return weakref.ref(server.model("x")._life.host.server.engine)
+
+    engine = serve()
+    before = sorted(_open_files())
+    engines = [engine, serve()]
+    gc.collect()
+    assert [engine() for engine in engines] == [None, None]
+    assert len(_open_files()) == len(before)
+
+
+def test_without_descriptors_the_start_says_so(repository: Path) -> None:
+    status, lines, errors = said(
+        """
+        import resource
+        used = len(os.listdir("/proc/self/fd"))
+        pybackend.TritonError
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, used + 2))
+        try:
+            server.start()
+        except pybackend.UnavailableError as error:
+            report(error)
+        """,
+        repository,
+    )
+    assert (status, lines) == (0, ["the server cannot start: Too many open files"]), errors
+
+
+def test_ctrl_c_during_the_start_ends_it(tmp_path: Path) -> None:
+    code = (
+        GATE
+        + """
+class TritonPythonModel:
+    def initialize(self, args):
+        pass_gate(args["model_repository"], "initialize")
+    def execute(self, requests):
+        return []
+"""
+    )
+    gate = Gate(write_model(tmp_path, "held", code, 'backend: "python"'), "initialize")
+    with program(
+        """
+        try:
+            server.start()
+        except KeyboardInterrupt:
+            report(server.live(), children())
+        """,
+        tmp_path,
+    ) as process:
+        gate.wait_reached()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, output) == (0, "False []\n"), errors
