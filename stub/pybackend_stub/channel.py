@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any, Deque, Dict, List, Sequence, Tuple
 
 from pybackend_wire.errors import ErrorCode, RemoteProtocolError
@@ -100,6 +101,10 @@ class HostChannel:
                 )
             except ConnectionResetError:  # the host closed its end without reading everything
                 raise HostGone from None
+            except OSError:
+                if self._socket.fileno() >= 0:
+                    raise
+                raise HostGone from None  # another thread has closed it meanwhile
             if not count:
                 raise HostGone
             if ancillary:
@@ -141,4 +146,7 @@ class HostChannel:
         self._socket.close()
 
     def close(self) -> None:
+        """End the connection. Threads that wait for messages hear of it; otherwise the host would not."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

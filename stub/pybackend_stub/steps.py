@@ -61,7 +61,7 @@ class FollowingSteps:
         self._lent = Lent()
         self._is_given = lambda _data: False
         self.has_left = False
-        self._left_ns = self._looked_ns = 0
+        self._left_ns, self._looked_ns = 0, time.monotonic_ns()
         self._layouts: List[TensorPlace] = []
         self._responses: List[InferenceResponse] = []
         self._tensors: Dict[str, Tensor] = {}
@@ -92,7 +92,7 @@ class FollowingSteps:
 
         The response comes in a box: no variable of the caller's may refer to it.
         """
-        self._left_ns = self._looked_ns = time.monotonic_ns()
+        self._left_ns = time.monotonic_ns()
         if not box or box[0] is None or box[0]._error is not None or not self._first.has_run:
             return box
         self.has_left = True
@@ -102,9 +102,10 @@ class FollowingSteps:
         response, self._layouts = self._first.received(box, names, self._is_given)  # type: ignore[arg-type]  # not None
         responses, done = [response], self._responses
         outputs = [self._program.outputs]
-        while response._error is None and _SEQUENCE.isdisjoint(response._parameters or ()):
+        while response._error is None:
             self._take(response, outputs[-1])
-            following = self._run(request, execution) if len(done) < len(self._steps) else None
+            is_last = len(done) == len(self._steps) or not _SEQUENCE.isdisjoint(response._parameters or ())
+            following = None if is_last else self._run(request, execution)
             if following is None:
                 break
             outputs.append(self._steps[len(done)].outputs)

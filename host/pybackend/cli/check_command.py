@@ -75,7 +75,8 @@ async def _check(settings: Settings) -> list[ModelReport]:
 
 def _lines(report: ModelReport) -> list[str]:
     name = one_line(report.name) or "repository"
-    findings = [*(("error", text) for text in report.errors), *(("warning", text) for text in report.warnings)]
+    kinds = {"error": report.errors, "warning": report.warnings, "hint": report.hints}
+    findings = [(kind, text) for kind, texts in kinds.items() for text in texts]
     return [line for kind, text in findings for line in wrapped(one_line(text), f"{name}: {kind}: ", "    ")] or [
         f"{name}: ok"
     ]

@@ -118,6 +118,19 @@ def completed_version(
     )
 
 
+def is_tended(version: CompletedVersion) -> bool:
+    """Whether the server does more with each request to a version than to pass it on."""
+    config, options = version.config, version.options
+    return bool(
+        config.scheduling is not Scheduling.DEFAULT
+        or config.decoupled
+        or options.concurrency > 1
+        or options.validate_outputs
+        or options.execution_limit_s
+        or version.signature.has_reshape
+    )
+
+
 class VersionLoader:
     """Loads one version in two steps.
 
@@ -243,18 +256,8 @@ class VersionLoader:
         They must if the server has a part in them: because it puts several into a batch, follows sequences, holds resources, keeps
         answers, changes outputs, limits the time, or passes on a stream.
         """
-        config, options, signature = version.config, version.options, version.signature
-        return bool(
-            config.scheduling is not Scheduling.DEFAULT
-            or config.decoupled
-            or options.concurrency > 1
-            or options.validate_outputs
-            or options.execution_limit_s
-            or signature.has_reshape
-            or (self._host.cache is not None and config.response_cache_enabled)
-            or self._processes.group is None
-            or self._processes.is_debugged
-        )
+        caches = self._host.cache is not None and version.config.response_cache_enabled
+        return caches or is_tended(version) or self._processes.group is None or self._processes.is_debugged
 
     def _signature_for_neighbours(self, version: CompletedVersion, spec: InstanceSpec) -> Signature | None:
         """Describe requests for models in the same process; None if all of them must come to the server."""

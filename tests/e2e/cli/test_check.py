@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from pybackend.cli.commands import run
+from tests.support.ensembles import step, write_ensemble
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
@@ -191,6 +192,27 @@ def test_lines_and_exit_statuses(check, repository, tmp_path):
     status, _, err = check(str(tmp_path / "empty"))
     assert (status, err[:20]) == (1, "error: found no mode")
     assert check()[2].splitlines()[-1].startswith("Name a directory of models")
+
+
+def test_a_hint_at_steps_that_could_share_a_process(check, tmp_path):
+    group = 'parameters { key: "PROCESS_GROUP" value: { string_value: "all" } }'
+    three = [step("first", {"IN": "IN"}, {"OUT": "x"}), step("second", {"IN": "x"}, {"OUT": "y"}), step("batched", {"IN": "y"}, {"OUT": "OUT"})]  # fmt: skip
+    write_ensemble(tmp_path, "chain", three)
+    batching = "max_batch_size: 8 dynamic_batching { }"
+    for name, extra in (("first", ""), ("second", ""), ("batched", batching)):
+        write_model(tmp_path, name, IDENTITY, identity_config(extra=extra))
+    report = next(each for each in json.loads(check("--json", str(tmp_path))[1])["models"] if each["model"] == "chain")
+    assert report["hints"] == [
+        "models 'first' and 'second' could share a process: with the same PROCESS_GROUP among their parameters, these steps run "
+        "without the server between them. If one of them crashes, all of them do"
+    ]
+    status, out, _ = check("--strict", str(tmp_path))
+    assert status == 0
+    assert "chain: hint: models 'first' and 'second' could share a process" in out
+    for extras in ((group, group), ('parameters { key: "ZYGOTE" value: { string_value: "no" } }', "")):
+        for name, extra in zip(("first", "second"), extras, strict=True):
+            write_model(tmp_path, name, IDENTITY, identity_config(extra=extra))
+        assert "hint" not in check(str(tmp_path))[1]
 
 
 def test_files_that_a_load_would_refuse(check, tmp_path):

@@ -34,6 +34,20 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([os.getpid(), helper.NUMBER], np.int32))])]
 """
 
+DANGLING = """
+import threading
+
+
+class TritonPythonModel:
+    # Answers at once; a thread of it waits for another model, which is slow.
+    def execute(self, requests):
+        call = pb_utils.InferenceRequest(
+            model_name="alone", inputs=[pb_utils.Tensor("IN", np.full(1, 3, np.int32))], requested_output_names=["OUT"]
+        )
+        threading.Thread(target=call.exec, daemon=True).start()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.int32))])]
+"""
+
 
 def in_group(name="ocr", extra=""):
     return f'{CONFIG} parameters {{ key: "PROCESS_GROUP" value {{ string_value: "{name}" }} }} {extra}'
@@ -59,6 +73,7 @@ def repository(tmp_path_factory):
     write_member(repository, "detect", 1)
     write_member(repository, "read", 2)
     write_member(repository, "alone", 3, CONFIG)
+    write_model(repository, "dangling", DANGLING, in_group())
     write_member(repository, "differs", 4, in_group(extra='parameters { key: "ZYGOTE" value { string_value: "no" } }'))
     write_member(repository, "misnamed", 5, in_group("o c r"))
     return repository
@@ -106,6 +121,17 @@ def test_members_come_and_go(server, repository):
     (repository / "read" / "1" / "model.py").write_text(code)
     assert load(server, "read").status == 200
     assert pid_of(server, "read", 2) == pid
+
+
+def test_a_member_that_leaves_while_a_thread_of_it_waits(server, repository):
+    pid = pid_of(server, "detect", 1)
+    assert load(server, "dangling").status == 200
+    assert infer(server, "dangling", IN).status == 200
+    wait_until((repository / "alone" / "1" / "executes").exists, "the call")
+    assert server.request("POST", "/v2/repository/models/dangling/unload", "{}").status == 200
+    wait_until(lambda: "successfully unloaded 'dangling' version 1" in server.output, "the unload")
+    assert "keeps it alive" not in server.output
+    assert pid_of(server, "detect", 1) == pid
 
 
 def test_a_load_that_brings_a_configuration_joins_no_group(server):

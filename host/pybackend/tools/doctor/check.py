@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,14 +14,14 @@ from pybackend.errors import ModelLoadError, PybackendError
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
-from pybackend.model.version_loader import completed_version, config_on_this_machine
+from pybackend.model.version_loader import completed_version, config_on_this_machine, is_tended
 from pybackend.modelconfig.backends import require_framework
 from pybackend.modelconfig.ensemble import part_names, steps_of, validate_connections, with_decoupled
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, known_backend
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.options import sandbox_options_of, start_options_of
+from pybackend.modelconfig.options import process_group_of, sandbox_options_of, start_options_of
 from pybackend.modelconfig.schema import ModelConfig, instances
 from pybackend.modelconfig.validation import validate_cache
 from pybackend.observability.logging import collected_warnings
@@ -46,10 +47,12 @@ class ModelReport:
     # one sentence each, with the way out; a server could not load the model
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)  # what would make it faster; nothing is wrong
 
     def to_document(self) -> dict[str, Any]:
         """The report as plain values, for ``--json``."""
-        return {"model": self.name, "versions": self.versions, "errors": self.errors, "warnings": self.warnings}
+        findings = {"errors": self.errors, "warnings": self.warnings, "hints": self.hints}
+        return {"model": self.name, "versions": self.versions, **findings}
 
     def attempt(self, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T | None:
         """Call a function; a model that it refuses is an error of the report."""
@@ -101,6 +104,7 @@ class _Checker:
         self._names = names
         self._packs_lists = settings.environments.pack_at_load
         self._configs: dict[str, ModelConfig] = {}
+        self._could_share: dict[str, object] = {}  # by model, what all models in its process would have in common
         self._unsure: set[str] = set()
         self.ensembles: dict[str, ModelConfig] = {}
 
@@ -183,7 +187,7 @@ class _Checker:
         try:
             finished = finish_config(config, None, host.gpu_count)
             instances(finished)
-            completed_version(finished, directory)
+            version = completed_version(finished, directory)
         except ModelLoadError as error:
             if not unsure:
                 report.add_error(error)
@@ -198,6 +202,15 @@ class _Checker:
         else:
             report.warnings += finished.warnings
         self._configs[report.name] = finished
+        if not (
+            report.errors
+            or unsure
+            or is_tended(version)
+            or process_group_of(finished)
+            or finished.response_cache_enabled
+        ):
+            options = start_options_of(config), sandbox_options_of(config, directory)
+            self._could_share[report.name] = source.environment_path, source.namespace, options
 
     def check_circles(self, reports: Sequence[ModelReport], models: Mapping[str, Path]) -> None:
         """Check that no ensemble contains itself, and forget those that do."""
@@ -228,6 +241,25 @@ class _Checker:
         runs_in = self._runs_in(report.name, scan.models)
         streams = any(each.decoupled for each in runs_in)
         report.attempt(validate_cache, with_decoupled(config) if streams else config, runs_in)
+        if not report.errors:
+            report.hints += self._hints(config, parts)
+
+    def _hints(self, config: ModelConfig, parts: Sequence[str]) -> list[str]:
+        """A hint at the steps that could run in one process."""
+        every = list(zip(steps_of(config), parts, strict=True))
+        found = {
+            name
+            for (step, part), (following, its_part) in permutations(every, 2)
+            if part != its_part and not set(step.outputs.values()).isdisjoint(following.inputs.values())
+            if part in self._could_share and self._could_share[part] == self._could_share.get(its_part)
+            for name in (part, its_part)
+        }
+        *others, last = [f"'{part}'" for part in dict.fromkeys(parts) if part in found] or [""]
+        hint = (
+            f"models {', '.join(others)} and {last} could share a process: with the same PROCESS_GROUP among their parameters, "
+            "these steps run without the server between them. If one of them crashes, all of them do"
+        )
+        return [hint] if others else []
 
     def _steps(self, name: str, models: Mapping[str, Path]) -> list[str]:
         """The full names of the models that run an ensemble's steps.
