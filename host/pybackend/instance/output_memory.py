@@ -38,8 +38,8 @@ class _OutputSegment:
     idle_since_ns: int = 0
 
 
-MOST_LAYOUTS = 1024
-"""Most layouts of outputs that are remembered; a model whose shapes vary has many."""
+MOST_LAYOUTS, MOST_SEEN = 1024, 8192
+"""Most layouts of outputs that are remembered, and most whose hashes are; a model whose shapes vary has many."""
 
 LONGEST_REMEMBERED_OUTPUTS = 1024
 """Bytes of the outputs' names, datatypes, shapes and places in a result that is remembered."""
@@ -76,9 +76,11 @@ class OutputMemory:
         self._growing = False
         self._tail_left = 0
         self._last: dict[str, tuple[str, Sequence[int], int]] = {}
-        """Datatype, shape and size of each output as it was last: one that looks the same is right, too."""
+        """Datatype, shape and size of each output as it was last, but for the size of strings: one that looks the same is right, too."""
         self._layouts: set[tuple[object, ...]] = set()
         """Name, datatype and shape of the outputs of which the listener was told."""
+        self._seen: set[int] = set()
+        """Hashes of outputs that came in frames."""
         self._known: dict[bytes, _InlineOutputs] = {}
         """Outputs in frames, by their bytes."""
         self.listener: OutputListener | None = None
@@ -118,8 +120,9 @@ class OutputMemory:
         places = heard.places_in(encoded, self._channel.codec)
         for place in places:
             name, datatype, shape, nbytes = place.name, place.datatype, place.shape, place.nbytes
-            if last.get(name) != (datatype, shape, nbytes):
-                self._look_at(place)
+            looks = datatype, shape, nbytes if ITEMSIZE.get(datatype) else 0
+            if last.get(name) != looks:
+                self._look_at(place, looks)
             if place.segment == TAIL:
                 tensors.append(OutputTensor(name, datatype, shape, copy_of(name, tail, place.offset, nbytes)))
             elif regions and name in regions and is_place_of(regions[name], place):
@@ -137,7 +140,13 @@ class OutputMemory:
         return tensors, lambda: self.let_go(held)
 
     def _remember(self, encoded: bytes, places: Sequence[heard.TensorPlace]) -> None:
-        """Know these outputs of a frame by their bytes. In frames of many results, the same offsets recur."""
+        """Know these outputs of a frame by their bytes when they come again. In frames of many results, the same offsets recur."""
+        number = hash(encoded)
+        if number not in self._seen:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(number)
+            return
         inline = [
             (place.name, place.datatype, place.shape, place.offset, place.offset + place.nbytes) for place in places
         ]
@@ -146,7 +155,7 @@ class OutputMemory:
             self._known.clear()
         self._known[encoded] = inline, end, sum([place.nbytes for place in places])
 
-    def _look_at(self, place: heard.TensorPlace) -> None:
+    def _look_at(self, place: heard.TensorPlace, looks: tuple[str, Sequence[int], int]) -> None:
         """Check an output that differs from the last one of its name."""
         _check_size(place)
         if len(place.name) > LONGEST_REMEMBERED_NAME:
@@ -155,7 +164,7 @@ class OutputMemory:
         if len(self._layouts) >= MOST_LAYOUTS:
             self._layouts.clear()
             self._last.clear()
-        self._last[place.name] = (place.datatype, place.shape, place.nbytes)
+        self._last[place.name] = looks
         if layout not in self._layouts:
             self._layouts.add(layout)
             if self.listener is not None:
