@@ -107,7 +107,6 @@ class Member(StubLoop):
             neighbour.open(instance.model, instance.executor, instance.results, plan)
             self._neighbours.number(neighbour)
         assert isinstance(runtime.models, NeighbourCalls)
-        runtime.models.caller = neighbour
         runtime.models.reaches_neighbours = plan.calls_neighbours
         return True
 
@@ -121,8 +120,9 @@ class Member(StubLoop):
     def _following(self, execution: int) -> "Optional[FollowingSteps]":
         """The steps of an ensemble that may follow an execution."""
         then, tail = self._then.pop(execution, (None, bytearray()))
-        for number in [each for each in self._then if each < execution]:  # these were handed back
-            del self._then[number]
+        for number in list(self._then):  # at once: another thread may be adding some
+            if number < execution:  # it was handed back
+                del self._then[number]
         results, runtime = self._instance.results, self._runtime
         if then is None or results is None or runtime is None or runtime.models is None:
             return None

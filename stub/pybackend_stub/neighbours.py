@@ -154,7 +154,6 @@ class Neighbour:
         self._told: Dict[Any, None] = {}
         self.member = 0
         self.has_run = False  # an execution that the host has sent is over
-        self.has_called = False  # it has called another model: then it follows no step any more
 
     def open(self, model: Any, executor: ModelExecutor, results: ResultWriter, plan: Initialize) -> None:
         """The model is initialised, and the host says what requests to it look like."""
@@ -182,9 +181,9 @@ class Neighbour:
     def can_follow(self) -> bool:
         """Whether it may run as a step of an ensemble, in the thread of the model that was the first.
 
-        Not if it calls models: a call that the host lets wait would keep that thread, and the model called may need it.
+        Not if it may wait for other requests: they may need that thread, which it would keep.
         """
-        return self._is_open and self.has_run and not self.has_called
+        return self._is_open and self.has_run and not self.runtime.may_wait
 
     def offer(self, offered: bool) -> None:
         """The host says whether calls that name no version are this model's."""
@@ -295,6 +294,10 @@ class Neighbour:
             request._priority,
         )
 
+    def broken(self, error: BaseException) -> InferenceResponse:
+        """The answer to a request that could not be served, for reasons such as a lack of memory."""
+        return self._failed(TritonError(self._results.raised(error)))
+
     def _failed(self, error: "Optional[TritonError]") -> InferenceResponse:
         assert error is not None
         if type(error) is Unanswered:
@@ -402,11 +405,9 @@ class NeighbourCalls(ModelCalls):
         super().__init__(*parts)
         self._neighbours = neighbours
         self._answers = answers
-        self.caller: Optional[Neighbour] = None
         self.reaches_neighbours = False
 
     def infer(self, request: InferenceRequest, decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
-        self._note_call()
         if self.reaches_neighbours and not decoupled:
             response = self._neighbours.infer(self, self._answers, request)
             if response is not None:
@@ -416,12 +417,7 @@ class NeighbourCalls(ModelCalls):
             return super().infer(request, decoupled)
         return frame.outermost.infer_for(request, decoupled, frame.execution, frame.held)
 
-    def _note_call(self) -> None:
-        if self.caller is not None:
-            self.caller.has_called = True
-
     def infer_async(self, request: InferenceRequest, decoupled: bool) -> "Awaitable[Any]":
-        self._note_call()
         frame = _current()
         if frame is None:
             return super().infer_async(request, decoupled)

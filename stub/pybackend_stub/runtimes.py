@@ -7,7 +7,7 @@ for all models, and passes every call on to the runtime of the calling model.
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, cast
+from typing import TYPE_CHECKING, Any, Awaitable, Iterator, List, Mapping, Optional, Union, cast
 
 from pybackend_sdk.runtime import Runtime, bind_runtime, current_runtime
 from pybackend_stub.model_modules import ModelModules, caller_modules
@@ -15,6 +15,7 @@ from pybackend_stub.runtime import StubRuntime
 
 if TYPE_CHECKING:
     from pybackend_sdk.request import InferenceRequest
+    from pybackend_sdk.response import InferenceResponse, ResponseIterator
     from pybackend_sdk.response_sender import InferenceResponseSender
 
 
@@ -26,12 +27,23 @@ class SharedRuntime(StubRuntime):
     ) -> None:
         super().__init__(model_directory, instance_name, backend_settings)
         self.modules = modules
+        self.may_wait = False
+        """It has called a model, or taken a response sender, and so may wait for other requests."""
 
     def is_cancelled(self, request: "InferenceRequest") -> bool:
         key = request._key
         return super().is_cancelled(request) if type(key) is tuple else bool(key.is_cancelled())
 
+    def infer(self, request: "InferenceRequest", decoupled: bool) -> "Union[InferenceResponse, ResponseIterator]":
+        self.may_wait = True
+        return super().infer(request, decoupled)
+
+    def infer_async(self, request: "InferenceRequest", decoupled: bool) -> "Awaitable[Any]":
+        self.may_wait = True
+        return super().infer_async(request, decoupled)
+
     def response_sender(self, request: "InferenceRequest") -> "InferenceResponseSender":
+        self.may_wait = True
         key = request._key
         if type(key) is tuple:
             return super().response_sender(request)

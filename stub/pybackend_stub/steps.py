@@ -99,7 +99,10 @@ class FollowingSteps:
         self._first.busy.release()  # it may run again, perhaps as one of these steps
         request = requests[0]
         names = request._requested_output_names
-        response, self._layouts = self._first.received(box, names, self._is_given)  # type: ignore[arg-type]  # not None
+        try:
+            response, self._layouts = self._first.received(box, names, self._is_given)  # type: ignore[arg-type]  # not None
+        except Exception as error:  # noqa: BLE001  as below
+            return [self._first.broken(error)]
         responses, done = [response], self._responses
         outputs = [self._program.outputs]
         while response._error is None:
@@ -187,4 +190,7 @@ class FollowingSteps:
         self._drop_unneeded(step)
         key = LocalRequest(is_cancelled)
         held = (neighbour.instance_name,)
-        return neighbour.serve(request, batch_size, Frame(self._calls, execution, held, self._answers, key))
+        try:
+            return neighbour.serve(request, batch_size, Frame(self._calls, execution, held, self._answers, key))
+        except Exception as error:  # noqa: BLE001  not the model's: the request is answered, and the process goes on
+            return neighbour.broken(error)

@@ -244,7 +244,7 @@ class ExecutionsInFlight:
         if execution is None or pending is None or following is None or execution.followed:
             raise RemoteProtocolError("steps that have followed an execution that has none")
         results = message.results
-        if len(results) > len(following.program.steps) or any(each.error is not None for each in results[:-1]):
+        if not 0 < len(results) <= len(following.program.steps) or any(each.error is not None for each in results[:-1]):
             raise RemoteProtocolError("steps that have followed one without a result")
         execution.left_ns = message.left_ns
         followed: list[InferenceResponse] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -71,6 +72,24 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(response.output_tensors())]
 """
 
+PAIRS = """
+class TritonPythonModel:
+    # Answers two requests at a time.
+    def initialize(self, args):
+        self.waiting = []
+
+    def execute(self, requests):
+        self.waiting += [(each.get_response_sender(), each.inputs()[0].as_numpy()) for each in requests]
+        if len(self.waiting) > 1:
+            for sender, data in self.waiting:
+                sender.send(
+                    pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data + 1)]),
+                    flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+                )
+            self.waiting = []
+        return [None] * len(requests)
+"""
+
 
 def config(group):
     both = f'{tensors(IN=FLOATS)}, {{ name: "TOO" data_type: TYPE_FP32 dims: [ -1 ] optional: true }}'
@@ -82,6 +101,7 @@ def write_all(repository, group):
         write_model(repository, name, STEP, config(group))
     write_model(repository, "outside", STEP, config(False))
     write_model(repository, "calls", CALLS, config(group))
+    write_model(repository, "pairs", PAIRS, config(group))
     a, b, c = (
         step("a", {"IN": "IN"}, {"OUT": "x"}),
         step("b", {"IN": "x"}, {"OUT": "y"}),
@@ -100,6 +120,7 @@ def write_all(repository, group):
     )  # fmt: skip
     write_ensemble(repository, "leaves", [a, step("outside", {"IN": "x"}, {"OUT": "y"}), c])
     write_ensemble(repository, "calling", [a, step("calls", {"IN": "x"}, {"OUT": "y"}), c])
+    write_ensemble(repository, "paired", [a, step("pairs", {"IN": "x"}, {"OUT": "OUT"})])
     write_ensemble(repository, "twice", [a, step("a", {"IN": "x"}, {"OUT": "OUT"})])
 
 
@@ -166,6 +187,14 @@ def test_requests_at_the_same_time(server):
         thread.join()
     assert len(answers) == 60
     assert all(answers.values())
+
+
+def test_a_step_that_waits_for_the_next_request(server):
+    """The instance of the first step must be free for that."""
+    for _ in range(3):
+        with ThreadPoolExecutor(2) as clients:
+            for answer in clients.map(lambda _number: ask(server, "paired", SMALL), range(2)):
+                assert (answer["OUT"] == SMALL + 2).all()
 
 
 def test_steps_count_as_any_request(server):
