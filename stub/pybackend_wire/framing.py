@@ -14,6 +14,7 @@ from typing import Any, Callable, List, NamedTuple, Sequence, Union
 from pybackend_wire.errors import LocalProtocolError, RemoteProtocolError
 
 HEADER = struct.Struct("<II")
+_HEADER_BYTES, _unpack_header = HEADER.size, HEADER.unpack_from
 
 MAX_METADATA_BYTES = 16 * 1024 * 1024
 """The host's limit for a stub's frame: room for an auto-completed configuration and for long error texts."""
@@ -91,18 +92,19 @@ class FrameDecoder:
         Raises RemoteProtocolError if a header announces more than the limits allow.
         """
         self._end = received = self._end + count
-        buffer, start, needed = self._buffer, self._start, HEADER.size
+        buffer, start, needed = self._buffer, self._start, _HEADER_BYTES
         frames: List[Frame] = []
-        while received - start >= HEADER.size:
-            metadata_bytes, tail_bytes = HEADER.unpack_from(buffer, start)
+        while received - start >= _HEADER_BYTES:
+            metadata_bytes, tail_bytes = _unpack_header(buffer, start)
             if metadata_bytes > self._max_metadata_bytes or tail_bytes > self._max_tail_bytes:
                 raise RemoteProtocolError(f"frame announces {metadata_bytes} metadata and {tail_bytes} tail bytes")
-            middle = start + HEADER.size + metadata_bytes
+            begin = start + _HEADER_BYTES
+            middle = begin + metadata_bytes
             end = middle + tail_bytes
             if received < end:
                 needed = end - start
                 break
-            frames.append(Frame(buffer[start + HEADER.size : middle], buffer[middle:end]))
+            frames.append(Frame(buffer[begin:middle], buffer[middle:end]))
             start = end
         if start == received and len(buffer) == self._read_bytes:  # the usual case: whole frames of a common size
             self._start = self._end = 0

@@ -81,12 +81,14 @@ class Peer:
         http2, transport = self.http2, self.transport
         if self.is_leaving and not http2.streams:
             http2.finish_shutdown()
-        while not self.is_full and http2.has_output:
+        while not self.is_full:
             pieces = http2.take_output()
             if len(pieces) == 1:
                 transport.write(pieces[0])
-            else:
+            elif pieces:
                 transport.writelines(pieces)
+            if not http2.has_output:
+                break
         if self.unwritten and not self.is_full:
             self.release_written()
         if self.is_full or http2.waiting_bytes or self.flow.unread_bytes:
