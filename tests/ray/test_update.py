@@ -73,4 +73,4 @@ def test_an_update_that_cannot_start_leaves_what_runs(application: Application, 
     assert load.failures == []
     assert "no weights" in said
     assert "Replicas from before the update serve on" in said
-    assert "Traceback" not in said
+    assert "ray/serve" not in said  # the calls of Ray Serve

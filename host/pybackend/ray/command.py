@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -45,6 +45,12 @@ def serve_on_ray(cluster: Cluster) -> int:
     with _cluster(cluster) as (is_local, about):
         cluster = _with_address(cluster, is_local=is_local)
         _say(about)
+        places = _whole_room(cluster)
+        if places < cluster.min_replicas:
+            _say(
+                f"WARNING: the machines have room for {places} of {cluster.min_replicas} replicas: this waits until there is more, or ends "
+                "with Ctrl-C"
+            )
         _say(_about_entrance(cluster))
         began_s = time.monotonic()
         with _application(cluster):
@@ -92,6 +98,7 @@ def _update(cluster: Cluster) -> int:
     _prepare(address)
     import ray
     from ray import serve
+    from ray._private.state import available_resources_per_node
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     _connect(address, shows_log=False)
@@ -100,7 +107,8 @@ def _update(cluster: Cluster) -> int:
         if running is None:
             raise ServerError(f"no application runs in the cluster at {address}: start one without --update")
         states = running.deployments["Replica"].replica_states if "Replica" in running.deployments else {}
-        places = _room(cluster) + states.get("RUNNING", 0)
+        free = _room(cluster, available_resources_per_node().values()) + states.get("RUNNING", 0)
+        places = min(free, _whole_room(cluster))
         cluster = replace(
             _with_address(cluster, is_local=address.startswith("127.")), has_room=places > cluster.min_replicas
         )
@@ -142,16 +150,17 @@ def _with_address(cluster: Cluster, *, is_local: bool) -> Cluster:
     return replace(cluster, address=cluster.address or (_LOOPBACK if is_local else "0.0.0.0"))  # noqa: S104  said aloud
 
 
-def _room(cluster: Cluster) -> int:
-    """How many more replicas the machines could take now."""
-    from ray._private.state import available_resources_per_node
-
-    wanted = {"CPU": cluster.num_cpus, "GPU": cluster.num_gpus}
+def _room(cluster: Cluster, machines: Iterable[Mapping[str, float]]) -> int:
+    """How many replicas fit into the resources of machines."""
+    wanted = {"CPU": cluster.num_cpus, "GPU": cluster.num_gpus, "memory": float(cluster.memory_bytes)}
     wanted = {name: number for name, number in wanted.items() if number} or {"CPU": 0.001}
-    return sum(
-        min(int(free.get(name, 0.0) / number) for name, number in wanted.items())
-        for free in available_resources_per_node().values()
-    )
+    return sum(min(int(free.get(name, 0.0) / number) for name, number in wanted.items()) for free in machines)
+
+
+def _whole_room(cluster: Cluster) -> int:
+    import ray
+
+    return _room(cluster, (node["Resources"] for node in ray.nodes() if node["Alive"]))
 
 
 def _resources(node: Any) -> dict[str, Any]:
