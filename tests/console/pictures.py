@@ -19,7 +19,7 @@ TARGET = ROOT / "docs" / "images" / "console"
 PICTURE = ROOT / "examples" / "image_pipeline" / "right.png"
 MOST_BYTES = 150_000
 
-BROKEN = "import missing_package\n"
+BROKEN = 'raise FileNotFoundError("labels.txt is missing beside model.py")\n'
 BROKEN_CONFIG = """
 backend: "python"
 input [ { name: "X", data_type: TYPE_FP32, dims: [ 1 ] } ]
@@ -77,7 +77,7 @@ def log(page: Any) -> None:
 def main() -> int:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     TARGET.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="pybackend-", dir="/tmp") as folder, sync_playwright() as playwright:
         models = Path(folder) / "models"
         for example in ("add_sub", "image_pipeline", "decoupled", "sequence"):
             shutil.copytree(ROOT / "examples" / example / "model_repository", models, dirs_exist_ok=True)
@@ -117,6 +117,8 @@ def main() -> int:
             if prepare is not None:
                 prepare(page)
                 page.wait_for_timeout(1500)  # the ends of animations
+            page.mouse.move(0, 0)
+            page.evaluate("window.scrollTo(0, 0)")
             page.screenshot(path=TARGET / f"{name}.png", full_page=name not in {"models-phone", "server"})
             context.close()
         browser.close()

@@ -42,10 +42,10 @@ class Request:
     # by name, as :func:`pybackend.tools.client.values.read_tensor` reads them
     inputs: Mapping[str, str | Tensor] = field(default_factory=dict)
     outputs: Sequence[str] = ()  # names; empty for all
-    classes: Mapping[str, int] = field(default_factory=dict)  # the number of classes instead of scores, by output
     parameters: Mapping[str, Any] = field(default_factory=dict)  # of the request, such as ``sequence_id``
     request_id: str = ""
     fills_up: bool = False  # inputs that are not given get random values
+    classes: Mapping[str, int] = field(default_factory=dict)  # the number of classes instead of scores, by output
 
 
 @dataclass(frozen=True)

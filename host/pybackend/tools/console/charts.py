@@ -12,7 +12,7 @@ from pybackend.tools.console.frame import heading
 
 _COLOURS = ["#4c7bd9", "#d98a3d", "#4aa37a", "#9a6fc4", "#c25a5a"]
 _GREY = "#8892a0"
-_SPAN_S = 300
+_SHORTEST_SPAN_S, _LONGEST_SPAN_S = 30, 300
 _GRID = {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True}
 _LINE = {"lineStyle": {"color": "rgba(136,146,160,.25)"}}
 
@@ -65,7 +65,8 @@ def time_chart(title: str, names: Sequence[str], *, stacked: bool = False) -> An
 def show_points(chart: Any, times_s: Sequence[float], columns: Sequence[Sequence[float | None]]) -> None:
     """The points of a chart over time."""
     now_s = time.time()
-    chart.options["xAxis"] |= {"min": (now_s - _SPAN_S) * 1000, "max": now_s * 1000}
+    span_s = min(_LONGEST_SPAN_S, max(_SHORTEST_SPAN_S, now_s - min(times_s, default=now_s)))
+    chart.options["xAxis"] |= {"min": (now_s - span_s) * 1000, "max": now_s * 1000}
     for series, column in zip(chart.options["series"], columns, strict=True):
         series["data"] = [[time_s * 1000, value] for time_s, value in zip(times_s, column, strict=True)]
     chart.update()

@@ -50,7 +50,8 @@ class ModelPage:
                     state("")
                 ui.label(f"version {self._version}" if self._version else "").classes("soft")
                 ui.element("div").classes("gap")
-                self._acts = {action: self._act(action) for action in ("load", "reload", "unload")}
+                with ui.element("div").classes("line"):
+                    self._acts = {action: self._act(action) for action in ("load", "reload", "unload")}
             self._reason: Any = ui.label().classes("banner").props('role="status"')
             self._numbers: Any = figures(
                 [
@@ -64,11 +65,11 @@ class ModelPage:
                         ui.tab(name)
                 with ui.tab_panels(tabs, value="Try it").props("keep-alive").props('animated="false"'):
                     with ui.tab_panel("Try it") as self._try:
-                        ui.label("Asking the server ...").classes("soft")
+                        ui.label("The form comes when the model is ready.").classes("soft")
                     with ui.tab_panel("Figures"):
                         self._charts = _Charts()
                     with ui.tab_panel("Configuration") as self._configuration:
-                        ui.label("Asking the server ...").classes("soft")
+                        ui.label("The configuration comes when the model is ready.").classes("soft")
                     with ui.tab_panel("Log"), ui.element("section").classes("card"):
                         LogView(self._page, self._model)
             self._page.on_look(self._refresh)

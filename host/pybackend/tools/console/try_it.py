@@ -80,9 +80,10 @@ class TryIt:
             made = await asyncio.to_thread(lambda: [field.tensor() for field in self._fields])
             tensors = [tensor for tensor in made if tensor is not None]
             classes = {} if self._decoupled else self._options.classes()
+            inputs = {tensor.name: tensor for tensor in tensors}
             return Request(
-                self._model, self._version, {tensor.name: tensor for tensor in tensors}, self._outputs if classes else (), classes,
-                self._options.parameters(), self._options.request_id(),
+                self._model, self._version, inputs, self._outputs if classes else (), self._options.parameters(),
+                self._options.request_id(), classes=classes,
             ), tensors  # fmt: skip
         except ServerError as error:
             self._show_error(str(error))
