@@ -82,6 +82,9 @@ test-console: $(MARK)-dev $(MARK)-test-console ## the tests of the console in a 
 pictures: $(MARK)-dev $(MARK)-test-console ## take the manual's pictures of the console: needs chromium
 	$(BIN)/python -m tests.console.pictures
 
+test-hosts: $(MARK)-dev $(MARK)-hosts ## the tests of a server inside gunicorn and Jupyter, which it installs
+	$(BIN)/python -m pytest --all -n 0 tests/hosts $(PYTEST_ARGS)
+
 locks: $(MARK)-dev ## write the newest versions of packages into the locks of the backends' environments
 	$(BIN)/python -m tests.support.backend_locks $(BACKENDS)
 

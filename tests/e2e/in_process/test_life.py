@@ -27,6 +27,7 @@ from pybackend_wire.zygote import MARK
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import copy_model, write_model
 from tests.support.server import DEADLINE_S, free_of_processes
+from tests.support.thorough import thorough
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-P14")]
 
@@ -114,6 +115,7 @@ def test_it_changes_nothing_of_its_process(repository: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.thorough
 def test_orphans_of_the_caller_stay_what_they_are(repository: Path) -> None:
     status, lines, errors = said(
         """
@@ -265,6 +267,7 @@ def test_ports_are_opened_on_request(repository: Path) -> None:
         assert server.metrics_address.startswith("127.0.0.1:")
 
 
+@pytest.mark.thorough
 def test_a_server_that_nobody_refers_to_ends(repository: Path) -> None:
     status, lines, errors = said(
         """
@@ -283,7 +286,9 @@ def test_a_server_that_nobody_refers_to_ends(repository: Path) -> None:
     assert (status, lines) == (0, ["2", "gone True"]), errors
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(4)"])
+@pytest.mark.parametrize(
+    "end", ["", "os.kill(os.getpid(), signal.SIGKILL)", *thorough("raise SystemExit(3)", "os._exit(4)")]
+)
 def test_an_end_without_stop_leaves_nothing_behind(repository: Path, end: str, tmp_path: Path) -> None:
     status, lines, errors = said(
         f"""
@@ -299,6 +304,7 @@ def test_an_end_without_stop_leaves_nothing_behind(repository: Path, end: str, t
     assert errors == "" or "Traceback" not in errors
 
 
+@pytest.mark.thorough
 def test_an_end_without_stop_finalizes_models(tmp_path: Path) -> None:
     done = tmp_path / "done"
     code = f"""
@@ -339,6 +345,7 @@ def test_ctrl_c_in_a_with_block_stops_the_server(repository: Path) -> None:
     assert free_of_processes(pids)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_the_server_stops_cuts_requests_short(tmp_path: Path) -> None:
     code = (
         GATE
@@ -395,6 +402,7 @@ def test_a_forked_child_may_not_use_the_server_and_harms_nobody(repository: Path
     assert (status, lines) == (0, [forked, forked, forked, taken, "0 2"]), errors
 
 
+@pytest.mark.thorough
 def test_a_forked_child_starts_a_server_of_its_own_and_holds_no_port_of_the_parents(repository: Path) -> None:
     status, lines, errors = said(
         """
@@ -445,12 +453,12 @@ def test_a_stopped_server_leaves_nothing_in_memory_and_no_descriptor(repository:
     assert len(_open_files()) == len(before)
 
 
+@pytest.mark.thorough
 def test_without_descriptors_the_start_says_so(repository: Path) -> None:
     status, lines, errors = said(
         """
         import resource
         used = len(os.listdir("/proc/self/fd"))
-        pybackend.TritonError
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, used + 2))
         try:
             server.start()
@@ -462,6 +470,7 @@ def test_without_descriptors_the_start_says_so(repository: Path) -> None:
     assert (status, lines) == (0, ["the server cannot start: Too many open files"]), errors
 
 
+@pytest.mark.thorough
 def test_ctrl_c_during_the_start_ends_it(tmp_path: Path) -> None:
     code = (
         GATE
