@@ -329,7 +329,9 @@ class Settings:
     client_shared_memory: bool = False  # clients may register shared memory of this machine
     console: bool = False  # a console runs beside the server
     warnings: tuple[str, ...] = ()  # sentences about flags that have no effect, for the log
-    in_force: tuple[tuple[str, str, str], ...] = ()  # name, value without secrets, and source of each flag
+    in_force: tuple[tuple[str, str, str], ...] = field(
+        default=(), compare=False
+    )  # name, value without secrets, and source of each flag
 
     @property
     def places(self) -> tuple[Path, ...]:
