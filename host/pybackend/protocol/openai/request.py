@@ -26,6 +26,9 @@ MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 MOST_CHOICES: Final = 128
 """Bound of the texts that one request asks for: its prompts times ``n``."""
 
+MOST_PROMPT_BYTES: Final = 4 * MAX_BODY_BYTES
+"""Bound of the prompts of one request, as often as the model gets them."""
+
 MOST_TEXTS: Final = 2048
 """Bound of the texts that one request embeds."""
 
@@ -168,10 +171,7 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> TextRequest:
             raise OpenAiError(f"'{name}' is not supported: {advice}", name)
     n = members.take("n", int, "a whole number")
     n = 1 if n is None else n
-    stop: str | list[str] | None = members.take("stop", _Texts, "a text or a list of texts")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > _MOST_STOPS or not all(stops):
-        raise OpenAiError(f"'stop' must be a text or up to {_MOST_STOPS} texts that are not empty", "stop")
+    stops = _stops(members)
     streams = members.take("stream", bool, "true or false") or False
     options = members.take("stream_options", StreamOptions, 'an object such as {"include_usage": true}')
     if options is not None and not streams:
@@ -189,6 +189,8 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> TextRequest:
         )
     if not 1 <= n <= MOST_CHOICES or n * len(prompts) > MOST_CHOICES:
         raise OpenAiError(f"'n' must be at least 1, and one request can ask for up to {MOST_CHOICES} texts", "n")
+    if n * sum(map(len, prompts)) > MOST_PROMPT_BYTES:
+        raise OpenAiError(f"the prompts have more than {MOST_PROMPT_BYTES} bytes, each counted 'n' times", "n")
     settings = members.rest()
     if most_tokens is not None:
         settings["max_tokens"] = most_tokens
@@ -201,6 +203,14 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> TextRequest:
     wants_usage = options is not None and bool(options.include_usage)
     encoded = tuple(stop.encode() for stop in stops)
     return TextRequest(model, is_chat, prompts, n, streams, wants_usage, echoes, encoded, logprobs, settings)
+
+
+def _stops(members: Members) -> tuple[str, ...]:
+    stop: str | list[str] | None = members.take("stop", _Texts, "a text or a list of texts")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > _MOST_STOPS or not all(stops):
+        raise OpenAiError(f"'stop' must be a text or up to {_MOST_STOPS} texts that are not empty", "stop")
+    return stops
 
 
 def _chat(members: Members) -> bytes:
