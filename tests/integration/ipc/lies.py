@@ -183,8 +183,16 @@ LIES = {
     ),
     "work handed back again and again": ("stub.send((HANDED_BACK, [stub.execution]))", "all work is handed back"),
     "a model is run in a process that has no other": (
-        "stub.send((LOCAL_CALL, 'never_0', 1, 2, 3, 4, 1, None, []))",
+        "stub.send((LOCAL_CALL, 'never_0', 1, 2, 3, 4, 1, None, False, []))",
         "a call of another model in a process that has none",
+    ),
+    "steps of an ensemble have followed what has none": (
+        "stub.send((FOLLOWED, stub.execution, 1, [], [[None, [], None]]))",
+        "steps that have followed an execution that has none",
+    ),
+    "steps of an ensemble have followed what was not sent": (
+        "stub.send((FOLLOWED, 999, 1, [], []))",
+        "steps that have followed an execution that has none",
     ),
     "it is occupied by another model in a process that has no other": (
         "stub.send((OCCUPIED, True))",

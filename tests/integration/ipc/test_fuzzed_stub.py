@@ -107,8 +107,9 @@ MESSAGES = st.one_of(
     message(
         Kind.CALL, NUMBERS, st.just("callee"), st.just(-1), FLAGS, EXECUTIONS, PLACES, st.just([]), OPTIONS, st.just([])
     ),
-    message(Kind.LOCAL_CALL, TEXTS, *map(st.just, TIMES), NUMBERS, st.none() | st.integers(0, 8), PLACES),
+    message(Kind.LOCAL_CALL, TEXTS, *map(st.just, TIMES), NUMBERS, st.none() | st.integers(0, 8), FLAGS, PLACES),
     message(Kind.OCCUPIED, FLAGS),
+    message(Kind.FOLLOWED, EXECUTIONS, NUMBERS, PLACES, several(RESULTS)),
     message(Kind.CANCEL_CALL, NUMBERS),
     message(Kind.DROPPED_OUTPUT, TEXTS),
     message(Kind.READINESS, FLAGS, TEXTS),

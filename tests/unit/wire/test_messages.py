@@ -48,8 +48,9 @@ SAMPLES = {
             messages.RequestOptions("id", "sequence", 3, 0, 5, {"a": 1}),
             ["third_0"],
         ),
-        said.LocalCall("other_0", 1, 2, 3, 4, 5, 4, [PLACE]),
+        said.LocalCall("other_0", 1, 2, 3, 4, 5, 4, False, [PLACE]),
         said.Occupied(True),
+        said.Followed(9, 5, [PLACE], [messages.RequestResult(None, [PLACE], None)]),
         said.CancelCall(1),
         said.Readiness(False, "not yet"),
         said.NewFamily(1, "name", "description", 2),
@@ -77,6 +78,8 @@ def test_every_message_of_a_module_has_a_kind(module):
         host_messages.OutputPlace,
         host_messages.InputSignature,
         host_messages.Signature,
+        host_messages.NextStep,
+        host_messages.Program,
     }
     defined = {
         each for each in vars(module).values() if hasattr(each, "_fields") and each.__module__ == module.__name__
@@ -291,6 +294,7 @@ SERVING = {
     StubMessage.CALL,
     StubMessage.LOCAL_CALL,
     StubMessage.OCCUPIED,
+    StubMessage.FOLLOWED,
     StubMessage.CANCEL_CALL,
     StubMessage.READINESS,
 }
