@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -76,6 +77,8 @@ def repository(tmp_path_factory):
     write_model(repository, "dangling", DANGLING, in_group())
     write_member(repository, "differs", 4, in_group(extra='parameters { key: "ZYGOTE" value { string_value: "no" } }'))
     write_member(repository, "misnamed", 5, in_group("o c r"))
+    environment = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{sys.prefix}" }} }}'
+    write_member(repository, "elsewhere", 6, in_group(extra=environment))
     return repository
 
 
@@ -102,6 +105,11 @@ def test_what_contradicts_the_others_is_refused(server):
     assert "cannot join PROCESS_GROUP 'ocr'" in refused.error
     assert "other ZYGOTE or PRELOAD parameters than the others: give all of them the same" in refused.error
     assert "parameters PROCESS_GROUP must be a name of letters" in load(server, "misnamed").error
+    refused = load(server, "elsewhere")
+    assert refused.status == 400
+    assert (
+        "and the others run on the server's own Python: give all of them the same EXECUTION_ENV_PATH" in refused.error
+    )
 
 
 def test_members_come_and_go(server, repository):
