@@ -102,6 +102,7 @@ def test_answers_that_nobody_reads(server, binary):
         wait_until(served, "what was kept for clients that have gone is not free")
 
 
+@pytest.mark.one_process  # as above: clients of two front ends do not need each other's memory
 def test_slow_clients_make_room(server):
     """They keep what they have for as long as nobody needs it, and only while they are slow."""
     with ExitStack() as stack:

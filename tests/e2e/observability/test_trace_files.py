@@ -175,6 +175,7 @@ def test_a_request_over_http(server, reader):
         assert times[-1] - times[0] < 30e9
 
 
+@pytest.mark.one_process  # a front end answers what it has begun to read, without a trace
 @pytest.mark.spec("srv-M13")
 @pytest.mark.parametrize("large", [False, True])
 def test_traces_that_are_switched_on_while_a_request_arrives(server, reader, large):

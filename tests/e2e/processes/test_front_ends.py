@@ -67,10 +67,10 @@ def repository(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(repository):
-    with serving(
-        repository, flags=("--front-ends=2", "--log-access", "--model-control-mode=explicit", "--load-model=*")
-    ) as server:
+def server(repository, tmp_path_factory):
+    traces = tmp_path_factory.mktemp("traces") / "traces"
+    flags = ("--front-ends=2", "--log-access", "--model-control-mode=explicit", "--load-model=*")
+    with serving(repository, flags=(*flags, f"--trace-config=triton,file={traces}")) as server:
         yield server
 
 
@@ -177,6 +177,23 @@ def test_loads_and_unloads(server):
     assert server.request("POST", "/v2/repository/models/identity/load").status == 200
     for _ in range(6):
         assert server.infer("identity", BODY).status == 200
+
+
+def test_settings_that_change_while_a_request_arrives(server):
+    """The front end that has its beginning answers it, whatever comes meanwhile."""
+    settings = [
+        ("/v2/trace/setting", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}, {"trace_level": ["OFF"]}),
+        ("/v2/logging", {"log_verbose_level": 1}, {"log_verbose_level": 0}),
+    ]
+    request = post(PATH, BODY)
+    with connected(server.port) as connection:
+        for path, on, off in settings:
+            for _ in range(3):  # the third head is known
+                connection.send(request[:-1])
+                assert server.request("POST", path, on).status == 200
+                connection.send(request[-1:])
+                assert connection.reply().status == 200
+                assert server.request("POST", path, off).status == 200
 
 
 def test_grpc_calls_of_all_kinds(server):

@@ -222,10 +222,10 @@ def test_a_request_that_is_too_much_for_a_front_end_is_refused_there(lab: Lab, m
 def test_what_is_known_of_tracing_is_told_however_it_was_heard(lab: Lab) -> None:
     async def main() -> list[bool]:
         told: list[bool] = []
-        lab.remote.on_tracing = lambda: told.append(lab.remote.tracer.active)
+        lab.remote.on_tracing = lambda: told.append(lab.remote.traces)
         for active in (True, False):
             lab.service.channel.loop.call_soon_threadsafe(lab.service.channel.post, messages.Tracing(active))
-            while lab.remote.tracer.active is not active:
+            while lab.remote.traces is not active:
                 lab.remote.look()
         return told
 

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -279,10 +279,9 @@ class RemoteRefusals:
 
 
 class RemoteTracer:
-    """Whether requests may be traced: then the engine's process answers them."""
+    """Traces nothing: the engine's process answers requests that may be traced."""
 
-    def __init__(self) -> None:
-        self.active = False
+    active: ClassVar = False
 
 
 class RemoteEngine:
@@ -294,13 +293,15 @@ class RemoteEngine:
         descriptor_handlers: of those that bring a descriptor.
         waiting: the requests without a final response, by ticket.
         memory: the segments that the engine has lent.
-        on_tracing: called when the engine has said whether requests may be traced.
+        traces: new requests may be traced, as the engine has said.
+        on_tracing: called when it has said so.
     """
 
     def __init__(self, sock: socket.socket, on_end: OnEnd) -> None:
         self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK")}
         self.refusals = RemoteRefusals(self)
         self.tracer = RemoteTracer()
+        self.traces = False
         self.regions = RemoteRegions()
         self.on_tracing: Callable[[], None] = lambda: None
         self.waiting: dict[int, RemotePending] = {}
@@ -446,7 +447,7 @@ class RemoteEngine:
                 del self._versions[found.key]
 
     def _on_tracing(self, told: messages.Tracing) -> None:
-        self.tracer.active = told.active
+        self.traces = told.active
         self.on_tracing()
 
     def trim(self) -> None:

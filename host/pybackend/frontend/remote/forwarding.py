@@ -88,7 +88,7 @@ class ForwardingPort(InferPort):
 
 def forwards_all(engine: RemoteEngine) -> bool:
     """True while requests may be traced, or the log has verbose lines: then the engine's process answers all of them."""
-    return engine.tracer.active or LOG.settings.verbose_level > 0
+    return engine.traces or LOG.settings.verbose_level > 0
 
 
 class HttpTunnel:
