@@ -75,10 +75,8 @@ class OutputMemory:
         self._freed: list[tuple[int, int]] = []
         self._growing = False
         self._tail_left = 0
-        self._last: dict[str, tuple[str, Sequence[int], int]] = {}
-        """Datatype, shape and size of each output as it was last, but for the size of strings: one that looks the same is right, too."""
         self._layouts: set[tuple[object, ...]] = set()
-        """Name, datatype and shape of the outputs of which the listener was told."""
+        """Name, datatype, size and shape of outputs that were right; strings have any size. The listener was told of them."""
         self._seen: set[int] = set()
         """Hashes of outputs that came in frames."""
         self._known: dict[bytes, _InlineOutputs] = {}
@@ -116,13 +114,13 @@ class OutputMemory:
                     tensors.append(OutputTensor(name, datatype, shape, tail[begin:end]))
                 return tensors, None
         blocks: list[tuple[int, int]] | None = None
-        last, copy_of = self._last, self._copy_of
+        layouts, copy_of = self._layouts, self._copy_of
         places = heard.places_in(encoded, self._channel.codec)
         for place in places:
             name, datatype, shape, nbytes = place.name, place.datatype, place.shape, place.nbytes
-            looks = datatype, shape, nbytes if ITEMSIZE.get(datatype) else 0
-            if last.get(name) != looks:
-                self._look_at(place, looks)
+            layout = (name, datatype, nbytes if ITEMSIZE.get(datatype) else 0, *shape)
+            if layout not in layouts:
+                self._look_at(place, layout)
             if place.segment == TAIL:
                 tensors.append(OutputTensor(name, datatype, shape, copy_of(name, tail, place.offset, nbytes)))
             elif regions and name in regions and is_place_of(regions[name], place):
@@ -155,20 +153,16 @@ class OutputMemory:
             self._known.clear()
         self._known[encoded] = inline, end, sum([place.nbytes for place in places])
 
-    def _look_at(self, place: heard.TensorPlace, looks: tuple[str, Sequence[int], int]) -> None:
-        """Check an output that differs from the last one of its name."""
+    def _look_at(self, place: heard.TensorPlace, layout: tuple[object, ...]) -> None:
+        """Check an output with a layout that is not known."""
         _check_size(place)
         if len(place.name) > LONGEST_REMEMBERED_NAME:
             return
-        layout = (place.name, place.datatype, *place.shape)
         if len(self._layouts) >= MOST_LAYOUTS:
             self._layouts.clear()
-            self._last.clear()
-        self._last[place.name] = looks
-        if layout not in self._layouts:
-            self._layouts.add(layout)
-            if self.listener is not None:
-                self.listener.on_new_output(place.name, place.datatype, place.shape)
+        self._layouts.add(layout)
+        if self.listener is not None:
+            self.listener.on_new_output(place.name, place.datatype, place.shape)
 
     def read_tensor(self, place: heard.TensorPlace, tail: bytes) -> Buffer:
         """The bytes of one tensor; its block is the host's until :meth:`let_go`."""

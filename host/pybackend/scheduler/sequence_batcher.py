@@ -86,12 +86,13 @@ class SequenceBatcher(Scheduler):
         request = pending.request
         now_ns = time.monotonic_ns()
         sequence = self.active.of(request, now_ns)
+        is_last = request.flags & RequestFlags.SEQUENCE_END or self._config.iterative
         if sequence.slot is None and sequence not in self._slots.backlog:  # it is new
             self._slots.backlog[sequence] = None
-            if not self._config.iterative:
+            if not is_last:
                 self._ends.idle_deadlines.add(now_ns + self._idle_ns, sequence, len(self.active))
         sequence.active_ns = now_ns
-        if request.flags & RequestFlags.SEQUENCE_END or self._config.iterative:
+        if is_last:
             sequence.ended = True
             self.active.end(sequence)
         item = SequenceRequest(pending, sequence)

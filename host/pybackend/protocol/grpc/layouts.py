@@ -164,22 +164,28 @@ class MessageLayouts:
         self._seen.remember(hash(message.head), sizes)
 
 
-def _own_fields(data: bytes, at: int, stop: int) -> tuple[int, int, int]:
+def _own_fields(data: bytes, start: int, stop: int) -> tuple[int, int, int]:
     """Where a request's own fields lie, behind the model's name and version: the id, the parameters, and all else."""
-    for tag in (MODEL_NAME, MODEL_VERSION):
-        if at + 1 < stop and data[at] == tag:
+    at, none = start, (start, start, start)
+    try:
+        if data[at] == MODEL_NAME:
             if data[at + 1] > _LONGEST_TEXT_BYTES:
-                return at, at, at
+                return none
             at += 2 + data[at + 1]
-    own = at
-    if at + 1 < stop and data[at] == ID and data[at + 1] <= _LONGEST_TEXT_BYTES:
-        at += 2 + data[at + 1]
-    parameters = at
-    for _ in range(_MOST_PARAMETERS):
-        if at + 1 >= stop or data[at] != PARAMETERS or data[at + 1] > _LONGEST_TEXT_BYTES:
-            break
-        at += 2 + data[at + 1]
-    return own, parameters, at
+        if data[at] == MODEL_VERSION:
+            if data[at + 1] > _LONGEST_TEXT_BYTES:
+                return none
+            at += 2 + data[at + 1]
+        own = at
+        if data[at] == ID and data[at + 1] <= _LONGEST_TEXT_BYTES:
+            at += 2 + data[at + 1]
+        parameters, left = at, _MOST_PARAMETERS
+        while data[at] == PARAMETERS and data[at + 1] <= _LONGEST_TEXT_BYTES and left:
+            at += 2 + data[at + 1]
+            left -= 1
+    except IndexError:  # nothing follows
+        return none
+    return none if at > stop else (own, parameters, at)
 
 
 def _raw_tensors(data: bytes, at: int, stop: int) -> tuple[bytes, ...] | None:

@@ -7,7 +7,9 @@ read in the order of the reference's checks.
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -19,7 +21,7 @@ from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.grpc.contents import cut_contents, encode_contents
-from pybackend.protocol.grpc.message import PARAMETERS, InferMessage, UnusualError, parse_part, read_varint
+from pybackend.protocol.grpc.message import InferMessage, parse_part
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
 from pybackend.protocol.limits import (
     MOST_DIMS,
@@ -306,46 +308,48 @@ _READERS: Readers = {
 }
 
 
-_START, _END = RequestFlags.SEQUENCE_START, RequestFlags.SEQUENCE_END
+_START, _END = b'"\x14\n\x0esequence_start\x12\x02\x08', b'"\x12\n\x0csequence_end\x12\x02\x08'
+_FLAG = rb"((?:(?:%b|%b)[\0\1])*+)" % (_START, _END)
+_SEQUENCE = re.compile(
+    _FLAG + rb'"(.)\n\x0bsequence_id\x12(.)(?:\x10([\x80-\xff]{0,8}[\0-\x7f])|\x1a(.)(.{0,100}?))' + _FLAG,
+    re.DOTALL,
+).fullmatch
+"""The parameters of a request of a sequence, as encoders write them: flags, the id, which is a number or a text, and flags."""
+
+_STARTS = {b"": 0, _START + b"\0": 0, _START + b"\1": RequestFlags.SEQUENCE_START}
+_ENDS = {b"": 0, _END + b"\0": 0, _END + b"\1": RequestFlags.SEQUENCE_END}
 _FLAGS = {
-    b'"\x14\n\x0esequence_start\x12\x02\x08\0': (~_START, 0),
-    b'"\x14\n\x0esequence_start\x12\x02\x08\1': (~_START, _START),
-    b'"\x12\n\x0csequence_end\x12\x02\x08\0': (~_END, 0),
-    b'"\x12\n\x0csequence_end\x12\x02\x08\1': (~_END, _END),
+    flags: start | end
+    for (start_flag, start), (end_flag, end) in product(_STARTS.items(), _ENDS.items())
+    for flags in (start_flag + end_flag, end_flag + start_flag)
 }
-"""By the bytes of a parameter, as encoders write it: the other flags, and its own."""
-_ID_KEY, _ID_VALUE = b"\n\x0bsequence_id\x12", 15
-_NUMBER, _TEXT = 0x10, 0x1A
 
 
 def sequence_of(parameters: bytes) -> tuple[int | str, int] | None:
     """A sequence's id and flags, of which alone a message's parameters speak; None if there are others, or in an unusual form."""
-    sequence_id: int | str = 0
-    flags = at = 0
-    try:
-        while at < len(parameters):
-            end = at + 2 + parameters[at + 1]
-            field = parameters[at:end]
-            at = end
-            flag = _FLAGS.get(field)
-            if flag is not None:
-                others, own = flag
-                flags = flags & others | own
-                continue
-            begin, last = _ID_VALUE + 3, len(field)
-            size, kind = field[begin - 2], field[begin - 1]
-            if field[0] != PARAMETERS or not field.startswith(_ID_KEY, 2) or begin + size - 1 != last:
-                return None
-            if kind == _NUMBER:
-                number, stop = read_varint(field, begin)
-                sequence_id = number % 2**64
-            elif kind == _TEXT:
-                stop = begin + 1 + field[begin]
-                sequence_id = field[begin + 1 :].decode()
-            else:
-                return None
-            if stop != last:
-                return None
-    except (IndexError, UnusualError, UnicodeDecodeError):
+    match = _SEQUENCE(parameters)
+    if match is None:
+        return None
+    before, size, value_size, number, text_size, text, after = match.groups()
+    flags = _FLAGS.get(before + after)
+    value = 0
+    if number is not None:
+        nbytes = 1 + len(number)
+        for byte in reversed(number):
+            value = value << 7 | byte & 0x7F
+        sequence_id: int | str = value
+    else:
+        nbytes = 2 + text_size[0]
+        try:
+            sequence_id = text.decode()
+        except UnicodeDecodeError:
+            return None
+        if text_size[0] != len(text):
+            return None
+    if flags is None or value_size[0] != nbytes or size[0] != nbytes + _AROUND_VALUE_BYTES:
         return None
     return sequence_id, flags
+
+
+_AROUND_VALUE_BYTES = len(b"\n\x0bsequence_id\x12") + 1
+"""The parameter's name, and the tag and length of its value."""
