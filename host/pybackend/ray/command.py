@@ -67,6 +67,11 @@ def serve_on_ray(cluster: Cluster) -> int:
 
 def show_status() -> dict[str, Any]:
     """The application's state, as its coordinator says, and the machines of the cluster. Raises ServerError without one."""
+    with redirect_stdout(sys.stderr):  # what Ray has to say, such as that a machine died: JSON must stay JSON
+        return _asked_status()
+
+
+def _asked_status() -> dict[str, Any]:
     _require_ray()
     address = _running_address()
     _prepare(address)
@@ -75,7 +80,7 @@ def show_status() -> dict[str, Any]:
     from ray.serve.exceptions import RayServeException
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    _connect(address, shows_log=False)  # JSON must stay JSON
+    _connect(address, shows_log=False)
     try:
         handle = serve.get_deployment_handle("Coordinator", app_name=APPLICATION, _check_exists=False)
         found: dict[str, Any] = handle.status.remote().result(timeout_s=_STATUS_S)
