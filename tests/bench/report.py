@@ -91,7 +91,7 @@ def _front_ends(results: Results) -> str:
     ]
     header += ["infer/s with cores for all", "foreign cores", "stolen cores", "errors"]
     title = f"Front ends and instances, {front_ends.CONNECTIONS} connections (CPU per request)"
-    return _section(title, header, rows)
+    return section(title, header, rows)
 
 
 def _noisy(results: Results) -> str:
@@ -342,7 +342,7 @@ def _in_process(results: Results) -> str:
             ]
         )
     header = ["16 callers", "CPU us per call", "range", "calls/s", "cores of all others, the model's among them"]
-    return _section("Calls in the process, without the model's own CPU", header, rows)
+    return section("Calls in the process, without the model's own CPU", header, rows)
 
 
 def _openai(results: Results) -> str:
