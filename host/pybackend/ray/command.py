@@ -225,8 +225,7 @@ def _cluster(cluster: Cluster) -> Iterator[tuple[bool, str]]:
     own = ""
     if joined:
         _connect(joined, shows_log=True)
-        machines = sum(node["Alive"] for node in ray.nodes())
-        about = f"Ray: joined the cluster at {joined}, with {machines} {'machine' if machines == 1 else 'machines'}"
+        about = _about_cluster(joined, [node for node in ray.nodes() if node["Alive"]])
     else:
         about = _start_local(cluster)
         own = str(ray.get_runtime_context().gcs_address)
@@ -238,6 +237,20 @@ def _cluster(cluster: Cluster) -> Iterator[tuple[bool, str]]:
         with suppress(OSError):
             if own and _ADDRESS.read_text(encoding="ascii") == own:  # not that of a later one
                 _ADDRESS.unlink()
+
+
+def _about_cluster(address: str, nodes: Sequence[Any]) -> str:
+    count = len(nodes)
+    text = f"Ray: joined the cluster at {address}, with {count} {'machine' if count == 1 else 'machines'}"
+    if all(node["NodeManagerAddress"] in _LOCAL for node in nodes):
+        return text
+    ports = "; ".join(
+        f"{node['NodeManagerAddress']} {node['NodeManagerPort']}, {node['ObjectManagerPort']}" for node in nodes
+    )
+    return (
+        f"{text}. WARNING: its ports have no TLS, and who has its token can run programs on all machines: let a firewall keep others from {address}, "
+        f"from {ports}, and from all further ports of these machines but the entrance's"
+    )
 
 
 def _connect(address: str, *, shows_log: bool) -> None:
