@@ -44,7 +44,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-frameworks test-openai test-ray with-ray test-console pictures locks lint format flags fuzz schema bench soak peers docs clean
+.PHONY: help demo test test-all test-frameworks test-openai test-ray with-ray test-console pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -112,6 +112,9 @@ schema: $(MARK)-dev ## compile the .proto files
 
 bench: $(MARK)-bench ## measure speed and memory; with VS=triton beside the reference server
 	@VS='$(VS)' $(BIN)/python -m tests.bench $(BENCH_ARGS)
+
+bench-ray: ## what the entrance of an application on Ray costs, and what is lost when parts of it are killed, in .venv-ray
+	@$(MAKE) --no-print-directory VENV=.venv-ray RAY="-m tests.bench.many_machines $(BENCH_ARGS)" PYTEST_ARGS= with-ray
 
 soak: $(MARK)-dev ## send a million mixed requests, kill processes meanwhile, and compare what the server holds before and after
 	$(BIN)/python -m tests.bench.soak $(SOAK_ARGS)

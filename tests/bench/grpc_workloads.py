@@ -50,11 +50,11 @@ class GrpcWorkload:
     in_turns: tuple[bytes, ...] = ()
 
 
-def add_sub(streams: int = 1) -> GrpcWorkload:
+def add_sub(streams: int = 1, model: str = repositories.ADD_SUB) -> GrpcWorkload:
     """Two tensors of four numbers, as over HTTP; so many calls at a time on each connection."""
     binary = bodies.add_sub_binary()
     name = ADD_SUB if streams == 1 else ADD_SUB_STREAMS
-    return _workload(name, repositories.ADD_SUB, bodies.add_sub_inputs(), binary.expected, GrpcCall(UNARY, streams))
+    return _workload(name, model, bodies.add_sub_inputs(), binary.expected, GrpcCall(UNARY, streams))
 
 
 def identity(size_bytes: int) -> GrpcWorkload:

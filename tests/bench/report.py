@@ -91,7 +91,7 @@ def _front_ends(results: Results) -> str:
     ]
     header += ["infer/s with cores for all", "foreign cores", "stolen cores", "errors"]
     title = f"Front ends and instances, {front_ends.CONNECTIONS} connections (CPU per request)"
-    return _section(title, header, rows)
+    return section(title, header, rows)
 
 
 def _noisy(results: Results) -> str:
@@ -150,7 +150,7 @@ def _under_load(title: str, samples: Sequence[LoadSample]) -> str:
         )
     header = ["request", "connections", "server", "infer/s", "p50 us", "p99 us", "host CPU us", "stub CPU us"]
     header += ["both", "client CPU us", "foreign cores", "stolen cores", "errors", "rounds"]
-    return _section(title, header, rows)
+    return section(title, header, rows)
 
 
 def _grpc(results: Results) -> str:
@@ -185,22 +185,22 @@ def _grpc_large(results: Results) -> str:
         "errors",
         "rounds",
     ]
-    return _section("gRPC: large tensors, 1 connection", header, rows)
+    return section("gRPC: large tensors, 1 connection", header, rows)
 
 
 def _grpc_idle(results: Results) -> str:
     rows = [[each.server, each.streams, f"{each.grown_bytes / each.streams / 1024:.1f}"] for each in results.grpc_idle]
-    return _section("gRPC: idle streams, the host's memory", ["server", "streams", "KB each"], rows)
+    return section("gRPC: idle streams, the host's memory", ["server", "streams", "KB each"], rows)
 
 
 def _calls(results: Results) -> str:
     rows = _rows_over_the_first(results, results.calls)
-    return _section("Calls from model to model, 1 connection (CPU per request)", _HEADER_OVER, rows)
+    return section("Calls from model to model, 1 connection (CPU per request)", _HEADER_OVER, rows)
 
 
 def _ensembles(results: Results) -> str:
     rows = [*_rows_over_the_first(results, results.ensemble), *_rows_over_the_first(results, results.chain)]
-    return _section("Ensembles, 1 connection (CPU per request)", _HEADER_OVER, rows)
+    return section("Ensembles, 1 connection (CPU per request)", _HEADER_OVER, rows)
 
 
 _HEADER_OVER = ["request", "server", "p50 us", "p99 us", "host CPU us", "stubs CPU us", "both"]
@@ -251,7 +251,7 @@ def _streams_and_strings(results: Results) -> str:
         )
     header = ["request", "server", "p50 ms", "host CPU ms", "stubs CPU ms", "both", "foreign cores", "errors", "rounds"]
     title = f"Streams and strings, 1 connection (ms per {bodies.STREAMED_RESPONSES:,} responses are us per response)"
-    return _section(title, header, rows)
+    return section(title, header, rows)
 
 
 def _large(results: Results) -> str:
@@ -275,7 +275,7 @@ def _large(results: Results) -> str:
         )
     header = ["request", "server", "p50 ms", "GB/s one way", "host CPU ms", "stub CPU ms", "client CPU ms"]
     header += ["foreign cores", "errors", "rounds"]
-    return _section("Large tensors, 1 connection", header, rows)
+    return section("Large tensors, 1 connection", header, rows)
 
 
 def _growth(results: Results) -> str:
@@ -295,7 +295,7 @@ def _growth(results: Results) -> str:
     ]
     header = ["request", "server", "bytes in flight", "RSS / PSS before", "peak RSS", "peak PSS"]
     header += ["RSS after", "PSS after", "foreign cores"]
-    return _section("The host's memory during large tensors (MB)", header, rows)
+    return section("The host's memory during large tensors (MB)", header, rows)
 
 
 def _queues(results: Results) -> str:
@@ -312,7 +312,7 @@ def _queues(results: Results) -> str:
                 ]
             )
     header = ["requests waiting", "CPU us per request", "range", "rounds"]
-    return _section("Queue with deadlines and priorities, no server", header, rows)
+    return section("Queue with deadlines and priorities, no server", header, rows)
 
 
 def _http2(results: Results) -> str:
@@ -324,7 +324,7 @@ def _http2(results: Results) -> str:
             [library, calls_per_read, f"{statistics.median(cpu_us):.2f}", f"{min(cpu_us):.2f} to {max(cpu_us):.2f}"]
         )
     header = ["HTTP/2 of", "calls per read", "CPU us per call", "range"]
-    return _section("Unary calls over HTTP/2, no socket and no messages", header, rows)
+    return section("Unary calls over HTTP/2, no socket and no messages", header, rows)
 
 
 def _in_process(results: Results) -> str:
@@ -342,7 +342,7 @@ def _in_process(results: Results) -> str:
             ]
         )
     header = ["16 callers", "CPU us per call", "range", "calls/s", "cores of all others, the model's among them"]
-    return _section("Calls in the process, without the model's own CPU", header, rows)
+    return section("Calls in the process, without the model's own CPU", header, rows)
 
 
 def _openai(results: Results) -> str:
@@ -382,7 +382,7 @@ def _call_memory(results: Results) -> str:
     ]
     header = ["requests", "server", "ms per call", "RSS / PSS before", "peak RSS / PSS", "RSS / PSS after"]
     header += ["the machine's shared memory", "foreign cores"]
-    return _section("Memory of all processes during large calls from model to model (MB)", header, rows)
+    return section("Memory of all processes during large calls from model to model (MB)", header, rows)
 
 
 def _starts(results: Results) -> str:
@@ -402,7 +402,7 @@ def _starts(results: Results) -> str:
             ]
         )
     header = ["server", "models", "ready after s", "range", "foreign cores", "rounds"]
-    return _section("Start-up", header, rows)
+    return section("Start-up", header, rows)
 
 
 def _instances(results: Results) -> str:
@@ -413,7 +413,7 @@ def _instances(results: Results) -> str:
             [start, sandbox, f"{statistics.median(ms):.1f}", f"{min(ms):.1f} to {max(ms):.1f}", len(ms)],
         )
     header = ["process", "sandbox", "loaded after ms", "range", "rounds"]
-    return _section("One instance more in a server that runs", header, rows)
+    return section("One instance more in a server that runs", header, rows)
 
 
 def _environments(results: Results) -> str:
@@ -422,7 +422,7 @@ def _environments(results: Results) -> str:
         rows += _seconds_row(part if part == packing.PACK else f"{part}, alone", results.pack_seconds(part).values())
     for environment in (packing.PLAIN, packing.PACKED):
         rows += _seconds_row(f"load in {environment}", results.environment_load_seconds(environment).values())
-    return _section("An environment with numpy", ["what", "s", "range", "rounds"], rows)
+    return section("An environment with numpy", ["what", "s", "range", "rounds"], rows)
 
 
 def _seconds_row(what: str, seconds: Collection[float]) -> list[list[object]]:
@@ -451,13 +451,13 @@ def _footprints(results: Results) -> str:
         for sample in results.footprints
     ]
     header = ["server", "models", "host PSS (RSS)", "one stub PSS (RSS)", "all PSS", "stubs", "host threads"]
-    return _section("Footprint (MB)", [*header, "stub threads", "ready after s"], rows)
+    return section("Footprint (MB)", [*header, "stub threads", "ready after s"], rows)
 
 
 def _targets(results: Results) -> str:
     verdicts = targets.judge(results)
     rows = [[verdict.name, verdict.goal, verdict.measured, "met" if verdict.met else "MISSED"] for verdict in verdicts]
-    return _section("Targets (median of the rounds, and their range)", ["target", "goal", "measured", "verdict"], rows)
+    return section("Targets (median of the rounds, and their range)", ["target", "goal", "measured", "verdict"], rows)
 
 
 def _grouped(samples: Sequence[LoadSample]) -> dict[tuple[str, int, str], list[LoadResult]]:
@@ -473,7 +473,8 @@ def _foreign(cores: Iterable[float]) -> str:
     return f"{statistics.median(values):.2f} (max {max(values):.2f})"
 
 
-def _section(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def section(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown below its title; nothing without rows."""
     if not rows:
         return ""
     lines = [header, ["---"] * len(header), *rows]

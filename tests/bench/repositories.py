@@ -292,7 +292,7 @@ def write_add_sub(
         f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
         for key, value in (parameters or {}).items()
     ]
-    _write_pairwise(repository, dict.fromkeys(names, _ADD_SUB_CODE), settings)
+    write_pairwise(repository, dict.fromkeys(names, _ADD_SUB_CODE), settings)
     for name in names if instances > 1 else ():
         config = repository / name / "config.pbtxt"
         text = config.read_text(encoding="utf-8")
@@ -301,7 +301,7 @@ def write_add_sub(
 
 def write_calls(repository: Path) -> None:
     """add_sub, and two models that answer the same by calling it: once, and several times at the same moment."""
-    _write_pairwise(repository, {ADD_SUB: _ADD_SUB_CODE, BLS_ADD_SUB: _BLS_CODE, BLS_GATHER: _GATHER_CODE})
+    write_pairwise(repository, {ADD_SUB: _ADD_SUB_CODE, BLS_ADD_SUB: _BLS_CODE, BLS_GATHER: _GATHER_CODE})
 
 
 def write_stream(repository: Path) -> None:
@@ -364,7 +364,8 @@ def _write_identity(repository: Path) -> None:
     _write(repository, IDENTITY, _IDENTITY_CODE, {"INPUT0": -1}, {"OUTPUT0": -1})
 
 
-def _write_pairwise(repository: Path, code_of: Mapping[str, str], settings: Sequence[str] = ()) -> None:
+def write_pairwise(repository: Path, code_of: Mapping[str, str], settings: Sequence[str] = ()) -> None:
+    """Models of two FP32 tensors of four elements each way, with their code by name."""
     inputs, outputs = {"INPUT0": 4, "INPUT1": 4}, {"OUTPUT0": 4, "OUTPUT1": 4}
     for name, code in code_of.items():
         _write(repository, name, code, inputs, outputs, settings=settings)

@@ -24,18 +24,20 @@ class Machines:
         self._cpus = cpus
         self.environment = {**os.environ, **SETTINGS, "HOME": str(home)}
         subprocess.run([Path(sys.executable).with_name("ray"), "get-auth-token", "--generate"], env=self.environment, check=True, capture_output=True)  # fmt: skip
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(cpus)],
-            env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+        self._log = home / "machines.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(cpus)],
+                env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
         self.environment["RAY_ADDRESS"] = self._answer()
 
     def add(self) -> None:
         """Start a machine."""
         self._order("add")
 
-    def kill_last(self) -> None:
-        """End the newest machine without notice."""
+    def kill(self) -> None:
+        """End the oldest machine but the first one without notice."""
         self._order("kill")
 
     def end(self) -> None:
@@ -53,7 +55,7 @@ class Machines:
         while line := self._process.stdout.readline():
             if line.startswith("> "):
                 return line.removeprefix("> ").strip()
-        raise AssertionError("the machines have ended")
+        raise AssertionError(f"the machines have ended: {self._log.read_text(errors='replace')[-3000:]}")
 
 
 @contextmanager
@@ -81,7 +83,7 @@ def main() -> None:
         if line.strip() == "add":
             others.append(cluster.add_node(num_cpus=int(sys.argv[1])))
         else:
-            cluster.remove_node(others.pop(), allow_graceful=False)
+            cluster.remove_node(others.pop(0), allow_graceful=False)
         sys.stdout.write(f"> {line}")
         sys.stdout.flush()
     cluster.shutdown()

@@ -18,6 +18,10 @@ from tests.ray.conftest import Application, processes, wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 
+_PAUSE_S = 0.05
+"""After a failure: a caller that knocks at a closed port all the time says nothing about what is lost."""
+
+
 class Load:
     """Callers over each protocol, which send one request after the other."""
 
@@ -49,6 +53,7 @@ class Load:
                         self.answered += 1
                 except Exception as error:
                     self.failures.append(f"{module.__name__}: {error!r} {error}")
+                    self._ended.wait(_PAUSE_S)
 
     def wait_for_more(self, count: int = 50) -> None:
         goal = self.answered + count

@@ -55,7 +55,7 @@ def test_a_machine_that_dies_takes_only_the_requests_that_it_had(application: Ap
     load = Load(application)
     with load.running():
         before = machines_of_replicas(application)
-        cluster.kill_last()
+        cluster.kill()
         wait_until(lambda: len(machines_of_replicas(application)) == 1, "one replica is left", application)
         load.wait_for_more()
         cluster.add()

@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +67,11 @@ def serve_on_ray(cluster: Cluster) -> int:
 
 def show_status() -> dict[str, Any]:
     """The application's state, as its coordinator says, and the machines of the cluster. Raises ServerError without one."""
+    with redirect_stdout(sys.stderr):  # what Ray has to say, such as that a machine died: JSON must stay JSON
+        return _asked_status()
+
+
+def _asked_status() -> dict[str, Any]:
     _require_ray()
     address = _running_address()
     _prepare(address)
@@ -75,7 +80,7 @@ def show_status() -> dict[str, Any]:
     from ray.serve.exceptions import RayServeException
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    _connect(address, shows_log=False)  # JSON must stay JSON
+    _connect(address, shows_log=False)
     try:
         handle = serve.get_deployment_handle("Coordinator", app_name=APPLICATION, _check_exists=False)
         found: dict[str, Any] = handle.status.remote().result(timeout_s=_STATUS_S)
@@ -220,8 +225,7 @@ def _cluster(cluster: Cluster) -> Iterator[tuple[bool, str]]:
     own = ""
     if joined:
         _connect(joined, shows_log=True)
-        machines = sum(node["Alive"] for node in ray.nodes())
-        about = f"Ray: joined the cluster at {joined}, with {machines} {'machine' if machines == 1 else 'machines'}"
+        about = _about_cluster(joined, [node for node in ray.nodes() if node["Alive"]])
     else:
         about = _start_local(cluster)
         own = str(ray.get_runtime_context().gcs_address)
@@ -233,6 +237,20 @@ def _cluster(cluster: Cluster) -> Iterator[tuple[bool, str]]:
         with suppress(OSError):
             if own and _ADDRESS.read_text(encoding="ascii") == own:  # not that of a later one
                 _ADDRESS.unlink()
+
+
+def _about_cluster(address: str, nodes: Sequence[Any]) -> str:
+    count = len(nodes)
+    text = f"Ray: joined the cluster at {address}, with {count} {'machine' if count == 1 else 'machines'}"
+    if all(node["NodeManagerAddress"] in _LOCAL for node in nodes):
+        return text
+    ports = "; ".join(
+        f"{node['NodeManagerAddress']} {node['NodeManagerPort']}, {node['ObjectManagerPort']}" for node in nodes
+    )
+    return (
+        f"{text}. WARNING: its ports have no TLS, and who has its token can run programs on all machines: let a firewall keep others from {address}, "
+        f"from {ports}, and from all further ports of these machines but the entrance's"
+    )
 
 
 def _connect(address: str, *, shows_log: bool) -> None:

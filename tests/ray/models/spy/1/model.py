@@ -38,7 +38,7 @@ def knock(address, *methods):
     """What a port says to GET, or to calls of gRPC's methods."""
     try:
         status = get(f"http://{address}/metrics")
-    except (BadStatusLine, ConnectionError):
+    except (BadStatusLine, OSError):
         status = "no HTTP"
     return status if status in {"200", "401"} else " ".join(sorted({call(address, method) for method in methods}))
 
