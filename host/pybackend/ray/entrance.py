@@ -68,6 +68,8 @@ class Entrance:
             await self._answer_the_rest()
         for task in self._tasks:
             task.cancel()
+        with suppress(Exception):
+            self._coordinator.close_entrance.remote(self._name)  # it has asked for news since
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGUSR1)  # end when the connections have
             try:
