@@ -69,6 +69,17 @@ def charts(server: ServerProcess) -> Callable[[Any], None]:
     return show
 
 
+def steps(server: ServerProcess) -> Callable[[Any], None]:
+    body = {"inputs": [{"name": "PICTURE", "datatype": "UINT8", "shape": [24, 24, 3], "data": [9] * 1728}]}
+
+    def show(page: Any) -> None:
+        page.get_by_role("tab", name="Figures").click()
+        while "no requests yet" in page.locator(".steps").inner_text():
+            server.infer("find_spot", body)
+
+    return show
+
+
 def log(page: Any) -> None:
     page.get_by_role("tab", name="Log").click()
     page.get_by_label("Log", exact=True).get_by_text("broken").first.wait_for()
@@ -99,6 +110,7 @@ def main() -> int:
             ("stream", "/model?name=repeat&version=1", wide, "light", stream),
             ("mistake", "/model?name=add_sub&version=1", wide, "light", fail),
             ("figures", "/model?name=spot_net&version=1", wide, "light", charts(server)),
+            ("steps", "/model?name=find_spot&version=1", wide, "light", steps(server)),
             ("log", "/model?name=broken&version=1", wide, "light", log),
             ("server", "/server", wide, "light", None),
         ]
@@ -119,7 +131,7 @@ def main() -> int:
                 page.wait_for_timeout(1500)  # the ends of animations
             page.mouse.move(0, 0)
             page.evaluate("window.scrollTo(0, 0)")
-            page.screenshot(path=TARGET / f"{name}.png", full_page=name not in {"models-phone", "server"})
+            page.screenshot(path=TARGET / f"{name}.png", full_page=name not in {"models-phone", "server", "steps"})
             context.close()
         browser.close()
         console.stop()

@@ -255,6 +255,23 @@ def test_large_bodies_are_refused_before_they_are_read(console: Console) -> None
     connection.close()
 
 
+def test_an_ensemble_is_drawn_with_the_time_of_each_step(
+    console: Console, server: ServerProcess, visit: Callable[..., Visit]
+) -> None:
+    page = form(visit(console), "find_spot")
+    page.get_by_role("tab", name="Figures").click()
+    steps = page.locator(".step")
+    steps.nth(2).wait_for()
+    assert [each.get_by_role("link").inner_text() for each in steps.all()] == [
+        "prepare_picture",
+        "spot_net",
+        "name_spot",
+    ]
+    assert "PIXELS from pixels" in steps.nth(1).inner_text()
+    steps.nth(1).get_by_role("link").click()
+    page.get_by_role("heading", name="spot_net").wait_for()
+
+
 def test_figures_and_configuration(console: Console, visit: Callable[..., Visit]) -> None:
     page = form(visit(console), "spot_net")
     page.get_by_role("tab", name="Figures").click()

@@ -77,3 +77,4 @@ def test_the_console_ends_with_a_killed_server(models: Path) -> None:
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
     wait_until(lambda: not is_listening(console), "the console has ended with its server")
+    server.stop()

@@ -20,15 +20,15 @@ class RecentLines(logging.Handler):
         super().__init__()
         self._format = LineFormatter()
         self._lines: deque[dict[str, Any]] = deque(maxlen=MOST_LINES)
-        self._count = 0
+        self._last = 0  # the number of the last line
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
         text = self._format.message(record)
         about = getattr(record, "about", None) or {}
-        self._count += 1
+        self._last += 1
         self._lines.append({
-            "number": self._count,
+            "number": self._last,
             "time": record.created,
             "level": record.levelname,
             "model": about.get("model", ""),
@@ -39,6 +39,10 @@ class RecentLines(logging.Handler):
         })  # fmt: skip
 
     def since(self, number: int, model: str) -> list[dict[str, Any]]:
-        """The kept lines after one of this number, of one model if it is not ``""``."""
+        """The kept lines after one of this number, of one model if it is not ``""``.
+
+        All are, for a number that no line has had yet: an earlier server gave it.
+        """
         kept: Iterable[dict[str, Any]] = tuple(self._lines)
+        number = 0 if number > self._last else number
         return [line for line in kept if line["number"] > number and model in {"", line["model"]}]

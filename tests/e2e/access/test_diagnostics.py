@@ -48,6 +48,7 @@ def test_the_log_of_a_model_has_its_lines_and_tracebacks(server: ServerProcess) 
     everything = server.get("/v2/diagnostics/log").json["lines"]
     assert "other" in {line["model"] for line in everything}
     last = everything[-1]["number"]
+    assert server.get(f"/v2/diagnostics/log?after={last + 10**6}").json["lines"], "the number is of an earlier server"
     assert all(line["number"] > last for line in server.get(f"/v2/diagnostics/log?after={last}").json["lines"])
     assert server.get("/v2/diagnostics/log?after=-1x").status == 200
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from nicegui import context, ui
 
-from pybackend.errors import PybackendError
+from pybackend.errors import PybackendError, ServerError
 from pybackend.tools.client.connection import Connection, control_path
 from pybackend.tools.console.gate import SESSION, Session
 from pybackend.tools.console.watch import Watch, Watches
@@ -39,6 +39,13 @@ class Page:
         self._banner: Any = None
         self.watch.open()
         context.client.on_delete(self._leave)
+
+    async def ask(self, path: str, member: str) -> Any:
+        """A member of a document of the server. Raises PybackendError if there is none."""
+        found = await asyncio.to_thread(self.watch.server.get, path)
+        if not isinstance(found, dict) or member not in found:
+            raise ServerError(f"{self.watch.server.url} answers in a form that this console does not know")
+        return found[member]
 
     def _leave(self) -> None:
         self.watch.close()

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -168,14 +167,12 @@ class Gate:
         return ""
 
     def _session(self, headers: list[tuple[bytes, str]]) -> Session | None:
+        # Cookies of all programs on this machine arrive here, also some that Python's parser of cookies gives up at.
         for name, value in headers:
-            if name == b"cookie":
-                try:
-                    found = SimpleCookie(value).get(self._cookie)
-                except CookieError:
-                    continue
-                if found is not None and found.value in self._sessions:
-                    return self._sessions[found.value]
+            for pair in value.split(";") if name == b"cookie" else ():
+                cookie, _, session = pair.strip().partition("=")
+                if cookie == self._cookie and session in self._sessions:
+                    return self._sessions[session]
         return None
 
     async def _enter(self, scope: Scope, send: Send, session: Session | None, token: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from typing import Any
@@ -42,14 +41,13 @@ class LogView:
     async def _read(self) -> None:
         path = f"/v2/diagnostics/log?after={self._after}&model={quote(self._model, safe='')}"
         try:
-            lines = (await asyncio.to_thread(self._page.watch.server.get, path))["lines"]
+            lines = await self._page.ask(path, "lines")
             self._note.text = ""
         except PybackendError as error:
             self._note.text = f"No log: {error}"
-            self._after = 0  # a server that comes back begins to count again
             return
         if lines:
-            if self._after == 0:
+            if lines[0]["number"] <= self._after:  # a new server, which counts from 1 again
                 self._lines.clear()
             self._lines.extend(lines)
             self._after = lines[-1]["number"]

@@ -26,6 +26,7 @@ from pybackend.tools.console.frame import (
     state,
 )
 from pybackend.tools.console.log_view import LogView
+from pybackend.tools.console.steps import Steps
 from pybackend.tools.console.try_it import TryIt
 
 _REASONS = {"full": "full", "preferred": "preferred size", "delay": "delay over", "idle": "instance idle"}
@@ -38,6 +39,7 @@ class ModelPage:
         self._page, self._model, self._version = page, model, version
         self._loaded = False  # the form was made
         self._loading = False
+        self._steps: Steps | None = None  # of an ensemble
         page.watch.history(model, version)
 
     def show(self) -> None:
@@ -67,6 +69,8 @@ class ModelPage:
                     with ui.tab_panel("Try it") as self._try:
                         ui.label("The form comes when the model is ready.").classes("soft")
                     with ui.tab_panel("Figures"):
+                        self._steps_card: Any = ui.element("section").classes("card")
+                        self._steps_card.visible = False
                         self._charts = _Charts()
                     with ui.tab_panel("Configuration") as self._configuration:
                         ui.label("The configuration comes when the model is ready.").classes("soft")
@@ -91,6 +95,8 @@ class ModelPage:
             return
         self._show_row(row)
         self._charts.show(self._page, self._model, self._version)
+        if self._steps is not None:
+            self._steps.refresh()
         if not self._loaded and not self._loading and row is not None and row.state == "READY":
             self._loading = True
             await self._fill()
@@ -133,8 +139,17 @@ class ModelPage:
         sandbox, _ = await self._answer(f"{path}/sandbox")
         self._loaded = True
         self._try.clear()
-        with self._try:
-            TryIt(self._page, self._model, self._version, metadata, config)
+        try:
+            with self._try:
+                TryIt(self._page, self._model, self._version, metadata, config)
+            if "ensemble_scheduling" in config:
+                with self._steps_card:
+                    self._steps = Steps(self._page, config)
+                self._steps_card.visible = True
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._explain(
+                self._try, f"The server describes the model in a way that is not of the v2 protocol: {error!r}"
+            )
         self._configuration.clear()
         with self._configuration, ui.element("div").classes("stack"):
             _show_environment(environment, sandbox)

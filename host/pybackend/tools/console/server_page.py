@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,7 +99,7 @@ class ServerPage:
 
     async def _is_ready(self) -> bool:
         try:
-            return bool((await asyncio.to_thread(self._page.watch.server.get, "/v2/health/ready")).get("ready"))
+            return bool(await self._page.ask("/v2/health/ready", "ready"))
         except PybackendError:
             return False
 
@@ -116,7 +115,7 @@ class ServerPage:
 
     async def _ask_for_processes(self) -> None:
         try:
-            rows = (await asyncio.to_thread(self._page.watch.server.get, "/v2/diagnostics/processes"))["processes"]
+            rows = await self._page.ask("/v2/diagnostics/processes", "processes")
         except PybackendError as error:
             self._processes_note.text, self._processes.visible = str(error), False
             return
@@ -125,7 +124,7 @@ class ServerPage:
 
     async def _ask_for_settings(self) -> None:
         try:
-            self._rows = (await asyncio.to_thread(self._page.watch.server.get, "/v2/diagnostics/settings"))["settings"]
+            self._rows = await self._page.ask("/v2/diagnostics/settings", "settings")
         except PybackendError as error:
             self._settings_note.text, self._settings.visible = str(error), False
             return
