@@ -125,7 +125,14 @@ def settings_of(options: Options) -> Settings:
     """The settings of a server with these options. Raises ServerError: an option is wrong, or they contradict each other."""
     from pybackend.cli.options import parse_serve_flags
 
-    return parse_serve_flags(list(_flags(options)))
+    for name in ("startup_models", "flags"):
+        if isinstance(getattr(options, name), str):
+            raise InvalidArgumentError(f"{name} is a list of strings, not one string")
+    try:
+        flags = list(_flags(options))
+    except (AttributeError, IndexError, TypeError) as error:
+        raise InvalidArgumentError(f"an option is of the wrong type: {error}") from None
+    return parse_serve_flags(flags)
 
 
 def _flags(options: Options) -> Iterator[str]:

@@ -229,6 +229,9 @@ def test_two_servers_at_once_leave_each_others_processes_alone(repository: Path)
         ({"model_repository": "/tmp", "flags": ["--colour"]}, "--colour"),
         ({"model_repository": "/tmp", "flags": ["--on=ray"]}, "^--on runs other servers"),
         ({"model_repository": "/tmp", "exit_timeout": -1}, "exit_timeout"),
+        ({"model_repository": 5}, "^an option is of the wrong type: 'int' object is not iterable"),
+        ({"model_repository": "/tmp", "cache_config": ["local"]}, "^an option is of the wrong type"),
+        ({"model_repository": "/tmp", "startup_models": "add_sub"}, "^startup_models is a list of strings"),
     ],
 )
 def test_a_wrong_option_is_one_clear_sentence(fields: dict[str, object], message: str) -> None:
