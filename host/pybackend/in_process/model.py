@@ -54,6 +54,7 @@ class InferenceRequest:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, str | int | bool | float] = field(default_factory=dict)
     output_memory_type: MemoryType | str | None = None
+    output_memory_allocator: None = None  # outputs are copies in the host's memory
     response_queue: SimpleQueue[InferenceResponse] | asyncio.Queue[InferenceResponse] | None = None  # gets them, too
 
 
@@ -220,6 +221,8 @@ def _apply(sent: engine.InferenceRequest, fields: Mapping[str, Any]) -> Any:
         sent.parameters = {_text("a parameter's name", name): _value(name, parameters[name]) for name in parameters}
     if fields.get("output_memory_type") not in _HOST_MEMORY:
         raise UnsupportedError("outputs lie in the host's memory: output_memory_type can be CPU only")
+    if fields.get("output_memory_allocator") is not None:
+        raise UnsupportedError("outputs are copies in the host's memory: output_memory_allocator can be None only")
     return fields.get("response_queue")
 
 

@@ -56,6 +56,13 @@ class Options:
     backend_configuration: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     host_policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics_configuration: Mapping[str, Any] = field(default_factory=dict)
+    # Without effect here, as their flags: there is a warning.
+    pinned_memory_pool_size: int | None = None
+    cuda_memory_pool_sizes: Mapping[int, int] = field(default_factory=dict)
+    cache_directory: Place | None = None
+    min_supported_compute_capability: float | None = None
+    buffer_manager_thread_count: int | None = None
+    repo_agent_directory: Place | None = None
     # Of this server alone. A port is opened if it has a number; 0 takes a free one.
     http_port: int | None = None
     http_address: str = "127.0.0.1"
@@ -91,6 +98,11 @@ _TEXTS = {
     "cpu_metrics": "--allow-cpu-metrics",
     "metrics_interval": "--metrics-interval-ms",
     "backend_directory": "--backend-directory",
+    "pinned_memory_pool_size": "--pinned-memory-pool-byte-size",
+    "cache_directory": "--cache-directory",
+    "min_supported_compute_capability": "--min-supported-compute-capability",
+    "buffer_manager_thread_count": "--buffer-manager-thread-count",
+    "repo_agent_directory": "--repoagent-directory",
 }
 """The flags of options with one value."""
 
@@ -113,7 +125,14 @@ def settings_of(options: Options) -> Settings:
     """The settings of a server with these options. Raises ServerError: an option is wrong, or they contradict each other."""
     from pybackend.cli.options import parse_serve_flags
 
-    return parse_serve_flags(list(_flags(options)))
+    for name in ("startup_models", "flags"):
+        if isinstance(getattr(options, name), str):
+            raise InvalidArgumentError(f"{name} is a list of strings, not one string")
+    try:
+        flags = list(_flags(options))
+    except (AttributeError, IndexError, TypeError) as error:
+        raise InvalidArgumentError(f"an option is of the wrong type: {error}") from None
+    return parse_serve_flags(flags)
 
 
 def _flags(options: Options) -> Iterator[str]:
@@ -128,6 +147,7 @@ def _flags(options: Options) -> Iterator[str]:
         yield f"--load-model={model}"
     for resource in options.rate_limiter_resources:
         yield f"--rate-limit-resource={':'.join(str(part) for part in resource if part is not None)}"
+    yield from (f"--cuda-memory-pool-byte-size={pool[0]}:{pool[1]}" for pool in options.cuda_memory_pool_sizes.items())
     for name, settings in options.cache_config.items():
         yield f"--cache-config={','.join([name, *_pairs(settings)])}"
     for flag, table in (("--backend-config", options.backend_configuration), ("--host-policy", options.host_policies)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -154,6 +155,62 @@ def test_start_and_stop_in_any_order(repository: Path) -> None:
         assert len(list(model.infer(inputs=_ONE))) == 2
 
 
+def test_every_call_ends_when_the_server_stops_meanwhile(repository: Path) -> None:
+    server = pybackend.Server(model_repository=repository)
+    server.start()
+    model = server.model("countdown_to")
+    answered, ended = threading.Barrier(9), []
+
+    def call_until_it_stops() -> None:
+        assert len(list(model.infer(inputs=_ONE))) == 2
+        answered.wait()
+        while True:
+            try:
+                assert len(list(model.infer(inputs=_ONE))) == 2
+            except pybackend.UnavailableError as error:
+                ended.append(str(error))
+                return
+
+    async def call_in_loop() -> None:
+        async def call() -> None:
+            try:
+                while True:
+                    _ = [each async for each in model.async_infer(inputs=_ONE)]
+            except pybackend.UnavailableError as error:
+                ended.append(str(error))
+
+        await asyncio.gather(*(call() for _ in range(8)))
+
+    threads = [threading.Thread(target=call_until_it_stops) for _ in range(8)]
+    threads.append(threading.Thread(target=lambda: asyncio.run(call_in_loop())))
+    for thread in threads:
+        thread.start()
+    answered.wait()
+    server.stop()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert len(ended) == 16
+    assert all("stop" in error for error in ended)
+
+
+def test_a_model_that_dies_fails_its_request_and_serves_the_next(tmp_path: Path) -> None:
+    code = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            if requests[0].request_id() == "die":
+                import os
+                os._exit(3)
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    write_model(tmp_path, "mortal", code, 'backend: "python"\noutput { name: "OUT" data_type: TYPE_FP32 dims: [1] }')
+    with pybackend.Server(model_repository=tmp_path) as server:
+        model = server.model("mortal")
+        with pytest.raises(pybackend.TritonError, match="mortal"):
+            _ = model.infer(request_id="die").response
+        wait_until(model.ready, "the model's process is not replaced")
+        assert model.infer(request_id="live").outputs == {}
+
+
 def test_two_servers_at_once_leave_each_others_processes_alone(repository: Path) -> None:
     with (
         pybackend.Server(model_repository=repository) as first,
@@ -172,6 +229,9 @@ def test_two_servers_at_once_leave_each_others_processes_alone(repository: Path)
         ({"model_repository": "/tmp", "flags": ["--colour"]}, "--colour"),
         ({"model_repository": "/tmp", "flags": ["--on=ray"]}, "^--on runs other servers"),
         ({"model_repository": "/tmp", "exit_timeout": -1}, "exit_timeout"),
+        ({"model_repository": 5}, "^an option is of the wrong type: 'int' object is not iterable"),
+        ({"model_repository": "/tmp", "cache_config": ["local"]}, "^an option is of the wrong type"),
+        ({"model_repository": "/tmp", "startup_models": "add_sub"}, "^startup_models is a list of strings"),
     ],
 )
 def test_a_wrong_option_is_one_clear_sentence(fields: dict[str, object], message: str) -> None:
@@ -187,6 +247,40 @@ def test_options_are_known() -> None:
         pybackend.Server(model_repository="/tmp", color=1)
     with pytest.raises(pybackend.InvalidArgumentError, match=r"^pass Options, or their fields"):
         pybackend.Server(pybackend.Options("/tmp"), server_id="x")
+
+
+def test_options_of_the_reference_are_accepted(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = pybackend.Options(
+        str(repository),
+        server_id="own",
+        model_control_mode=pybackend.ModelControlMode.EXPLICIT,
+        startup_models=["countdown_to"],
+        strict_readiness=False,
+        exit_timeout=5,
+        cache_config={"local": {"size": 1048576}},
+        rate_limiter_mode=pybackend.RateLimitMode.EXEC_COUNT,
+        rate_limiter_resources=[("R1", 4, None), ("R2", 2, 0)],
+        pinned_memory_pool_size=2**20,
+        cuda_memory_pool_sizes={0: 2**20},
+        cache_directory="/opt/caches",
+        min_supported_compute_capability=6.0,
+        buffer_manager_thread_count=1,
+        repo_agent_directory="/opt/agents",
+        backend_configuration={"python": {"default-max-batch-size": 4}},
+        host_policies={"first": {"cpu-cores": "0-0"}},
+        metrics_configuration={"summary_latencies": True},
+        log_format=pybackend.LogFormat.ISO8601,
+        gpu_metrics=False,
+        cpu_metrics=False,
+        metrics_interval=1000,
+    )
+    with pybackend.Server(options) as server:
+        assert server.metadata()["name"] == "own"
+        assert answer(server) == 2
+        assert "nv_cpu_utilization" not in server.metrics()
+        assert "_summary_us" in server.metrics()
+    (warning,) = [record.getMessage() for record in caplog.records if "pinned" in record.getMessage()]
+    assert "--cache-directory" in warning
 
 
 def test_a_start_that_fails_says_why_and_can_be_tried_again(tmp_path: Path) -> None:
