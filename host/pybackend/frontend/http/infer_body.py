@@ -194,14 +194,15 @@ class StreamedBody:
         lease = tensor.lease
         if lease is not None:
             self._private_bytes = obtain(partial(lease.arrived, self._arrived_bytes), self._on_shortage)
-            tensor.data = lease.view
-            self._room = lease.view[self._arrived_bytes :]
-        else:
-            self._room = self._room[count:]
+        self._room = self._room[count:]
         if self._arrived_bytes == size:
             self._room = None
             self._arrived_bytes = 0
             del self._open[0]
+        elif not self._room:  # it was room for the first bytes
+            assert lease is not None
+            tensor.data = lease.view
+            self._room = lease.view[self._arrived_bytes :]
 
     @property
     def private_bytes(self) -> int:

@@ -108,11 +108,12 @@ class ArrivingMessage:
         lease = self._tensor.lease
         if lease is not None:
             self._tensor_bytes = obtain(partial(lease.arrived, self._filled_bytes), self._on_shortage)
+        room = room[count:]
+        if not room and self._filled_bytes < self._size:  # it was room for the first bytes
+            assert lease is not None
             self._tensor.data = lease.view
             room = lease.view[self._filled_bytes :]
-        else:
-            room = room[count:]
-        self._room = room if self._filled_bytes < self._size else None
+        self._room = room or None
 
     def finish(self) -> Steps[InferPlan]:
         """The request, once all bytes have arrived: tensors given as lists of values are converted in steps."""
