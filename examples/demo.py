@@ -46,7 +46,12 @@ NOT_TO_BE_HAD = {4, 7}
 RUNNERS = {".py": sys.executable, ".sh": "sh", ".mjs": "node", ".cjs": "node"}
 """The program that runs a client, by the end of its file's name."""
 
-CLIENT_NEEDS = {"client_curl.sh": "curl", "client_requests.py": "requests", "client_grpc.cjs": "@grpc/grpc-js"}
+CLIENT_NEEDS = {
+    "client_curl.sh": "curl",
+    "client_grpc.cjs": "@grpc/grpc-js",
+    "client_openai.py": "openai",
+    "client_requests.py": "requests",
+}
 """Clients that need more than their language: a program, a package of Python, a package of npm."""
 
 READ_METRICS = {"custom_metrics", "response_cache"}
@@ -60,6 +65,9 @@ CACHE = "--cache-config=local,size=16777216"
 
 CLIENT_MEMORY = "--allow-client-shm=true"
 """For the clients that send tensors in shared memory."""
+
+OPENAI = "--allow-openai"
+"""For the clients of OpenAI's API."""
 
 SERVICES = 3
 """The server says where it listens for HTTP, for gRPC, and for metrics."""
@@ -147,7 +155,7 @@ def assemble_repository(examples, folder):
 def control_flags(models):
     """The flags of a server that loads these models at start, less those that are loaded on request, and has a cache."""
     loads = [f"--load-model={model}" for model in models if model not in LOADED_ON_REQUEST]
-    return ["--model-control-mode=explicit", CACHE, CLIENT_MEMORY, *loads]
+    return ["--model-control-mode=explicit", CACHE, CLIENT_MEMORY, OPENAI, *loads]
 
 
 def find_clients(example):

@@ -30,6 +30,7 @@ from tests.bench import (
     model_servers,
     noise,
     one_client,
+    openai_streams,
     operations,
     packing,
     progress,
@@ -156,6 +157,10 @@ def _in_process(results: Results, _launchers: Sequence[servers.Launcher], scratc
     results.in_process = in_process_cost.measure(results.plan, scratch)
 
 
+def _openai(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.openai = openai_streams.measure(results.plan, scratch)
+
+
 def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.call_memory = call_memory.measure(launchers, results.plan, scratch)
 
@@ -210,6 +215,7 @@ _SECTIONS: dict[str, Section] = {
     "queues": _queues,
     "http2": _http2,
     "in-process": _in_process,
+    "openai": _openai,
     "call-memory": _call_memory,
     "operations": _operations,
     "frameworks": _frameworks,

@@ -28,6 +28,8 @@ class Plan:
         http2_calls: unary calls that a connection of HTTP/2 answers in a round.
         http2_rounds: rounds of them.
         in_process_calls: calls of a round to a server in the caller's process.
+        openai_streams: streams of OpenAI's API at once, pieces of each, and the pause between two.
+        openai_rounds: rounds of them.
         call_bytes: size of the tensor in a series of large calls from model to model.
         call_series: these series follow each other on one server: so many requests with so many calls each; the first
             has the fewest calls, and what the others take is compared with it.
@@ -54,6 +56,8 @@ class Plan:
     http2_calls: int
     http2_rounds: int
     in_process_calls: int
+    openai_streams: tuple[tuple[int, int, float], ...]
+    openai_rounds: int
     call_bytes: int
     call_series: tuple[tuple[int, int], ...]
     start_rounds: int
@@ -80,6 +84,8 @@ FULL = Plan(
     http2_calls=100_000,
     http2_rounds=3,
     in_process_calls=48_000,
+    openai_streams=((1, 500, 0.005), (200, 30, 0.05)),
+    openai_rounds=3,
     call_bytes=40 * MB,
     call_series=((1, 5), (1, 50), (5, 10)),
     start_rounds=5,
@@ -106,6 +112,8 @@ QUICK = Plan(
     http2_calls=10_000,
     http2_rounds=1,
     in_process_calls=3_200,
+    openai_streams=((1, 50, 0.005), (50, 20, 0.05)),
+    openai_rounds=1,
     call_bytes=4 * MB,
     call_series=((1, 5), (1, 20)),
     start_rounds=2,

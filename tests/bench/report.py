@@ -33,6 +33,7 @@ def render(results: Results) -> str:
         _queues,
         _http2,
         _in_process,
+        _openai,
         _call_memory,
         _starts,
         _instances,
@@ -342,6 +343,27 @@ def _in_process(results: Results) -> str:
         )
     header = ["16 callers", "CPU us per call", "range", "calls/s", "cores of all others, the model's among them"]
     return _section("Calls in the process, without the model's own CPU", header, rows)
+
+
+def _openai(results: Results) -> str:
+    rows = [
+        [
+            sample.streams,
+            sample.pieces,
+            f"{statistics.median(sample.first_ms):.2f}",
+            f"{statistics.median(sample.piece_ms):.2f}",
+            f"{sample.cpu_us:.0f}",
+        ]
+        for sample in results.openai
+    ]
+    header = [
+        "streams at once",
+        "pieces",
+        "first piece, ms",
+        "from model to client, ms",
+        "CPU us of the host per piece",
+    ]
+    return _section("Streams of OpenAI's API", header, rows)
 
 
 def _call_memory(results: Results) -> str:

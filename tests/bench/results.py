@@ -21,6 +21,7 @@ from tests.bench.in_process_cost import InProcessSample
 from tests.bench.instances import InstanceSample
 from tests.bench.large_tensors import GrowthSample
 from tests.bench.loadgen import LoadResult
+from tests.bench.openai_streams import OpenAiSample
 from tests.bench.operations import ManyModelsSample, ScrapeSample
 from tests.bench.packing import EnvironmentLoadSample, PackSample
 from tests.bench.plan import Plan
@@ -57,6 +58,7 @@ class Results:
     queues: list[QueueSample] = field(default_factory=list)
     http2: list[Http2Sample] = field(default_factory=list)
     in_process: list[InProcessSample] = field(default_factory=list)
+    openai: list[OpenAiSample] = field(default_factory=list)
     call_memory: list[CallMemorySample] = field(default_factory=list)
     starts: list[StartSample] = field(default_factory=list)
     instances: list[InstanceSample] = field(default_factory=list)

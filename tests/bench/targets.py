@@ -67,6 +67,8 @@ RELOADED_VERSUS_STEADY = 3.0
 # Windows of a few thousand requests: what two equal ones may differ by here.
 SCRAPED_VERSUS_UNSCRAPED = 1.2
 SCRAPE_S = 0.050
+OPENAI_FIRST_S = 0.005
+OPENAI_PIECE_US = 200.0
 MANY_READY_EACH_S = 0.1
 FEWEST_MANY_MODELS = 100
 # What two equal models on one server may differ by here.
@@ -102,6 +104,7 @@ def judge(results: Results) -> list[Verdict]:
         *_idle_verdicts(results),
         *_queue_verdicts(results),
         *_in_process_verdicts(results),
+        *_openai_verdicts(results),
         *_call_memory_verdicts(results),
         *_start_verdicts(results),
         *_instance_verdicts(results),
@@ -302,6 +305,21 @@ def _in_process_verdicts(results: Results) -> Iterator[Verdict]:
             f"at most {IN_PROCESS_CALL_US:g} us",
             f"{median:.1f} us",
             median <= IN_PROCESS_CALL_US,
+        )
+
+
+def _openai_verdicts(results: Results) -> Iterator[Verdict]:
+    alone = [sample for sample in results.openai if sample.streams == 1]
+    if alone:
+        firsts = [statistics.median(sample.first_ms) / 1e3 for sample in alone]
+        yield _milliseconds("a stream of OpenAI's API: the first piece, beside the model", firsts, OPENAI_FIRST_S)
+    for streams in sorted({sample.streams for sample in results.openai}):
+        cpu_us = [sample.cpu_us for sample in results.openai if sample.streams == streams]
+        yield Verdict(
+            f"{streams} streams of OpenAI's API: CPU of the host for each piece",
+            f"<= {OPENAI_PIECE_US:g} us",
+            _spread(cpu_us, " us"),
+            statistics.median(cpu_us) <= OPENAI_PIECE_US,
         )
 
 
