@@ -57,7 +57,7 @@ parameters {{ key: "OPENAI_PROMPT_INPUT" value {{ string_value: "IN" }} }}
 parameters {{ key: "OPENAI_TEXT_OUTPUT" value {{ string_value: "OUT" }} }}
 """
 KEY = "0123456789abcdef"
-CANCELLED = "the script was cancelled"
+BEGUN, CANCELLED = "the script goes on for ever", "the script was cancelled"
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +238,14 @@ def test_bodies_that_are_no_objects_are_refused(server):
         assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error"), (body[:30], reply)
 
 
+def test_a_long_prompt_cannot_be_multiplied(server):
+    error = ask(server, "completions", status=400, model="script", prompt="x" * 1_000_000, n=100).json["error"]
+    assert (error["param"], error["message"]) == (
+        "n",
+        "the prompts have more than 67108864 bytes, each counted 'n' times",
+    )
+
+
 def test_a_missing_key_is_an_error_of_openais_form(server):
     error = ask(server, "completions", status=401, key="wrong", model="script").json["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
@@ -251,10 +259,11 @@ def test_an_error_after_the_first_piece_is_an_event(server):
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_leaves_cancels_the_generation(server, streams):
-    before = server.output.count(CANCELLED)
+    begun, before = server.output.count(BEGUN), server.output.count(CANCELLED)
     body = {"model": "script", "prompt": json.dumps([{"forever": "words "}]), "stream": streams}
     with connected(server.port) as connection:
         connection.send(post("/v1/completions", json.dumps(body).encode(), {"x-api-key": KEY}))
+        wait_until(lambda: server.output.count(BEGUN) > begun, "the model runs")
         if streams:
             connection.wait_for_bytes(100_000)
     wait_until(lambda: server.output.count(CANCELLED) > before, "the model has seen that nobody waits")

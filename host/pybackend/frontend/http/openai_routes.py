@@ -19,7 +19,7 @@ from pybackend.frontend.access.groups import OPENAI_PREFIXES
 from pybackend.frontend.http.arrival import Arrival
 from pybackend.frontend.http.event_stream import EventStream
 from pybackend.frontend.http.infer_frontend import InferFrontend, read_fields
-from pybackend.frontend.http.routes import add_route, client_address, disconnected, object_schema
+from pybackend.frontend.http.routes import add_route, client_address, disconnected, model_name, object_schema
 from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -102,7 +102,7 @@ class OpenAiRoutes:
 
     async def model(self, request: Request) -> Response:
         """One model."""
-        name: str = request.path_params["model_name"]
+        name = model_name(request)
         if not self._serves(name):
             raise self._unknown(name)
         return Response(msgspec.json.encode(model_document(name, self._created)), media_type=_JSON)

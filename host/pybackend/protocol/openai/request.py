@@ -26,6 +26,9 @@ MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 MOST_CHOICES: Final = 128
 """Bound of the texts that one request asks for: its prompts times ``n``."""
 
+MOST_PROMPT_BYTES: Final = 4 * MAX_BODY_BYTES
+"""Bound of the prompts of one request, as often as the model gets them."""
+
 MOST_TEXTS: Final = 2048
 """Bound of the texts that one request embeds."""
 
@@ -189,6 +192,8 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> TextRequest:
         )
     if not 1 <= n <= MOST_CHOICES or n * len(prompts) > MOST_CHOICES:
         raise OpenAiError(f"'n' must be at least 1, and one request can ask for up to {MOST_CHOICES} texts", "n")
+    if n * sum(map(len, prompts)) > MOST_PROMPT_BYTES:
+        raise OpenAiError(f"the prompts have more than {MOST_PROMPT_BYTES} bytes, each counted 'n' times", "n")
     settings = members.rest()
     if most_tokens is not None:
         settings["max_tokens"] = most_tokens

@@ -32,6 +32,7 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(part["error"], code)))
                 break
             if "forever" in part:
+                pb_utils.Logger.log_info("the script goes on for ever")
                 while not request.is_cancelled():
                     sender.send(response({"text_output": part["forever"]}))
                 pb_utils.Logger.log_info("the script was cancelled")
