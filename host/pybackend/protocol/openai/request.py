@@ -171,10 +171,7 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> TextRequest:
             raise OpenAiError(f"'{name}' is not supported: {advice}", name)
     n = members.take("n", int, "a whole number")
     n = 1 if n is None else n
-    stop: str | list[str] | None = members.take("stop", _Texts, "a text or a list of texts")
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > _MOST_STOPS or not all(stops):
-        raise OpenAiError(f"'stop' must be a text or up to {_MOST_STOPS} texts that are not empty", "stop")
+    stops = _stops(members)
     streams = members.take("stream", bool, "true or false") or False
     options = members.take("stream_options", StreamOptions, 'an object such as {"include_usage": true}')
     if options is not None and not streams:
@@ -206,6 +203,14 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> TextRequest:
     wants_usage = options is not None and bool(options.include_usage)
     encoded = tuple(stop.encode() for stop in stops)
     return TextRequest(model, is_chat, prompts, n, streams, wants_usage, echoes, encoded, logprobs, settings)
+
+
+def _stops(members: Members) -> tuple[str, ...]:
+    stop: str | list[str] | None = members.take("stop", _Texts, "a text or a list of texts")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > _MOST_STOPS or not all(stops):
+        raise OpenAiError(f"'stop' must be a text or up to {_MOST_STOPS} texts that are not empty", "stop")
+    return stops
 
 
 def _chat(members: Members) -> bytes:
