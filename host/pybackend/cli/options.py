@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "dev": ("dev_command", "serve models, and load them again when a file is saved"),
         "check": ("check_command", "validate the models of a repository without running them"),
         "infer": ("infer_command", "send one request to a model and print the response"),
+        "client": ("client_command", "write a typed client for one model of a running server"),
         "graph": ("graph", "draw the ensembles of a repository"),
         "export-config": ("export_config_command", "print the complete configuration of a model"),
     },

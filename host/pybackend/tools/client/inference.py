@@ -67,7 +67,7 @@ class Response:
 
 def infer(connection: Connection, request: Request) -> Response:
     """Ask for tensors."""
-    return _decoded(_send(connection, request, binary=True))
+    return decoded(_send(connection, request, binary=True))
 
 
 def infer_json(connection: Connection, request: Request) -> Any:
@@ -217,7 +217,7 @@ def _of_output(request: Request, name: str, binary: bool) -> dict[str, Any]:
     return {"binary_data": binary, **({"classification": count} if count else {})}
 
 
-def _decoded(reply: Reply) -> Response:
+def decoded(reply: Reply) -> Response:
     """The tensors of a response; JSON data are accepted too."""
     length = int(reply.headers.get(HEADER_LENGTH.lower(), len(reply.body)))
     document = json.loads(reply.body[:length])

@@ -1,0 +1,293 @@
+"""The client: models by their names, called with arrays by the names of inputs; for threads, and for coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from pybackend.client.errors import ClientError, UnreachableError, WrongInputError
+from pybackend.client.http import Address, AsyncHttpTransport, HttpCodec, HttpTransport
+from pybackend.client.retries import Attempts, Budget, Retries
+from pybackend.client.tensors import Answer, Ask, Metadata, tensors_of
+
+_GRPC = ("grpc://", "grpcs://")
+_DEFAULT_TIMEOUT_S = 60.0
+_DEFAULT_CONNECTIONS = 32
+
+
+class _Base:
+    """The common part of both clients: the way to a server, its models' metadata, and the rules for retries."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = _DEFAULT_TIMEOUT_S,
+        retries: Retries | None = None,
+        connections: int = _DEFAULT_CONNECTIONS,
+        tls: Any = None,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._budget = Budget(retries or Retries())
+        self._metadata: dict[tuple[str, str], Metadata] = {}
+        sent = dict(headers or {})
+        if api_key is not None:
+            sent["Authorization"] = f"Bearer {api_key}"
+        whole = url if "://" in url or url.startswith("unix:") else f"http://{url}"
+        self._codec: Any = HttpCodec()
+        if whole.startswith(_GRPC):
+            from pybackend.client.grpc_calls import GrpcCodec
+
+            self._codec = GrpcCodec()
+            self._transport = self._grpc_transport(whole, sent, tls)
+        else:
+            if tls is not None and not isinstance(tls, ssl.SSLContext):
+                raise TypeError(f"tls must be an ssl.SSLContext for HTTP, it is {type(tls).__name__}")
+            self._transport = self._http_transport(Address(whole, sent, tls), connections)
+
+    def _grpc_transport(self, url: str, headers: Mapping[str, str], tls: Any) -> Any:
+        raise NotImplementedError
+
+    def _http_transport(self, address: Address, connections: int) -> Any:
+        raise NotImplementedError
+
+    def attempts(self, timeout_s: float, *, repeatable: bool) -> Attempts:
+        return Attempts(self._budget, timeout_s, repeatable=repeatable)
+
+
+class _Model:
+    """The common part of the models of both clients: what their requests say beside tensors."""
+
+    def __init__(self, client: Any, ask: Ask, timeout_s: float | None, *, repeatable: bool) -> None:
+        self._client = client
+        self._ask = ask
+        self._timeout_s = client.timeout_s if timeout_s is None else timeout_s
+        self._repeatable = repeatable
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._ask.model
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._ask.model!r})"
+
+
+class Model(_Model):
+    """A model of a :class:`Client`. Threads may share it."""
+
+    def infer(self, **inputs: Any) -> Answer:
+        """Send one request with these inputs, and return the outputs by name; raises :class:`ClientError`."""
+        for is_fresh in (False, True):
+            metadata = self._client.described(self._ask, self._timeout_s, fresh=is_fresh)
+            try:
+                tensors = tensors_of(inputs, metadata)
+                break
+            except WrongInputError:
+                if is_fresh:
+                    raise
+        call = self._client.codec.infer(self._ask, tensors)
+        answer: Answer = self._client.send(call, self._timeout_s, repeatable=self._repeatable)
+        return answer
+
+    def stream(self, **inputs: Any) -> Iterator[Answer]:
+        """Send one request, and yield each response as it arrives. Leaving the loop cancels the request."""
+        metadata = self._client.described(self._ask, self._timeout_s)
+        call = self._client.codec.stream(self._ask, tensors_of(inputs, metadata), metadata)
+        return iter(self._client.transport.stream(call, self._timeout_s))
+
+    def metadata(self) -> Metadata:
+        """The inputs and outputs, as the server describes them now."""
+        metadata: Metadata = self._client.described(self._ask, self._timeout_s, fresh=True)
+        return metadata
+
+    def is_ready(self) -> bool:
+        """True if the model answers requests."""
+        return bool(self._client.is_ready(self._ask))
+
+
+class Client(_Base):
+    """A server, for threads. The URL chooses the protocol: ``http://``, ``https://``, ``unix:/path``, ``grpc://``, ``grpcs://``.
+
+    ``tls`` is an ``ssl.SSLContext`` for HTTP, and channel credentials of grpcio for gRPC; the default trusts the certificates that
+    this machine trusts.
+    """
+
+    def __call__(
+        self,
+        model: str,
+        version: str | int = "",
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        repeatable: bool = False,
+    ) -> Model:
+        """A model, and what its requests say beside their inputs. Requests that are ``repeatable`` may be executed twice."""
+        ask = Ask(model, str(version), tuple(outputs), dict(parameters or {}), request_id)
+        return Model(self, ask, timeout_s, repeatable=repeatable)
+
+    def is_ready(self, ask: Ask | None = None) -> bool:
+        """True if the server takes requests, or one of its models."""
+        call = self._codec.ready(*("", "") if ask is None else (ask.model, ask.version))
+        try:
+            return bool(self._transport.send(call, self.timeout_s))
+        except UnreachableError:
+            return False
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def codec(self) -> Any:
+        return self._codec
+
+    @property
+    def transport(self) -> Any:
+        return self._transport
+
+    def described(self, ask: Ask, timeout_s: float, *, fresh: bool = False) -> Metadata:
+        """The metadata of a model, remembered from the first time on."""
+        key = (ask.model, ask.version)
+        if fresh or key not in self._metadata:
+            self._metadata[key] = self.send(self._codec.metadata(*key), timeout_s, repeatable=True)
+        return self._metadata[key]
+
+    def send(self, call: Any, timeout_s: float, *, repeatable: bool) -> Any:
+        """The result of a call, sent again as the rules allow."""
+        attempts = self.attempts(timeout_s, repeatable=repeatable)
+        while True:
+            try:
+                return self._transport.send(call, attempts.left_s())
+            except ClientError as error:
+                pause = attempts.pause_after(error)
+            time.sleep(pause)
+
+    def _grpc_transport(self, url: str, headers: Mapping[str, str], tls: Any) -> Any:
+        from pybackend.client.grpc_calls import GrpcTransport
+
+        return GrpcTransport(url, headers, tls)
+
+    def _http_transport(self, address: Address, connections: int) -> Any:
+        return HttpTransport(address, connections)
+
+
+class AsyncModel(_Model):
+    """A model of an :class:`AsyncClient`."""
+
+    async def infer(self, **inputs: Any) -> Answer:
+        """Send one request with these inputs, and return the outputs by name; raises :class:`ClientError`."""
+        for is_fresh in (False, True):
+            metadata = await self._client.described(self._ask, self._timeout_s, fresh=is_fresh)
+            try:
+                tensors = tensors_of(inputs, metadata)
+                break
+            except WrongInputError:
+                if is_fresh:
+                    raise
+        call = self._client.codec.infer(self._ask, tensors)
+        answer: Answer = await self._client.send(call, self._timeout_s, repeatable=self._repeatable)
+        return answer
+
+    async def stream(self, **inputs: Any) -> AsyncIterator[Answer]:
+        """Send one request, and yield each response as it arrives. Closing the generator cancels the request."""
+        metadata = await self._client.described(self._ask, self._timeout_s)
+        call = self._client.codec.stream(self._ask, tensors_of(inputs, metadata), metadata)
+        replies = self._client.transport.stream(call, self._timeout_s)
+        try:
+            async for answer in replies:
+                yield answer
+        finally:
+            await replies.aclose()
+
+    async def metadata(self) -> Metadata:
+        """The inputs and outputs, as the server describes them now."""
+        metadata: Metadata = await self._client.described(self._ask, self._timeout_s, fresh=True)
+        return metadata
+
+    async def is_ready(self) -> bool:
+        """True if the model answers requests."""
+        return bool(await self._client.is_ready(self._ask))
+
+
+class AsyncClient(_Base):
+    """The same server for the coroutines of one event loop; arguments are those of :class:`Client`."""
+
+    def __call__(
+        self,
+        model: str,
+        version: str | int = "",
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        repeatable: bool = False,
+    ) -> AsyncModel:
+        """A model; arguments are those of :meth:`Client.__call__`."""
+        ask = Ask(model, str(version), tuple(outputs), dict(parameters or {}), request_id)
+        return AsyncModel(self, ask, timeout_s, repeatable=repeatable)
+
+    async def is_ready(self, ask: Ask | None = None) -> bool:
+        """True if the server takes requests, or one of its models."""
+        call = self._codec.ready(*("", "") if ask is None else (ask.model, ask.version))
+        try:
+            return bool(await self._transport.send(call, self.timeout_s))
+        except UnreachableError:
+            return False
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def codec(self) -> Any:
+        return self._codec
+
+    @property
+    def transport(self) -> Any:
+        return self._transport
+
+    async def described(self, ask: Ask, timeout_s: float, *, fresh: bool = False) -> Metadata:
+        """The metadata of a model, remembered from the first time on."""
+        key = (ask.model, ask.version)
+        if fresh or key not in self._metadata:
+            self._metadata[key] = await self.send(self._codec.metadata(*key), timeout_s, repeatable=True)
+        return self._metadata[key]
+
+    async def send(self, call: Any, timeout_s: float, *, repeatable: bool) -> Any:
+        """The result of a call, sent again as the rules allow."""
+        attempts = self.attempts(timeout_s, repeatable=repeatable)
+        while True:
+            try:
+                return await self._transport.send(call, attempts.left_s())
+            except ClientError as error:
+                pause = attempts.pause_after(error)
+            await asyncio.sleep(pause)
+
+    def _grpc_transport(self, url: str, headers: Mapping[str, str], tls: Any) -> Any:
+        from pybackend.client.grpc_calls import AsyncGrpcTransport
+
+        return AsyncGrpcTransport(url, headers, tls)
+
+    def _http_transport(self, address: Address, connections: int) -> Any:
+        return AsyncHttpTransport(address, connections)

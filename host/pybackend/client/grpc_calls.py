@@ -1,0 +1,196 @@
+"""The protocol over gRPC, by the package grpcio: calls as messages, and channels that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pybackend.client.errors import ClientError, ConnectionLostError, DeadlineError, UnreachableError, refused
+from pybackend.client.tensors import Answer, Ask, Metadata
+from pybackend.schema.messages import message_class
+from pybackend.tools.client.inference import array_of
+from pybackend.tools.client.values import Tensor, WantedTensor
+
+_SERVICE = "/inference.GRPCInferenceService/"
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+def import_grpc() -> Any:
+    """The package grpcio; raises ClientError if it is missing."""
+    try:
+        import grpc
+        import grpc.aio
+    except ImportError:
+        raise ClientError("gRPC needs the package grpcio: `pip install 'pybackend[client]'` installs it") from None
+    return grpc
+
+
+class Call(NamedTuple):
+    """A call of a method, and how its answer is read."""
+
+    method: str
+    message: Any
+    answer: str  # name of the message that answers
+    read: Callable[[Any], Any]
+
+
+class GrpcCodec:
+    """Makes calls."""
+
+    def ready(self, model: str, version: str) -> Call:
+        if not model:
+            return Call("ServerReady", _message("ServerReadyRequest"), "ServerReadyResponse", lambda reply: reply.ready)
+        asked = _message("ModelReadyRequest", name=model, version=version)
+        return Call("ModelReady", asked, "ModelReadyResponse", lambda reply: reply.ready)
+
+    def metadata(self, model: str, version: str) -> Call:
+        asked = _message("ModelMetadataRequest", name=model, version=version)
+        return Call("ModelMetadata", asked, "ModelMetadataResponse", _metadata)
+
+    def infer(self, ask: Ask, tensors: list[Tensor]) -> Call:
+        return Call("ModelInfer", _infer_message(ask, tensors), "ModelInferResponse", _answer)
+
+    def stream(self, ask: Ask, tensors: list[Tensor], _metadata: Metadata) -> Call:
+        return Call("ModelStreamInfer", _infer_message(ask, tensors), "ModelStreamInferResponse", _streamed)
+
+
+def _message(name: str, /, **fields: Any) -> Any:
+    return message_class(f"inference.{name}")(**fields)
+
+
+def _infer_message(ask: Ask, tensors: list[Tensor]) -> Any:
+    message = _message("ModelInferRequest", model_name=ask.model, model_version=ask.version, id=ask.request_id)
+    for tensor in tensors:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.data)
+    for name in ask.outputs:
+        message.outputs.add(name=name)
+    for name, value in ask.parameters.items():
+        kind = {bool: "bool_param", int: "int64_param", float: "double_param"}.get(type(value), "string_param")
+        setattr(message.parameters[name], kind, value)
+    return message
+
+
+def _metadata(reply: Any) -> Metadata:
+    def tensors(listed: Any) -> dict[str, WantedTensor]:
+        return {each.name: WantedTensor(each.name, each.datatype, tuple(each.shape)) for each in listed}
+
+    return Metadata(reply.name, tuple(reply.versions), tensors(reply.inputs), tensors(reply.outputs))
+
+
+def _answer(reply: Any) -> Answer:
+    outputs = {
+        each.name: array_of(data, each.datatype).reshape(tuple(each.shape))
+        for each, data in zip(reply.outputs, reply.raw_output_contents, strict=True)
+    }
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in reply.parameters.items()
+    }
+    return Answer(outputs, reply.model_version, reply.id, parameters)
+
+
+def _streamed(reply: Any) -> Answer:
+    if reply.error_message:
+        raise refused(reply.error_message, "INTERNAL")
+    return _answer(reply.infer_response)
+
+
+def _failure(error: Any, url: str, timeout_s: float) -> ClientError:
+    """The error for a call that has failed."""
+    status, text = error.code().name, error.details() or ""
+    if status == "DEADLINE_EXCEEDED":
+        return DeadlineError(f"{url} has not answered within {timeout_s:.3g} s")
+    if status == "UNAVAILABLE" and "failed to connect" in text.lower():
+        return UnreachableError(f"no server answers at {url}: {text}")
+    if status == "UNAVAILABLE" and any(
+        word in text.lower() for word in ("socket closed", "connection reset", "goaway")
+    ):
+        return ConnectionLostError(f"the connection to {url} ended before the answer: {text}")
+    return refused(text, status)
+
+
+class _Channel:
+    """The common part of channels for threads and for coroutines."""
+
+    def __init__(self, url: str, module: Any, headers: Mapping[str, str], credentials: Any) -> None:
+        self._url = url
+        self._grpc = import_grpc()
+        scheme, _, target = url.partition("://")
+        if not target:
+            raise ValueError(f"'{url}' is not the URL of a server: write, for example, grpc://localhost:8001")
+        self._metadata = tuple((name.lower(), value) for name, value in headers.items())
+        if scheme == "grpcs":
+            credentials = credentials or self._grpc.ssl_channel_credentials()
+            self._channel = module.secure_channel(target, credentials, options=_OPTIONS)
+        else:
+            self._channel = module.insecure_channel(target, options=_OPTIONS)
+        self._made: dict[str, Any] = {}
+
+    def _method(self, call: Call, *, streams: bool = False) -> Any:
+        method = self._made.get(call.method)
+        if method is None:
+            make = self._channel.stream_stream if streams else self._channel.unary_unary
+            method = self._made[call.method] = make(
+                _SERVICE + call.method,
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=message_class(f"inference.{call.answer}").FromString,
+            )
+        return method
+
+
+class GrpcTransport(_Channel):
+    """A channel for threads."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], credentials: Any) -> None:
+        super().__init__(url, import_grpc(), headers, credentials)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def send(self, call: Call, timeout_s: float) -> Any:
+        """The result of a call; raises ClientError."""
+        try:
+            reply = self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata)
+        except self._grpc.RpcError as error:
+            raise _failure(error, self._url, timeout_s) from None
+        return call.read(reply)
+
+    def stream(self, call: Call, timeout_s: float) -> Iterator[Any]:
+        """The results of a stream, one by one; its end cancels the call."""
+        replies = self._method(call, streams=True)(iter([call.message]), timeout=timeout_s, metadata=self._metadata)
+        try:
+            for reply in replies:
+                yield call.read(reply)
+        except self._grpc.RpcError as error:
+            raise _failure(error, self._url, timeout_s) from None
+        finally:
+            replies.cancel()
+
+
+class AsyncGrpcTransport(_Channel):
+    """A channel for coroutines of one event loop."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], credentials: Any) -> None:
+        super().__init__(url, import_grpc().aio, headers, credentials)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def send(self, call: Call, timeout_s: float) -> Any:
+        """The result of a call; raises ClientError."""
+        try:
+            reply = await self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata)
+        except self._grpc.RpcError as error:
+            raise _failure(error, self._url, timeout_s) from None
+        return call.read(reply)
+
+    async def stream(self, call: Call, timeout_s: float) -> AsyncIterator[Any]:
+        """The results of a stream, one by one; its end cancels the call."""
+        replies = self._method(call, streams=True)(iter([call.message]), timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for reply in replies:
+                yield call.read(reply)
+        except self._grpc.RpcError as error:
+            raise _failure(error, self._url, timeout_s) from None
+        finally:
+            replies.cancel()
