@@ -129,7 +129,15 @@ def _request(given: argparse.Namespace, parser: CommandParser) -> Request:
     inputs = _pairs("--input", given.input, parser)
     if list(inputs.values()).count("-") > 1:
         parser.refuse_with("Only one input can come from standard input")
-    return Request(given.model, given.model_version, inputs, given.output, parameters, given.id, fills_up=given.random)
+    return Request(
+        given.model,
+        given.model_version,
+        inputs,
+        given.output,
+        parameters=parameters,
+        request_id=given.id,
+        fills_up=given.random,
+    )
 
 
 def _pairs(flag: str, texts: Sequence[str], parser: CommandParser) -> dict[str, str]:
