@@ -139,6 +139,8 @@ def test_a_server_that_is_not_there_is_unreachable():
     for url in ("http://", "ftp://x", "grpc://"):
         with pytest.raises(ValueError, match="is not the URL of a server"):
             Client(url)
+    with pytest.raises(ValueError, match="the header 'Authorization' has a line break"):
+        AsyncClient("localhost:1", api_key="key\r\nx: y")
 
 
 # Servers that fail

@@ -38,6 +38,9 @@ class _Base:
         sent = dict(headers or {})
         if api_key is not None:
             sent["Authorization"] = f"Bearer {api_key}"
+        for name, value in sent.items():
+            if not f"{name}{value}".isprintable():
+                raise ValueError(f"the header '{name}' has a line break or another character that no header has")
         whole = url if "://" in url or url.startswith("unix:") else f"http://{url}"
         self._codec: Any = HttpCodec()
         if whole.startswith(_GRPC):
