@@ -363,28 +363,7 @@ def _openai(results: Results) -> str:
         "from model to client, ms",
         "CPU us of the host per piece",
     ]
-    return _section("Streams of OpenAI's API", header, rows)
-
-
-def _openai(results: Results) -> str:
-    rows = [
-        [
-            sample.streams,
-            sample.pieces,
-            f"{statistics.median(sample.first_ms):.2f}",
-            f"{statistics.median(sample.piece_ms):.2f}",
-            f"{sample.cpu_us:.0f}",
-        ]
-        for sample in results.openai
-    ]
-    header = [
-        "streams at once",
-        "pieces",
-        "first piece, ms",
-        "from model to client, ms",
-        "CPU us of the host per piece",
-    ]
-    return _section("Streams of OpenAI's API", header, rows)
+    return section("Streams of OpenAI's API", header, rows)
 
 
 def _call_memory(results: Results) -> str:
