@@ -363,7 +363,7 @@ def _openai(results: Results) -> str:
         "from model to client, ms",
         "CPU us of the host per piece",
     ]
-    return _section("Streams of OpenAI's API", header, rows)
+    return section("Streams of OpenAI's API", header, rows)
 
 
 def _openai(results: Results) -> str:
