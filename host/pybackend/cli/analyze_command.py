@@ -202,6 +202,8 @@ def run_analyze(arguments: Sequence[str], serve: Serve) -> int:
 
     status = serve(task.settings, visit)
     results = task.results
+    if status == EXIT_INTERRUPTED:
+        task.forget_interrupted()
     if results.outcomes:
         page = write_report(given.output, results, task.configs, task.texts, other)
         if results.is_better:
@@ -294,6 +296,13 @@ class _Task:
             Analysis(connection, bench, load, self.results, self.configs, space, self._path, print_text).run(
                 given.trials
             )
+
+    def forget_interrupted(self) -> None:
+        """Leave out a trial that has failed because the server ended."""
+        outcomes = self.results.outcomes
+        if outcomes and outcomes[-1].failed:
+            outcomes.pop()
+            self.results.write(self._path)
 
     def _add(self, connection: Connection, name: str) -> None:
         """Vary a model; of an ensemble, its steps."""

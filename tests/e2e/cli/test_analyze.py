@@ -135,10 +135,15 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
         ([models, out, "device", "--p99=fast"], "'fast' is no value such as 20ms"),
         ([models, out, "device", "--instances=4..x"], "is no list such as 1,2,4"),
         ([models, out, "device", f"--compare={tmp_path}/none.json"], "cannot read"),
-        ([models, f"--output={tmp_path}/2", "device", f"--data={tmp_path}/none.json", *QUICK], "cannot read"),
     ):
         assert run(["analyze", *arguments]) == 1
         assert said in capsys.readouterr().err
+    wrong = command(tmp_path / "models", "device", f"--data={tmp_path}/none.json")
+    ended = subprocess.run(wrong, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        f"error: cannot read {tmp_path}/none.json: No such file or directory\n",
+    )
 
 
 def test_ctrl_c_leaves_a_report_and_no_process_and_the_same_command_goes_on(tmp_path):
