@@ -139,6 +139,7 @@ def chat_of(request: InferenceRequest) -> Optional[Dict[str, Any]]:
 
 def _plain_message(message: Dict[str, Any]) -> Dict[str, Any]:
     """A message whose content is one text, as templates expect it."""
+    message = _with_arguments(message)
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -147,6 +148,25 @@ def _plain_message(message: Dict[str, Any]) -> Dict[str, Any]:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise RequestError(f"a message has a part of type '{kind}': this model takes parts of type 'text' only.")
     return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _with_arguments(message: Dict[str, Any]) -> Dict[str, Any]:
+    """A message whose calls of tools have objects as arguments: OpenAI's clients send them as JSON in texts, templates want objects."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_read_arguments(call) for call in calls]}
+
+
+def _read_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 _TEMPLATE_ARGUMENTS = frozenset(

@@ -359,7 +359,8 @@ class Neighbours:
         with self._changing:
             left = [each for each in self._by_name.get(neighbour.name, ()) if each is not neighbour]
             self._by_name[neighbour.name] = left
-            self._by_number.pop(neighbour.member, None)
+            if self._by_number.get(neighbour.member) is neighbour:
+                del self._by_number[neighbour.member]
 
     def number(self, neighbour: Neighbour) -> None:
         """Let :meth:`find` find one, which the host has given its number."""

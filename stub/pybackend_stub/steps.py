@@ -124,14 +124,20 @@ class FollowingSteps:
     def tell(self, execution: int, answers: AnswerQueue) -> None:
         """Tell the host what has followed; the result of the first step comes next."""
         if self._responses:
-            write, tail = self._results.response, answers.tail
-            results: List[Any] = [
-                write(response, [tensor._name for tensor in response._output_tensors], tail, MOST_TEXT // 4)
-                if response._output_tensors or response._error is not None
-                else _NOTHING
-                for response in self._responses
-            ]
+            results: List[Any] = []
+            for response in self._responses:
+                results.append(self._written(response, answers.tail))
+                if results[-1][0] is not None:  # what follows an error has not happened
+                    break
             answers.add(Followed(execution, self._left_ns, self._layouts, results))
+
+    def _written(self, response: InferenceResponse, tail: Any) -> Any:
+        if not response._output_tensors and response._error is None:
+            return _NOTHING
+        if response._parameters:  # an ensemble reads these only
+            response._parameters = {name: response._parameters[name] for name in _SEQUENCE & set(response._parameters)}
+        names = [tensor._name for tensor in response._output_tensors]
+        return self._results.response(response, names, tail, MOST_TEXT // 4)
 
     def _take(self, response: InferenceResponse, outputs: "Sequence[Sequence[str]]") -> None:
         made = {tensor._name: tensor for tensor in response._output_tensors}

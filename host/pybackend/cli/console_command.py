@@ -59,7 +59,7 @@ def run_console(arguments: Sequence[str]) -> int:
     metrics = "" if given.metrics_url == "none" else metrics_url(given)
     grpc = given.grpc_url or f"{_host(url)}:{_GRPC_PORT}"
     settings = ConsoleSettings(url, metrics, grpc, given.timeout, access, given.port, given.public_url)
-    return run(settings, print_link)
+    run(settings, print_link)
 
 
 def _host(url: str) -> str:

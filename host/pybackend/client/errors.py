@@ -9,7 +9,7 @@ ClientError
     ├── InvalidRequestError     the request does not fit the model
     ├── ModelNotFoundError      there is no such model or version
     ├── AccessError             the request lacks a key, or the right one
-    ├── UnavailableError        not at the moment; the server has not executed the request
+    ├── UnavailableError        not at the moment; a model that has begun may say so, too
     └── ModelFailedError        the model, or the server, has failed
 """
 
@@ -58,7 +58,7 @@ class AccessError(RefusedError):
 
 
 class UnavailableError(RefusedError):
-    """Not at the moment: the server has not executed the request."""
+    """Not at the moment. The server says so before it executes a request; a model may say so after it has begun."""
 
 
 class ModelFailedError(RefusedError):
@@ -66,6 +66,7 @@ class ModelFailedError(RefusedError):
 
 
 _UNKNOWN = "Request for unknown model"
+_RESTRICTED = "is restricted, expecting header"
 
 _BY_STATUS: dict[int | str, type[RefusedError]] = {
     400: InvalidRequestError, 401: AccessError, 403: AccessError, 404: ModelNotFoundError, 429: UnavailableError, 503: UnavailableError,
@@ -79,4 +80,6 @@ def refused(message: str, status: int | str) -> RefusedError:
     kind = _BY_STATUS.get(status, ModelFailedError)
     if kind is InvalidRequestError and message.startswith(_UNKNOWN):
         kind = ModelNotFoundError
+    if kind is UnavailableError and _RESTRICTED in message:
+        kind = AccessError
     return kind(message, status)

@@ -9,6 +9,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from pybackend_wire.dtypes import DATATYPES
 _LENGTH = "Inference-Header-Content-Length"
 _EVENT = b"data: "
 _MOST_HEAD_BYTES = 64 * 1024
+_READ_BYTES = 1024 * 1024
 _PORTS = {"http": 80, "https": 443}
 
 _TROUBLE = (OSError, EOFError, ValueError, IndexError, http.client.HTTPException, asyncio.LimitOverrunError)
@@ -168,6 +170,22 @@ class Address:
         )
 
 
+def _read_until(sock: socket.socket, response: http.client.HTTPResponse, end_s: float) -> bytes:
+    """The whole body; raises TimeoutError at the end of the time, although parts of the body may still arrive."""
+    parts: list[bytes] = []
+    while True:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        if sock is not None:  # the response has it alone if it ends with the connection
+            sock.settimeout(left_s)
+        part = response.read1(_READ_BYTES)
+        if not part:
+            response.close()  # the connection can be used again
+            return b"".join(parts)
+        parts.append(part)
+
+
 class HttpTransport:
     """A pool of connections for threads. It opens as many as there are requests at a time, and keeps ``most``."""
 
@@ -185,9 +203,11 @@ class HttpTransport:
 
     def send(self, call: Call, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
+        end_s = time.monotonic() + timeout_s
         connection, response = self._answered(call, timeout_s)
         try:
-            reply = Reply({name.lower(): value for name, value in response.getheaders()}, response.read())
+            body = _read_until(connection.sock, response, end_s)
+            reply = Reply({name.lower(): value for name, value in response.getheaders()}, body)
         except _TROUBLE as error:
             connection.close()
             raise self._address.failure(error, timeout_s) from None
@@ -349,12 +369,11 @@ class AsyncHttpTransport:
             raise address.unreachable(error) from None
 
     def _write(self, writer: asyncio.StreamWriter, call: Call) -> None:
-        fields = {
-            "Host": f"{self._address.host}:{self._address.port}",
-            **self._address.headers,
-            **call.headers,
-            "Content-Length": str(len(call.body)),
-        }
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        own = {"Host": f"{host}:{self._address.port}"}
+        given = {**self._address.headers, **call.headers, "Content-Length": str(len(call.body))}
+        names = {name.lower() for name in given}
+        fields = {**{name: value for name, value in own.items() if name.lower() not in names}, **given}
         head = f"{call.method} {self._address.prefix}{call.path} HTTP/1.1\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         writer.write(head.encode("latin-1") + b"\r\n")

@@ -56,7 +56,7 @@ class Attempts:
         self._timeout_s = timeout_s
         self._end = time.monotonic() + timeout_s
         self._count = 1
-        self._again = (UnreachableError, UnavailableError, *((ConnectionLostError,) if repeatable else ()))
+        self._again = (UnreachableError, *((UnavailableError, ConnectionLostError) if repeatable else ()))
         budget.refill()
 
     def left_s(self) -> float:

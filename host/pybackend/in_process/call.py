@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -41,7 +42,7 @@ Deliver = Callable[[Answer], object]
 """Takes an answer on the engine's loop, and passes it on to the thread or the event loop that waits for it."""
 
 
-def _nowhere(_answer: Answer) -> None:
+def nowhere(_answer: Answer) -> None:
     """For answers that nobody reads any more."""
 
 
@@ -80,12 +81,15 @@ class Call:
         routes: of requests to this model.
         deliver: takes the answers.
         backlog: the number of answers that nobody has read.
+        copies: copies that run; the engine's loop waits for them at its end.
         on_taken: called once the caller's memory was read.
+        rest: takes the answers once the caller reads no more from ``deliver``.
     """
 
     __slots__ = (
         "_admission",
         "_backlog",
+        "_copies",
         "_copying",
         "_deliver",
         "_engine",
@@ -94,6 +98,7 @@ class Call:
         "_pending",
         "_request",
         "_responses",
+        "_rest",
         "_routes",
         "crossing",
         "is_paused",
@@ -107,7 +112,9 @@ class Call:
         routes: Routes,
         deliver: Deliver,
         backlog: Callable[[], int],
+        copies: set[asyncio.Task[None]],
         on_taken: Callable[[], object] | None = None,
+        rest: Deliver = nowhere,
     ) -> None:
         self._engine = engine
         self.crossing = crossing  # to the engine's loop
@@ -115,7 +122,9 @@ class Call:
         self._routes = routes
         self._deliver = deliver
         self._backlog = backlog
+        self._copies = copies
         self._on_taken = on_taken
+        self._rest = rest
         self._admission: Admission | None = None
         self._pending: PendingRequest | None = None
         self._responses: deque[InferenceResponse] | None = None
@@ -144,7 +153,7 @@ class Call:
                         return
             self._admission = admission = self._engine.open(request.model_name, request.model_version, SENDER)
             if shapes is None and any(is_large(tensor) for tensor in request.inputs):
-                self._copying = asyncio.get_running_loop().create_task(self._begin_slowly())
+                self._copy(self._begin_slowly())
                 return
             if shapes is None:
                 for tensor in request.inputs:
@@ -158,6 +167,11 @@ class Call:
         except Exception:  # the caller waits for an answer
             log.exception("a request for model '%s' failed", self._request.model_name)
             self._refuse(_UNEXPECTED.again())
+
+    def _copy(self, work: Coroutine[Any, Any, None]) -> None:
+        self._copying = task = asyncio.get_running_loop().create_task(work)
+        self._copies.add(task)
+        task.add_done_callback(self._copies.discard)
 
     def _lend(self, tensor: InputTensor) -> Buffer | None:
         """Give a tensor the model's memory, and fill that unless it is large; returns the bytes that are still to be copied."""
@@ -229,7 +243,7 @@ class Call:
 
     def abandon(self) -> None:
         """The caller reads no more answers; the model goes on."""
-        self._deliver, self._backlog = _nowhere, int
+        self._deliver, self._backlog = self._rest, int
         self.resume()
 
     # Back to the caller
@@ -244,7 +258,7 @@ class Call:
             for output in response.outputs:
                 if len(output.data) >= LARGE_COPY_BYTES:
                     self._responses = deque([response])
-                    self._copying = asyncio.get_running_loop().create_task(self._copy_slowly(self._responses))
+                    self._copy(self._copy_slowly(self._responses))
                     return
                 outputs[output.name] = Tensor.of_model(output.datatype, output.shape, bytearray(output.data))
         answer = Answer(outputs, response.parameters, response.error, response.final)
@@ -256,11 +270,16 @@ class Call:
         while responses:
             response = responses.popleft()
             outputs: dict[str, Tensor] = {}
-            for output in () if response.error is not None else response.outputs:
-                copy = np.empty(len(output.data), np.uint8).data  # a bytearray would be zeroed first
-                await copy_bytes(copy, output.data)
-                outputs[output.name] = Tensor.of_model(output.datatype, output.shape, copy)
-            answer = Answer(outputs, response.parameters, response.error, response.final)
+            error = response.error
+            try:
+                for output in () if error is not None else response.outputs:
+                    copy = np.empty(len(output.data), np.uint8).data  # a bytearray would be zeroed first
+                    await copy_bytes(copy, output.data)
+                    outputs[output.name] = Tensor.of_model(output.datatype, output.shape, copy)
+            except Exception:  # such as a lack of memory; the caller waits for an answer
+                log.exception("a response of model '%s' could not be copied", self._request.model_name)
+                outputs, error = {}, _UNEXPECTED.again()
+            answer = Answer(outputs, response.parameters, error, response.final)
             response.release()
             self._pass(answer)
         self._copying = None

@@ -59,6 +59,7 @@ class HostThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_ready = False
         self._stops = False
+        self.copies: set[asyncio.Task[None]] = set()  # of large tensors, that run
         self._routes: FastAPI | None = None
         self._failure: BaseException | None = None
         self._settled = threading.Event()  # it is ready, or has ended
@@ -156,7 +157,10 @@ class HostThread:
             self._loop = asyncio.get_running_loop()
             if self._stops:
                 self.server.stop()
-            return await self.server.run(self._on_ready, is_told=False)
+            status = await self.server.run(self._on_ready, is_told=False)
+            while self.copies:  # whose callers wait for an answer
+                await asyncio.wait(self.copies)
+            return status
 
         _check_descriptors()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

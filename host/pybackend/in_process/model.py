@@ -14,7 +14,7 @@ from typing import Any
 
 from pybackend.engine.description import ModelDescription
 from pybackend.in_process.answers import AsyncResponseIterator, InferenceResponse, Mailbox, ResponseIterator
-from pybackend.in_process.call import Answer, Call, Deliver, Routes, is_large
+from pybackend.in_process.call import Answer, Call, Deliver, Routes, is_large, nowhere
 from pybackend.in_process.crossing import Crossing, crossing_to_caller
 from pybackend.in_process.errors import InvalidArgumentError, TritonError, UnsupportedError, error_of
 from pybackend.in_process.host_thread import HostThread
@@ -91,18 +91,22 @@ class Model:
         answers: SimpleQueue[Answer] = SimpleQueue()
         deliver: Deliver = answers.put
         backlog = answers.qsize
+        rest: Deliver = nowhere
         if queue is not None:
             if not isinstance(queue, SimpleQueue):  # putting into another one may block
                 raise InvalidArgumentError(
                     "response_queue of infer() is a queue.SimpleQueue; async_infer() takes an asyncio.Queue"
                 )
             deliver, backlog = partial(self._deliver_twice, deliver, queue.put, sent.id), int
+            rest = partial(self._deliver_twice, nowhere, queue.put, sent.id)
         taken: SimpleQueue[None] | None = None
         for tensor in sent.inputs:
             if is_large(tensor):
                 taken = SimpleQueue()
         on_taken = None if taken is None else partial(taken.put, None)
-        call = Call(host.server.engine, host.crossing, sent, self._routes, deliver, backlog, on_taken)
+        call = Call(
+            host.server.engine, host.crossing, sent, self._routes, deliver, backlog, host.copies, on_taken, rest
+        )
         responses = ResponseIterator(self, call, answers, raises=raise_on_error)
         if taken is not None:
             taken.get()
@@ -120,14 +124,16 @@ class Model:
         answers = Mailbox(crossing)
         deliver: Deliver = answers.deliver
         backlog = answers.backlog
+        rest: Deliver = nowhere
         if queue is not None:
-            if not isinstance(queue, asyncio.Queue):
+            if not isinstance(queue, asyncio.Queue) or queue.maxsize > 0:  # an answer cannot wait for room
                 raise InvalidArgumentError(
-                    "response_queue of async_infer() is an asyncio.Queue; infer() takes a queue.SimpleQueue"
+                    "response_queue of async_infer() is an asyncio.Queue without a maxsize; infer() takes a queue.SimpleQueue"
                 )
             put = partial(_put_across, crossing, queue)
             deliver, backlog = partial(self._deliver_twice, deliver, put, sent.id), int
-        call = Call(host.server.engine, host.crossing, sent, self._routes, deliver, backlog)
+            rest = partial(self._deliver_twice, nowhere, put, sent.id)
+        call = Call(host.server.engine, host.crossing, sent, self._routes, deliver, backlog, host.copies, rest=rest)
         return AsyncResponseIterator(self, call, answers, raises=raise_on_error)
 
     def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: Answer) -> None:

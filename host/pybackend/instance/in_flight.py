@@ -133,9 +133,14 @@ class ExecutionsInFlight:
             responses.append(None if item is None else self._response(pending, item, tail, final=True))
         if execution.followed:
             first = responses[0]
-            if first is None or first.error is not None:
+            if first is None:
                 raise RemoteProtocolError("steps that have followed one without a result")
-            first.followed, execution.followed = execution.followed, ()
+            followed, execution.followed = execution.followed, ()
+            if first.error is None:
+                first.followed = followed
+            else:  # its result could not be sent
+                for each in followed:
+                    each.release()
             execution.left_ns = execution.left_ns if end_ns <= execution.left_ns <= now_ns else end_ns
         again = self._withdrawn(execution, responses) if execution.rescheduled else None
         del self.in_flight[result.execution]  # only once all is checked: what is in flight is answered in any case
@@ -161,8 +166,9 @@ class ExecutionsInFlight:
         return again
 
     def _response(
-        self, pending: PendingRequest, item: heard.RequestResult, tail: bytes, *, final: bool
+        self, pending: PendingRequest, item: heard.RequestResult, tail: bytes, *, final: bool, is_own: bool = True
     ) -> InferenceResponse:
+        """``is_own``: the outputs are this model's, not those of another one in its process."""
         if pending.answered:
             raise RemoteProtocolError("a response to a request that is answered")
         request = pending.request
@@ -170,7 +176,7 @@ class ExecutionsInFlight:
             error = InferenceError(item.error.message, ErrorCode(item.error.code))
             return InferenceResponse(request.model_name, self._version, request.id, error=error, final=final)
         assert self.session is not None
-        outputs, on_release = self.session.outputs.tensors_of(item, tail, request.regions)
+        outputs, on_release = self.session.outputs.tensors_of(item, tail, request.regions, is_own=is_own)
         return InferenceResponse(
             request.model_name, self._version, request.id, outputs, item.parameters, on_release, None, final
         )
@@ -249,7 +255,7 @@ class ExecutionsInFlight:
         execution.left_ns = message.left_ns
         followed: list[InferenceResponse] = []
         execution.followed = followed  # at once: those before a broken one have memory that must be released, too
-        followed.extend(self._response(pending, result, tail, final=True) for result in results)
+        followed.extend(self._response(pending, result, tail, final=True, is_own=False) for result in results)
         if self._output_listener is not None:
             for output in message.new_outputs:
                 self._output_listener.on_new_output(output.name, output.datatype, output.shape)
@@ -263,7 +269,7 @@ class ExecutionsInFlight:
         # All stays in flight until all is checked: if it is a lie, it ends with everything else that was in flight.
         for number in executions:
             execution = self.in_flight.get(number)
-            if execution is None or execution.responded or execution in returned:
+            if execution is None or execution.responded or execution.followed or execution in returned:
                 raise RemoteProtocolError("work handed back that the stub did not have")
             if not all(taken_back(session.inputs, pending.request) for pending in execution.pending):
                 raise RemoteProtocolError("work handed back whose input the stub had given back")

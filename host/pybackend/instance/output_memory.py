@@ -92,12 +92,13 @@ class OutputMemory:
         self._tail_left = tail_bytes
 
     def tensors_of(
-        self, result: heard.RequestResult, tail: bytes, regions: RegionOutputs | None = None
+        self, result: heard.RequestResult, tail: bytes, regions: RegionOutputs | None = None, *, is_own: bool = True
     ) -> tuple[list[OutputTensor], Callable[[], None] | None]:
         """The tensors of a result, and how to give their memory back (None if they lie in the frame).
 
         Args:
             regions: where the stub was told to write some of them.
+            is_own: the listener is told of them; False for those of another model in the process.
 
         Raises:
             RemoteProtocolError: a place is not within what the stub may use, or contradicts its shape.
@@ -119,7 +120,9 @@ class OutputMemory:
         for place in places:
             name, datatype, shape, nbytes = place.name, place.datatype, place.shape, place.nbytes
             layout = (name, datatype, nbytes if ITEMSIZE.get(datatype) else 0, *shape)
-            if layout not in layouts:
+            if not is_own:
+                _check_size(place)
+            elif layout not in layouts:
                 self._look_at(place, layout)
             if place.segment == TAIL:
                 tensors.append(OutputTensor(name, datatype, shape, copy_of(name, tail, place.offset, nbytes)))

@@ -239,11 +239,17 @@ def test_bodies_that_are_no_objects_are_refused(server):
 
 
 def test_a_long_prompt_cannot_be_multiplied(server):
-    error = ask(server, "completions", status=400, model="script", prompt="x" * 1_000_000, n=100).json["error"]
-    assert (error["param"], error["message"]) == (
-        "n",
-        "the prompts have more than 67108864 bytes, each counted 'n' times",
-    )
+    for large in ({"prompt": "x" * 1_000_000}, {"prompt": "x", "other": "x" * 1_000_000}):
+        error = ask(server, "completions", status=400, model="script", n=100, **large).json["error"]
+        assert (error["param"], error["message"]) == (
+            "n",
+            "the prompts, each with all settings, have more than 67108864 bytes, counted 'n' times",
+        )
+
+
+def test_long_stops_are_refused(server):
+    error = ask(server, "completions", status=400, model="script", prompt="x", stop="x" * 1001).json["error"]
+    assert (error["param"], error["message"]) == ("stop", "a text of 'stop' can have up to 1000 characters")
 
 
 def test_a_missing_key_is_an_error_of_openais_form(server):

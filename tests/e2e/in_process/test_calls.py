@@ -223,7 +223,7 @@ async def _awaited(model: pybackend.Model, code: str) -> pybackend.InferenceResp
 def test_responses_also_go_to_a_queue_of_the_callers(server: pybackend.Server) -> None:
     model = server.model("countdown_to")
     kept: queue.SimpleQueue[pybackend.InferenceResponse] = queue.SimpleQueue()
-    list(model.infer(inputs={"IN": np.array([3], np.int32)}, response_queue=kept))
+    model.infer(inputs={"IN": np.array([3], np.int32)}, response_queue=kept)  # nobody reads the iterator
     taken = []
     while not taken or not taken[-1].final:
         taken.append(kept.get())
@@ -231,17 +231,16 @@ def test_responses_also_go_to_a_queue_of_the_callers(server: pybackend.Server) -
 
     async def into_queue() -> list[list[int]]:
         kept: asyncio.Queue[pybackend.InferenceResponse] = asyncio.Queue()
-        _ = [each async for each in model.async_infer(inputs={"IN": np.array([3], np.int32)}, response_queue=kept)]
-        return [values(kept.get_nowait()) for _ in range(3)]
+        model.async_infer(inputs={"IN": np.array([3], np.int32)}, response_queue=kept)
+        return [values(await kept.get()) for _ in range(3)]
 
     assert asyncio.run(into_queue()) == [[3], [3], [3]]
 
-    async def into_full_queue() -> int:
-        kept: asyncio.Queue[pybackend.InferenceResponse] = asyncio.Queue(1)
-        responses = model.async_infer(inputs={"IN": np.array([3], np.int32)}, response_queue=kept)
-        return len([each async for each in responses])
+    async def into_full_queue() -> None:
+        model.async_infer(inputs={"IN": np.array([3], np.int32)}, response_queue=asyncio.Queue(1))
 
-    assert asyncio.run(into_full_queue()) == 4
+    with pytest.raises(pybackend.InvalidArgumentError, match="without a maxsize"):
+        asyncio.run(into_full_queue())
     for call in (model.infer, model.async_infer):
         with pytest.raises(pybackend.InvalidArgumentError, match=r"^response_queue of .*infer\(\) is a"):
             asyncio.run(_called(call))

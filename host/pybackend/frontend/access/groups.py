@@ -64,7 +64,7 @@ def _openai_group(parts: list[str]) -> ApiGroup | None:
     match parts:
         case ["models"]:
             return ApiGroup.MODEL_REPOSITORY
-        case ["models", _]:
+        case ["models", *_]:  # a name may have slashes
             return ApiGroup.METADATA
     return ApiGroup.INFERENCE
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -69,14 +70,16 @@ def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str
 
 
 def _is_from_here(request: Request) -> bool:
-    """True for a call from this machine that no proxy has forwarded, to an address of this machine.
+    """True for a call from this machine to an address of this machine, of no web page, and not known to come through a proxy.
 
     Otherwise a web page could give its own name the address of this machine.
     """
-    if request.client is None or any(name in request.headers for name in _PROXIES):
+    if request.client is None or any(name in request.headers for name in (*_PROXIES, "origin")):
         return False
-    name = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-    return _is_loopback(request.client.host) and (name == "localhost" or _is_loopback(name.strip("[]")))
+    with suppress(ValueError):
+        name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        return _is_loopback(request.client.host) and (name == "localhost" or _is_loopback(name))
+    return False
 
 
 def _is_loopback(address: str) -> bool:

@@ -26,7 +26,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.protocol.openai.answer import (
     DONE,
-    MOST_TEXT_CHARACTERS,
+    MOST_ANSWER_BYTES,
     Choice,
     Piece,
     TextAnswer,
@@ -50,6 +50,7 @@ from pybackend.protocol.openai.request import (
 _SENDER = Sender("http")
 _JSON = "application/json"
 _AT_ONCE = 16
+_PIECE_BYTES = 100  # what a piece takes besides its contents
 """Requests of one list of texts to embed that wait in the model's queue at a time."""
 
 _T = TypeVar("_T")
@@ -69,7 +70,7 @@ def add(app: FastAPI, frontend: InferFrontend) -> None:
             ("POST", "completions", "Continue texts, as OpenAI's API does", routes.completion, _COMPLETION),
             ("POST", "embeddings", "Embed texts, as OpenAI's API does", routes.embeddings, _EMBEDDING),
             ("GET", "models", "The models that OpenAI's routes serve", routes.models, None),
-            ("GET", "models/{model_name}", "A model that OpenAI's routes serve", routes.model, None),
+            ("GET", "models/{model_name:path}", "A model that OpenAI's routes serve", routes.model, None),
         ):
             body = None if schema is None else {_JSON: {"schema": schema}}
             add_route(app, method, prefix + path, "openai", summary, _in_openai_form(answer), body=body)
@@ -289,9 +290,9 @@ class _Texts:
         length = 0
         async for index, piece in self._pieces():
             pieces[index].append(piece)
-            length += len(piece.text)
-            if length > MOST_TEXT_CHARACTERS:
-                raise InferenceError(f"the model's answer exceeds {MOST_TEXT_CHARACTERS} characters: ask for a stream")
+            length += _PIECE_BYTES + piece.nbytes
+            if length > MOST_ANSWER_BYTES:
+                raise InferenceError(f"the model's answer exceeds {MOST_ANSWER_BYTES} bytes: ask for a stream")
         return self._answer.whole([each.choice for each in self._growing], pieces)
 
     async def events(self) -> AsyncGenerator[bytes]:

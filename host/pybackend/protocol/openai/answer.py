@@ -26,8 +26,8 @@ DONE: Final = b"data: [DONE]\n\n"
 _GOES_ON = frozenset({b"", b"None", b"null"})
 """The reason for the end of a text in the words of models, before there is one."""
 
-MOST_TEXT_CHARACTERS: Final = 16 * 1024 * 1024
-"""Bound of the texts of a whole answer, which are kept until the last one is complete."""
+MOST_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Bound of the outputs of a whole answer, which are kept until the last one is complete."""
 
 
 class Piece(NamedTuple):
@@ -37,6 +37,7 @@ class Piece(NamedTuple):
     logprobs: list[Any] | None
     tool_calls: list[Any] | None
     finish: str
+    nbytes: int  # of the tensors in which it came
 
     @property
     def says_something(self) -> bool:
@@ -72,9 +73,15 @@ class Choice:
         found = {tensor.name: tensor for tensor in response.outputs}
         names = self._tensors
 
+        nbytes = 0
+
         def texts(name: str) -> list[bytes]:
+            nonlocal nbytes
             tensor = found.get(name) if name else None
-            return [] if tensor is None or tensor.datatype != "BYTES" else decode_elements(tensor.data)
+            if tensor is None or tensor.datatype != "BYTES":
+                return []
+            nbytes += len(tensor.data)
+            return decode_elements(tensor.data)
 
         said = b"".join(texts(names.text))
         reason = next((each for each in texts(names.finish_reason) if each not in _GOES_ON), b"")
@@ -87,13 +94,14 @@ class Choice:
         if (tokens := token_count(response, names.completion_tokens)) is not None:
             self.completion_tokens = (self.completion_tokens or 0) + tokens
         logprobs = None if self._asked.logprobs is None else _listed(texts(names.logprobs))
-        return self._piece(self._decode(said, bool(reason)), reason.decode("utf-8", "replace"), logprobs, calls)
+        text = self._decode(said, bool(reason))
+        return self._piece(text, reason.decode("utf-8", "replace"), logprobs, calls, nbytes)
 
     def end(self) -> Piece:
         """The model has ended without a last response."""
-        return self._piece(self._decode(b"", True), "stop", None, None)
+        return self._piece(self._decode(b"", True), "stop", None, None, 0)
 
-    def _piece(self, text: str, reason: str, logprobs: list[Any] | None, calls: list[Any] | None) -> Piece:
+    def _piece(self, text: str, reason: str, logprobs: list[Any] | None, calls: list[Any] | None, nbytes: int) -> Piece:
         text = self._held + text
         self._held = ""
         cut = min((place for stop in self._stops if (place := text.find(stop)) >= 0), default=-1)
@@ -104,7 +112,7 @@ class Choice:
             text, self._held = text[:kept], text[kept:]
         if reason:
             self.finish = "tool_calls" if self._has_calls and reason == "stop" and cut < 0 else reason
-        return Piece(text, logprobs, calls, self.finish)
+        return Piece(text, logprobs, calls, self.finish, nbytes)
 
 
 def token_count(response: InferenceResponse, name: str) -> int | None:
@@ -119,7 +127,8 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
     """How much of a text cannot belong to a stop that the next piece completes."""
     longest = max(map(len, stops)) - 1
     for begin in range(max(0, len(text) - longest), len(text)):
-        if any(stop.startswith(text[begin:]) for stop in stops):
+        end = text[begin:]
+        if any(stop.startswith(end) for stop in stops):
             return begin
     return len(text)
 

@@ -36,6 +36,9 @@ _MOST_STOPS: Final = 16
 _MOST_TOP: Final = 20
 _MOST_MEMBERS: Final = 256
 
+_MOST_STOP_CHARACTERS: Final = 1000
+"""The end of each piece is compared with the beginnings of all stops."""
+
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError)
 
 _Texts = str | list[str]
@@ -189,9 +192,12 @@ def parse_text_request(body: bytes, *, is_chat: bool) -> TextRequest:
         )
     if not 1 <= n <= MOST_CHOICES or n * len(prompts) > MOST_CHOICES:
         raise OpenAiError(f"'n' must be at least 1, and one request can ask for up to {MOST_CHOICES} texts", "n")
-    if n * sum(map(len, prompts)) > MOST_PROMPT_BYTES:
-        raise OpenAiError(f"the prompts have more than {MOST_PROMPT_BYTES} bytes, each counted 'n' times", "n")
     settings = members.rest()
+    each_bytes = sum(len(name) + len(text) for name, text in settings.items())
+    if n * (sum(map(len, prompts)) + len(prompts) * each_bytes) > MOST_PROMPT_BYTES:
+        raise OpenAiError(
+            f"the prompts, each with all settings, have more than {MOST_PROMPT_BYTES} bytes, counted 'n' times", "n"
+        )
     if most_tokens is not None:
         settings["max_tokens"] = most_tokens
     if logprobs is not None:
@@ -210,6 +216,8 @@ def _stops(members: Members) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > _MOST_STOPS or not all(stops):
         raise OpenAiError(f"'stop' must be a text or up to {_MOST_STOPS} texts that are not empty", "stop")
+    if any(len(each) > _MOST_STOP_CHARACTERS for each in stops):
+        raise OpenAiError(f"a text of 'stop' can have up to {_MOST_STOP_CHARACTERS} characters", "stop")
     return stops
 
 

@@ -17,4 +17,4 @@ if line:
     # The server is the process that started this one: its certificate may be made out to any name.
     access = Access(told["headers"], verify=False)
     settings = ConsoleSettings(told["url"], told["metrics_url"], told["grpc_url"], _TIMEOUT_S, access)
-    sys.exit(run(settings, print_link, ends_with_input=True))
+    run(settings, print_link, ends_with_input=True)

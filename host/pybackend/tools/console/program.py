@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from pybackend.errors import ServerError
 from pybackend.tools.console.extra import require_extra
@@ -22,8 +23,8 @@ def print_link(link: str) -> None:
     sys.stdout.flush()
 
 
-def run(settings: ConsoleSettings, announce: Callable[[str], None], *, ends_with_input: bool = False) -> int:
-    """Serve the pages until a signal arrives, and return the exit status. ``announce`` takes each new link.
+def run(settings: ConsoleSettings, announce: Callable[[str], None], *, ends_with_input: bool = False) -> NoReturn:
+    """Serve the pages until a signal arrives, and end the process. ``announce`` takes each new link.
 
     ``ends_with_input``: also end when standard input does, with the process that started this one.
     """
@@ -50,8 +51,9 @@ def run(settings: ConsoleSettings, announce: Callable[[str], None], *, ends_with
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn ends on them, and then sends them to itself again
     gate.open()
-    asyncio.run(server.serve([sock]))
-    return 0 if server.started else 1
+    asyncio.new_event_loop().run_until_complete(server.serve([sock]))
+    sys.stdout.flush()
+    os._exit(0 if server.started else 1)  # the interpreter would wait for threads that wait for answers
 
 
 def _bound(port: int | None) -> socket.socket:
