@@ -117,6 +117,7 @@ class EntranceFiles:
         }
         self._keys = None if cluster.api_keys is None else ApiKeys(cluster.api_keys.file)
         self._known: set[str] = set()
+        self._telling = asyncio.Lock()
         for each in self._followed():
             each.files.handing.append(self._tell)
         self.write()
@@ -155,20 +156,21 @@ class EntranceFiles:
             await asyncio.Event().wait()  # there may be no files
 
     async def _tell(self) -> None:
-        known = self._known
-        self.write()
-        try:
-            for path, text in self._texts():
-                kind = "ca-file" if path.name.endswith("-root.pem") else "cert"
-                await self._command(f"set ssl {kind} {path} <<\n{text}", "ransaction ")
-                await self._command(f"commit ssl {kind} {path}", "Success")
-            for digest in sorted(self._known - known):
-                await self._command(f"add acl {self._directory / _KEYS} {digest}")
-            for digest in sorted(known - self._known):
-                await self._command(f"del acl {self._directory / _KEYS} {digest}")
-        except (OSError, ServerError) as error:
-            # A HAProxy that was started again has read the files.
-            log.error("HAProxy did not take the new certificates or API keys: %s", error)  # noqa: TRY400
+        async with self._telling:  # HAProxy takes one change at a time
+            known = self._known
+            self.write()
+            try:
+                for path, text in self._texts():
+                    kind = "ca-file" if path.name.endswith("-root.pem") else "cert"
+                    await self._command(f"set ssl {kind} {path} <<\n{text}", "ransaction ")
+                    await self._command(f"commit ssl {kind} {path}", "Success")
+                for digest in sorted(self._known - known):
+                    await self._command(f"add acl {self._directory / _KEYS} {digest}")
+                for digest in sorted(known - self._known):
+                    await self._command(f"del acl {self._directory / _KEYS} {digest}")
+            except (OSError, ServerError) as error:
+                # A HAProxy that was started again has read the files.
+                log.error("HAProxy did not take the new certificates or API keys: %s", error)  # noqa: TRY400
 
     async def _command(self, command: str, expected: str = "") -> None:
         answer = await self._ask(command)
