@@ -35,7 +35,7 @@ _OF_COMMAND = r"--(on|update|replicas)\b"
 _FIXED = {
     "k8s": re.compile(rf"{_OF_COMMAND}|--((http|grpc|metrics)-port|exit-timeout-secs)\b"),
     "ray": re.compile(_OF_COMMAND),
-    "kuberay": re.compile(rf"{_OF_COMMAND}|--((http|grpc|metrics)-port|replica-cpus)\b"),
+    "kuberay": re.compile(rf"{_OF_COMMAND}|--((http|grpc|metrics)-port|replica-(cpus|gpus))\b"),
 }
 """Flags of the server that the file decides."""
 

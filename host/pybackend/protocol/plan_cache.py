@@ -175,6 +175,9 @@ class PlanCache:
         if known is None or is_of_sequence is not bool(known.request.correlation_id):
             return None
         sizes = [*map(int, parts[1::2])]
+        for datatype, was, size in zip(known.datatypes, known.sizes, sizes, strict=True):
+            if size != was and ITEMSIZE[datatype]:
+                return None  # only strings may have another size: it must be checked
         return msgspec.structs.replace(known, sizes=sizes, nbytes=sum(sizes), unpack=_slices_of(sizes), places=None)
 
     def _put_unsized(self, preamble: bytes, known: _KnownPlan) -> None:

@@ -97,6 +97,7 @@ core.register_action("sequence_of_document", {"http-req"}, function(txn)
   if place ~= nil then
     local rest = body:sub(place):match('^"sequence_id"%s*:%s*(.*)') or ""
     id = rest:match('^%d+') or rest:match('^"([^"\\]*)"')
+    if id == nil then whole = false end -- an id with escapes is not read
   end
   note(txn, txn:get_var("txn.model"), id, whole)
 end)

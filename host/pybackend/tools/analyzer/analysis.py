@@ -233,6 +233,7 @@ class Analysis:
 
     def _add(self, outcome: Outcome) -> None:
         self._results.outcomes.append(outcome)
+        self._results.compared = []  # with the best one so far
         self._results.write(self._path)
         best = self._results.goal.best(outcome.rungs)
         if outcome.failed:

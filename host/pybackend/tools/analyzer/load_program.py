@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -156,7 +157,8 @@ class Job:
         while not self._is_over:
             due_s += chance.expovariate(self._asked["rate"])
             time.sleep(max(0.0, due_s - time.perf_counter()))
-            loop.call_soon_threadsafe(self._arrive, due_s)
+            with suppress(RuntimeError):  # the measurement is over, and its loop closed
+                loop.call_soon_threadsafe(self._arrive, due_s)
 
     def _arrive(self, due_s: float) -> None:
         if self._is_over:

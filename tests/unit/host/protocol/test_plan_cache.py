@@ -209,9 +209,9 @@ def test_plans_that_something_still_leads_to_are_forgotten_with_their_signature(
     assert kept.get(HEADER) is None
 
 
-def strings(preamble, *sizes):
+def strings(preamble, *sizes, datatypes=("BYTES", "BYTES")):
     """A plan with inputs of strings."""
-    inputs = [InputTensor(name, "BYTES", (1, 4)) for name in "AB"[: len(sizes)]]
+    inputs = [InputTensor(name, datatype, (1, 4)) for name, datatype, _ in zip("AB", datatypes, sizes, strict=False)]
     request = InferenceRequest("m", "3", inputs=inputs)
     made = InferPlan(request, [*zip(inputs, sizes, strict=True)], sum(sizes), ALL_BINARY, Checked.HEADER)
     cache = PlanCache()
@@ -260,3 +260,10 @@ def test_numbers_have_their_sizes():
     cache.put(preamble, plan())
     assert found(cache, preamble, 16) == [16]
     assert found(cache, preamble.replace(b"16", b"20"), 20) is None
+
+
+def test_numbers_beside_strings_have_their_sizes():
+    cache = strings(SIZED % (16, 20), 16, 20, datatypes=("INT32", "BYTES"))
+    assert found(cache, SIZED % (16, 7), 23) == [16, 7]
+    assert found(cache, SIZED % (20, 7), 27) is None
+    assert found(cache, SIZED % (8, 7), 15) is None
