@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.options import SILENT, Serve, visited_settings
+from pybackend.cli.options import SILENT, Serve, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import PybackendError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
@@ -34,11 +34,11 @@ _RESULTS = "results.json"
 _MOST_CLIENTS = 4096
 
 
-def _with_unit(units: dict[str, float], example: str) -> Any:
+def _with_unit(units: dict[str, float], example: str, least: float = 1e-6) -> Any:
     def read(text: str) -> float:
         found = _WITH_UNIT.fullmatch(text.strip())
         factor = units.get(found[2] if "ms" in units else found[2].upper()) if found else None
-        if found is None or factor is None or not float(found[1]):
+        if found is None or factor is None or float(found[1]) < least:
             raise argparse.ArgumentTypeError(f"'{text}' is no value such as {example}")
         return float(found[1]) * factor
 
@@ -46,6 +46,7 @@ def _with_unit(units: dict[str, float], example: str) -> Any:
 
 
 _time_ms, _size_bytes = _with_unit(_UNITS, "20ms"), _with_unit(_SIZES, "2GB")
+_delay_ms = _with_unit(_UNITS, "0 or 500us", least=0)
 
 
 def _numbers(least: int) -> Any:
@@ -55,15 +56,14 @@ def _numbers(least: int) -> Any:
         try:
             if ".." in text:
                 first, last = (int(part) for part in text.split("..", 1))
-                numbers = [first]
-                while numbers[-1] * 2 < last:
-                    numbers.append(max(1, numbers[-1] * 2))
-                numbers = [*numbers, last] if last > first else numbers
+                numbers = [] if last < first else [first]
+                while numbers and numbers[-1] < last:
+                    numbers.append(min(last, max(1, numbers[-1] * 2)))
             else:
                 numbers = sorted({int(part) for part in text.split(",")})
         except ValueError:
             numbers = []
-        if not numbers or numbers[0] < least or numbers != sorted(numbers):
+        if not numbers or numbers[0] < least:
             raise argparse.ArgumentTypeError(f"'{text}' is no list such as 1,2,4 and no range such as 1..8")
         return numbers
 
@@ -71,7 +71,7 @@ def _numbers(least: int) -> Any:
 
 
 def _delays_us(text: str) -> list[int]:
-    return sorted({round(_time_ms(part) * 1000) if part.strip("0") else 0 for part in text.split(",")})
+    return sorted({round(_delay_ms(part) * 1000) for part in text.split(",")})
 
 
 def make_parser() -> CommandParser:
@@ -191,31 +191,20 @@ def run_analyze(arguments: Sequence[str], serve: Serve) -> int:
     imported_optuna()
     other = read_results(given.compare) if given.compare is not None else None
     task = _Task(given, flags)
-    errors: list[PybackendError] = []
-
-    def visit(url: str) -> int:
-        try:
-            task.run(url)
-        except PybackendError as error:
-            errors.append(error)
-        return 0
-
-    status = serve(task.settings, visit)
-    results = task.results
-    if status == EXIT_INTERRUPTED:
+    try:
+        visited(serve, task.settings, task.run)
+    except KeyboardInterrupt:
         task.forget_interrupted()
-    if results.outcomes:
-        page = write_report(given.output, results, task.configs, task.texts, other)
-        if results.is_better:
-            print_text("\n".join(diffs(results.ranked()[0], task.configs, task.texts).values()))
-        print_text(f"{verdict(results)}\nreport: {page}")
-    if status == EXIT_INTERRUPTED:
-        if results.outcomes:
+        if task.results.outcomes:
+            task.report(other)
             sys.stderr.write("interrupted: the same command with --resume goes on\n")
         return EXIT_INTERRUPTED
-    if errors:
-        raise errors[0]
-    if given.write and results.is_better:
+    except PybackendError:
+        if task.results.outcomes:
+            task.report(other)
+        raise
+    task.report(other)
+    if given.write and task.results.is_better:
         task.write()
     return 0
 
@@ -296,6 +285,14 @@ class _Task:
             Analysis(connection, bench, load, self.results, self.configs, space, self._path, print_text).run(
                 given.trials
             )
+
+    def report(self, other: Results | None) -> None:
+        """Write the report, and print what matters of it. ``other``: an earlier analysis to compare with."""
+        results = self.results
+        page = write_report(self._given.output, results, self.configs, self.texts, other)
+        if results.is_better:
+            print_text("\n".join(diffs(results.ranked()[0], self.configs, self.texts).values()))
+        print_text(f"{verdict(results)}\nreport: {page}")
 
     def forget_interrupted(self) -> None:
         """Leave out a trial that has failed because the server ended."""

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.options import SILENT, Serve, parse, parse_serve_flags, visited_settings
+from pybackend.cli.options import SILENT, Serve, parse, parse_serve_flags, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text
-from pybackend.errors import PybackendError, ServerError
+from pybackend.errors import ServerError
 from pybackend.ray.cluster import Cluster, serve_config
 from pybackend.repository.layout import scan_repositories
-from pybackend.settings import EXIT_INTERRUPTED
 from pybackend.tools.kuberay import service_objects
 from pybackend.tools.kubernetes import Deployment, Load, objects, reserved_bytes, reserved_cpu
 
@@ -150,22 +149,11 @@ def _measured(repository: str, flags: Sequence[str], serve: Serve) -> Load:
     from pybackend.tools.repository_load import measure_repository
 
     began_s = time.monotonic()
-    found: list[tuple[Load, list[str]]] = []
-    errors: list[PybackendError] = []
-
-    def visit(url: str) -> int:
-        try:
-            found.append(measure_repository(url, time.monotonic() - began_s, _MEASURED_S, _TIMEOUT_S))
-        except PybackendError as error:
-            errors.append(error)
-        return 0
-
-    status = serve(visited_settings(Path(repository), [*SILENT, "--load-model=*"], flags), visit)
-    if status == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt
-    if errors:
-        raise errors[0]
-    load, silent = found[0]
+    load, silent = visited(
+        serve,
+        visited_settings(Path(repository), [*SILENT, "--load-model=*"], flags),
+        lambda url: measure_repository(url, time.monotonic() - began_s, _MEASURED_S, _TIMEOUT_S),
+    )
     if silent:
         sys.stderr.write(
             f"warning: random requests are refused by {', '.join(silent)}: check the resources of the container yourself\n"

@@ -9,14 +9,13 @@ from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import add_connection_flags, connection_of
-from pybackend.cli.options import SILENT, Serve, visited_settings
+from pybackend.cli.options import SILENT, Serve, visited, visited_settings
 from pybackend.cli.places import with_single_models
 from pybackend.cli.terminal import divided, print_text
-from pybackend.errors import PybackendError, ServerError
+from pybackend.errors import ServerError
 from pybackend.modelconfig.normalisation import minimal_document
 from pybackend.modelconfig.parser import format_config_text, parse_config_json
 from pybackend.repository.layout import is_model_directory, scan_repositories
-from pybackend.settings import EXIT_INTERRUPTED
 from pybackend.tools.client.connection import Connection, model_path
 from pybackend.tools.importing.trial import Trial
 
@@ -73,24 +72,13 @@ def _of_directory(directory: Path, flags: Sequence[str], timeout_s: float, serve
     server.
     """
     model = _one_model(directory)
-    documents: list[Mapping[str, Any]] = []
-    errors: list[PybackendError] = []
 
-    def visit(url: str) -> int:
+    def visit(url: str) -> Mapping[str, Any]:
         trial = Trial(Connection(url, timeout_s), model.name)
-        try:
-            trial.load()
-            documents.append(trial.configuration())
-        except PybackendError as error:
-            errors.append(error)
-        return 0
+        trial.load()
+        return trial.configuration()
 
-    status = serve(with_single_models(visited_settings(model, SILENT, flags)), visit)
-    if status == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt
-    if errors:
-        raise errors[0]
-    return documents[0]
+    return visited(serve, with_single_models(visited_settings(model, SILENT, flags)), visit)
 
 
 def _one_model(directory: Path) -> Path:

@@ -13,12 +13,12 @@ from typing import Any
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flag_values import integer
 from pybackend.cli.new_command import check_new_name, name_from
-from pybackend.cli.options import SILENT, Serve, visited_settings
+from pybackend.cli.options import SILENT, Serve, visited, visited_settings
 from pybackend.cli.terminal import counted, divided, print_text, terminated
 from pybackend.errors import ServerError
 from pybackend.modelconfig.parser import read_config_file
 from pybackend.observability.log_lines import one_line
-from pybackend.settings import EXIT_INTERRUPTED, Settings
+from pybackend.settings import Settings
 from pybackend.tools.importing.detection import detect
 from pybackend.tools.importing.entry import Place, StagedEntry, place_of
 from pybackend.tools.importing.kinds import MLFLOW, Found
@@ -134,13 +134,11 @@ def _served(run: ImportRun, settings: Settings, serve: Serve, tolerance: float) 
     Raises PybackendError if the model does not load or answer, or answers something else than its framework, and
     KeyboardInterrupt if a signal has ended the server.
     """
-    status = serve(settings, run.visit)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, terminated)
-    if status == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt
-    if run.error is not None:
-        raise run.error
+    try:
+        visited(serve, settings, run.visit)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, terminated)
     if not run.verify:
         return None
     comparison = run.comparison(tolerance)

@@ -12,9 +12,9 @@ import numpy as np
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
-from pybackend.cli.options import Serve, visited_settings
+from pybackend.cli.options import Serve, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text
-from pybackend.errors import InferenceError, PybackendError
+from pybackend.errors import InferenceError
 from pybackend.observability.log_lines import one_line
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.client.inference import (
@@ -104,16 +104,10 @@ def run_infer(arguments: Sequence[str], serve: Serve) -> int:
         return _ask(connection_of(given, parser), request, as_json=given.json)
 
     access = access_of(given, parser)
-
-    def visit(url: str) -> int:
-        try:
-            return _ask(Connection(url, given.timeout, access=access), request, as_json=given.json)
-        except PybackendError as error:
-            sys.stderr.write(f"error: {error}\n")
-            return 1
-
     settings = visited_settings(given.repository, [f"--load-model={given.model}", "--validate-outputs"], flags)
-    return int(serve(settings, visit) != 0)
+    return visited(
+        serve, settings, lambda url: _ask(Connection(url, given.timeout, access=access), request, as_json=given.json)
+    )
 
 
 def _request(given: argparse.Namespace, parser: CommandParser) -> Request:

@@ -18,13 +18,14 @@ from pybackend.cli.flag_rules import decided, warnings_of
 from pybackend.cli.flags import FLAGS, GROUPS
 from pybackend.cli.ray_flags import cluster_settings, refuse_without_ray
 from pybackend.cli.setting_sources import SettingSources, settings_in_force, settings_text
-from pybackend.errors import SettingError
+from pybackend.errors import PybackendError, SettingError
 from pybackend.ray.cluster import Cluster
-from pybackend.settings import Settings
+from pybackend.settings import EXIT_INTERRUPTED, Settings
 from pybackend.spelling import closest
 from pybackend.tools.console.extra import require_extra
 
 Fields = TypeVar("Fields")
+Found = TypeVar("Found")
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "write models": {
@@ -187,6 +188,29 @@ def print_help() -> None:
 
 Serve = Callable[[Settings, Callable[[str], int]], int]
 """Runs a server for the length of a function that gets its URL, and returns that function's exit status."""
+
+
+def visited(serve: Serve, settings: Settings, visit: Callable[[str], Found]) -> Found:
+    """What a function finds at a server that runs for it, of which it gets the URL.
+
+    Raises KeyboardInterrupt if a signal has ended the server, and the function's PybackendError.
+    """
+    found: list[Found] = []
+    errors: list[PybackendError] = []
+
+    def visitor(url: str) -> int:
+        try:
+            found.append(visit(url))
+        except PybackendError as error:
+            errors.append(error)
+        return 0
+
+    if serve(settings, visitor) == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    if errors:
+        raise errors[0]
+    return found[0]
+
 
 SILENT = ("--log-warning=false", "--log-error=false")
 """For commands whose own error has the reason."""

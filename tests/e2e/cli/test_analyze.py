@@ -115,7 +115,9 @@ def test_steps_of_an_ensemble_are_varied_and_an_open_loop_has_one_rate(tmp_path)
 def test_a_configuration_with_which_the_model_fails_is_one_that_failed(tmp_path):
     repository(tmp_path / "models", "rows", BREAKS_IN_BATCHES)
     data = tmp_path / "values.json"
-    data.write_text('{"data": [{"IN": [1, 2, 3, 4]}, {"IN": {"content": [5, 6, 7, 8], "shape": [4]}}]}')
+    data.write_text(
+        '{"data": [{"IN": [1, 2, 3, 4]}, {"IN": {"content": [5, 6, 7, 8], "shape": [4]}}, {"IN": {"b64": "AACAPwAAAEAAAEBAAACAQA=="}}]}'
+    )
     flags = ("--trials=2", "--instances=1", "--batch-sizes=4", "--delays=5ms", f"--data={data}")
     shown, found = analyze(tmp_path / "models", "rows", *flags)
     assert "requests with an error" in found["outcomes"][1]["failed"]
@@ -134,6 +136,8 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
         ([models, out, "device", "--resume"], "holds no results of `pybackend analyze`"),
         ([models, out, "device", "--p99=fast"], "'fast' is no value such as 20ms"),
         ([models, out, "device", "--instances=4..x"], "is no list such as 1,2,4"),
+        ([models, out, "device", "--clients=8..1"], "is no list such as 1,2,4"),
+        ([models, out, "device", "--delays=0us,5m"], "'5m' is no value such as 0 or 500us"),
         ([models, out, "device", f"--compare={tmp_path}/none.json"], "cannot read"),
     ):
         assert run(["analyze", *arguments]) == 1

@@ -466,5 +466,5 @@ def test_a_signal_ends_the_server_of_a_request_after_the_response(tmp_path):
         wait_until(lambda: "Signal (2) received" in log.read_text(), "the server has not heard the signal")
         gate.open()
         out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out) == (1, "model waits, version 1\nOUT  FP32 [1]  [1.]\n"), errors
+    assert (process.returncode, out) == (130, "model waits, version 1\nOUT  FP32 [1]  [1.]\n"), errors
     assert "Traceback" not in errors

@@ -129,10 +129,11 @@ def override(config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
             "max_queue_delay_microseconds": candidate.delay_us,
             "preferred_batch_size": [candidate.preferred] if candidate.preferred else [],
         }
+    parameters = changed.pop(_PARAMETERS, {})
+    parameters.pop(_thread_parameter(config), None)
     if candidate.threads is not None:
-        parameters = changed.setdefault(_PARAMETERS, {})
         parameters[_thread_parameter(config)] = {"string_value": str(candidate.threads)}
-    return changed
+    return {**changed, _PARAMETERS: parameters} if parameters else changed
 
 
 def edited(text: str, config: Mapping[str, Any], candidate: Candidate) -> str:

@@ -35,6 +35,8 @@ _MOST_WAITING = 10_000
 """Requests of an open loop that wait for a connection; more say that the server cannot follow."""
 
 _SHOWN_BYTES = 2000
+_ERROR_EVENT = b'data: {"error"'
+"""A stream has a good status, and may then end with this."""
 
 
 class Client(asyncio.Protocol):
@@ -68,12 +70,14 @@ class Client(asyncio.Protocol):
         """Called by the parser."""
         if len(self._body) < _SHOWN_BYTES:
             self._body += body[:_SHOWN_BYTES]
+        else:
+            self._body = self._body[:_SHOWN_BYTES] + body[-_SHOWN_BYTES:]  # an error ends a stream
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
         self._is_busy = False
-        status = self._parser.get_status_code()
-        self._job.answered(self._due_s, None if status == OK else self._body.decode(errors="replace"))
+        is_error = self._parser.get_status_code() != OK or _ERROR_EVENT in self._body
+        self._job.answered(self._due_s, self._body.decode(errors="replace") if is_error else None)
         self._parser = httptools.HttpResponseParser(self)
         self._job.free(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from pybackend.tools.client.inference import HEADER_LENGTH, Request, encoded
 from pybackend.tools.client.values import Tensor, WantedTensor, read_tensor
 from pybackend.tools.importing.trial import Request as Document
 from pybackend.tools.importing.trial import Trial, answers_to
-from pybackend_wire.dtypes import BY_CONFIG_NAME
+from pybackend_wire.dtypes import BY_CONFIG_NAME, DataType
 
 _MOST_REQUESTS = 64
 """They are sent in turns: more would only take memory."""
@@ -89,10 +90,11 @@ def _from_file(path: Path, model: str, config: Mapping[str, Any]) -> Iterator[Do
 
 
 def _input(path: Path, spec: Mapping[str, Any], value: Any, *, batches: bool) -> dict[str, Any]:
-    """An input from a list, nested or flat, or from ``{"content": flat list, "shape": [...]}``; of a batch of one."""
-    dims = list(spec["dims"])
+    """An input from a list, nested or flat, or from ``{"content": flat list, "shape": [...]}``, or ``{"b64": bytes}``; of a batch of one."""
+    dims, datatype = list(spec["dims"]), BY_CONFIG_NAME[spec["data_type"]]
     if isinstance(value, dict):
-        value, dims = value.get("content"), value.get("shape", dims)
+        dims = value.get("shape", dims)
+        value = _decoded(path, spec["name"], value["b64"], datatype) if "b64" in value else value.get("content")
     array = np.array(value, object)
     if array.shape == tuple(dims) or -1 not in dims:
         shape = dims
@@ -105,13 +107,21 @@ def _input(path: Path, spec: Mapping[str, Any], value: Any, *, batches: bool) ->
         raise ServerError(
             f"{path}: input '{spec['name']}' wants the shape {dims}; the value has the shape {list(array.shape)}"
         )
-    datatype = BY_CONFIG_NAME[spec["data_type"]].name
     return {
         "name": spec["name"],
-        "datatype": datatype,
+        "datatype": datatype.name,
         "shape": [1, *shape] if batches else shape,
         "data": array.ravel().tolist(),
     }
+
+
+def _decoded(path: Path, name: str, text: Any, datatype: DataType) -> list[Any]:
+    """The elements whose bytes are written in base 64; of BYTES, one."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+        return np.frombuffer(raw, datatype.numpy).tolist() if datatype.itemsize else [raw.decode()]
+    except (TypeError, ValueError) as error:
+        raise ServerError(f"{path}: the b64 of input '{name}' cannot be read: {error}") from None
 
 
 def _from_traces(path: Path, model: str, fragments: list[Any]) -> Iterator[Document]:

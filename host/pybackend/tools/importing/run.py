@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import InferenceError, PybackendError, ServerError
+from pybackend.errors import InferenceError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import minimal_document
 from pybackend.modelconfig.options import SANDBOX_PREFIX
@@ -39,7 +39,6 @@ class ImportRun:
     environments: Mapping[str, str] = field(default_factory=dict)  # the operator's choices, by backend
     config: dict[str, Any] = field(default_factory=dict)  # the complete configuration, once the model is loaded
     measures: Measures | None = None  # None unless ``verify``
-    error: PybackendError | None = None  # the reason of the failure; None if there is none so far
     warnings: list[str] = field(default_factory=list)  # what the server has logged about the model while it loaded
     _expected: list[dict[str, list[Any]]] = field(default_factory=list)
     _answered: list[tuple[Request, Answer]] = field(default_factory=list)
@@ -56,16 +55,8 @@ class ImportRun:
     def _framework(self) -> FrameworkModel:
         return FrameworkModel(self.entry.directory / f"framework_of_{self.entry.place.name}")
 
-    def visit(self, url: str) -> int:
-        """Everything that needs the server; runs in a thread, and returns an exit status."""
-        try:
-            self._visit(url)
-        except PybackendError as error:
-            self.error = error
-            return 1
-        return 0
-
-    def _visit(self, url: str) -> None:
+    def visit(self, url: str) -> None:
+        """Everything that needs the server; runs in a thread. Raises PybackendError if the model does not load or answer."""
         name = self.entry.place.name
         connection = Connection(url, self.timeout_s)
         trial = Trial(connection, name)

@@ -53,6 +53,12 @@ def test_batches_can_be_taken_away() -> None:
     assert edited(text, config(text), Candidate(1, 4)) == 'backend: "python"\nmax_batch_size: 4\n'
 
 
+def test_threads_can_be_left_to_the_backend() -> None:
+    text = 'backend: "onnxruntime"\nparameters { key: "intra_op_thread_count" value { string_value: "4" } }\n'
+    assert candidate_of(override(config(text), Candidate(1, 0))) == Candidate(1, 0)
+    assert edited(text, config(text), Candidate(1, 0)) == 'backend: "onnxruntime"\n'
+
+
 def test_a_model_without_a_file_gets_one() -> None:
     complete = {**config("max_batch_size: 4"), "backend": "onnxruntime"}
     text = edited("", complete, Candidate(2, 4, 0, threads=1))
