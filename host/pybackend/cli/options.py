@@ -191,7 +191,7 @@ Serve = Callable[[Settings, Callable[[str], int]], int]
 
 
 def visited(serve: Serve, settings: Settings, visit: Callable[[str], Found]) -> Found:
-    """What a function finds at a server that runs for it, of which it gets the URL.
+    """The result of a function that gets the URL of a server, which runs for it.
 
     Raises KeyboardInterrupt if a signal has ended the server, and the function's PybackendError.
     """
