@@ -106,6 +106,7 @@ class Server:
             regions=ClientRegions(enabled=settings.client_shared_memory, is_reserved=is_reserved),
             tracer=Tracer(settings.trace, self._recorder),
         )
+        self._caller = host.caller
         self._services.open(self.engine, self._repository.catalogue)
         router.open(self.engine, self._repository.catalogue)
         self._sockets = _Sockets()
@@ -135,6 +136,8 @@ class Server:
         if isinstance(rules.keys, ApiKeys):
             self._followed.append(rules.keys.files)
         await self._listen(sockets, rules)
+        if self._caller is not None:
+            self._caller.attend(self._leave)
         background = [asyncio.create_task(repeat(1, self._repository.life_cycle.trim, self._launcher.tend))]
         background += [asyncio.create_task(each.follow()) for each in self._followed]
         try:
@@ -144,6 +147,7 @@ class Server:
                 start_thread(partial(remove_unused_bundles, self._launcher.bundle), "pybackend-bundles")
                 if not self._stop.is_set():
                     on_ready()
+                    self._serve_caller()
                 await self._stop.wait()
             status = await self._shut_down()
         finally:
@@ -154,6 +158,18 @@ class Server:
         if failed is not None:
             raise ServerError(failed.fatal())
         return status
+
+    def _serve_caller(self) -> None:
+        if self._caller is not None:
+            addresses = {"http": self.http_address, "grpc": self.grpc_address, "metrics": self.metrics_address}
+            self._caller.serve(self.engine.control.load_of_operator, **addresses)
+
+    def _leave(self) -> None:
+        """The program is gone whose functions are served: nobody can answer any more."""
+        if not self.is_stopping:
+            log.error("The program with the functions has ended: the server ends, too.")
+        self.stop()
+        self.hurry()
 
     def stop(self) -> None:
         """Begin to stop. Further calls do nothing."""

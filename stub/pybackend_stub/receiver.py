@@ -90,6 +90,8 @@ class Receiver:
         self._missed = False
         self._wake_attendant: Callable[[], None] = lambda: None
         self._ended = False
+        self.on_broken: Callable[[], None] = lambda: os._exit(1)
+        """Ends the stub, whose host and itself do not understand each other."""
         self.hands_back = True
         """False if the main thread never runs a model's code for long, so that work may wait for it."""
         self._last_returned = -1
@@ -288,7 +290,8 @@ class Receiver:
             raise
         except BaseException:  # noqa: BLE001  the protocol is broken; the stub ends, whichever thread reads
             traceback.print_exc()
-            os._exit(1)
+            self.on_broken()
+            raise HostGone from None
 
     def _accept(self, work: "List[Work]") -> None:
         """Queue a frame's work for the main thread; executions that would have to wait for another one go back."""

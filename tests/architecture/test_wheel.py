@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"pybackend", "pybackend_stub", "pybackend_wire", "pybackend_sdk", "pybackend_backends"}
+PACKAGES = {"pybackend", "pybackend_bind", "pybackend_stub", "pybackend_wire", "pybackend_sdk", "pybackend_backends"}
 MODULES = {"triton_python_backend_utils.py", "c_python_backend_utils.py"}
 
 

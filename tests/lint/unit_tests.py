@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
 TESTED = {
     "host": [ROOT / "host" / "pybackend"],
+    "bind": [ROOT / "host" / "pybackend_bind"],
     "stub": [ROOT / "stub" / "pybackend_stub"],
     "wire": [ROOT / "stub" / "pybackend_wire"],
     "backends": [ROOT / "stub" / "pybackend_backends"],

@@ -109,6 +109,11 @@ class Model(_Model):
         metadata: Metadata = self._client.described(self._ask, self._timeout_s, fresh=True)
         return metadata
 
+    def configuration(self) -> dict[str, Any]:
+        """The configuration as the server completed it, by the names of ``config.pbtxt``."""
+        call = self._client.codec.configuration(self._ask.model, self._ask.version)
+        return dict(self._client.send(call, self._timeout_s, repeatable=True))
+
     def is_ready(self) -> bool:
         """True if the model answers requests."""
         return bool(self._client.is_ready(self._ask))
@@ -220,6 +225,11 @@ class AsyncModel(_Model):
         """The inputs and outputs, as the server describes them now."""
         metadata: Metadata = await self._client.described(self._ask, self._timeout_s, fresh=True)
         return metadata
+
+    async def configuration(self) -> dict[str, Any]:
+        """The configuration as the server completed it, by the names of ``config.pbtxt``."""
+        call = self._client.codec.configuration(self._ask.model, self._ask.version)
+        return dict(await self._client.send(call, self._timeout_s, repeatable=True))
 
     async def is_ready(self) -> bool:
         """True if the model answers requests."""

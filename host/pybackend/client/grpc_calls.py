@@ -47,6 +47,10 @@ class GrpcCodec:
         asked = _message("ModelMetadataRequest", name=model, version=version)
         return Call("ModelMetadata", asked, "ModelMetadataResponse", _metadata)
 
+    def configuration(self, model: str, version: str) -> Call:
+        asked = _message("ModelConfigRequest", name=model, version=version)
+        return Call("ModelConfig", asked, "ModelConfigResponse", _configuration)
+
     def infer(self, ask: Ask, tensors: list[Tensor]) -> Call:
         return Call("ModelInfer", _infer_message(ask, tensors), "ModelInferResponse", _answer)
 
@@ -76,6 +80,12 @@ def _metadata(reply: Any) -> Metadata:
         return {each.name: WantedTensor(each.name, each.datatype, tuple(each.shape)) for each in listed}
 
     return Metadata(reply.name, tuple(reply.versions), tensors(reply.inputs), tensors(reply.outputs))
+
+
+def _configuration(reply: Any) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict
+
+    return dict(MessageToDict(reply.config, preserving_proto_field_name=True))
 
 
 def _answer(reply: Any) -> Answer:

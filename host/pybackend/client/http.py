@@ -55,6 +55,11 @@ class HttpCodec:
     def metadata(self, model: str, version: str) -> Call:
         return Call("GET", model_path(model, version), b"", {}, lambda reply, _: _metadata(json.loads(reply.body)))
 
+    def configuration(self, model: str, version: str) -> Call:
+        return Call(
+            "GET", f"{model_path(model, version)}/config", b"", {}, lambda reply, _: dict(json.loads(reply.body))
+        )
+
     def infer(self, ask: Ask, tensors: list[Tensor]) -> Call:
         asked = Request(
             ask.model, ask.version, outputs=ask.outputs, parameters=ask.parameters, request_id=ask.request_id

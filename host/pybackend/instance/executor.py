@@ -63,13 +63,13 @@ class InstanceExecutor:
         self._cancels_calls = settings.cancels_calls
         self.executions.begin(session, settings)
 
-    def lose(self, cause: str) -> tuple[list[PendingRequest], int]:
+    def lose(self, cause: str, code: ErrorCode = ErrorCode.INTERNAL) -> tuple[list[PendingRequest], int]:
         """The stub is dead; returns the requests that fail, and how many wait for another stub.
 
         ``cause`` completes the sentence "The process ...".
         """
         self.death_cause = cause
-        return self.executions.lose(self, InferenceError(unhealthy(self.name, cause)))
+        return self.executions.lose(self, InferenceError(unhealthy(self.name, cause), code))
 
     # For the scheduler
 

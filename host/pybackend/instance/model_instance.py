@@ -334,7 +334,7 @@ class ModelInstance:
         self._enter(InstanceState.RESTARTING)
         self._backoff.on_death()
         self._supervision = self._loop.create_task(self._restart())
-        failed, saved = self.executor.lose(cause)
+        failed, saved = self.executor.lose(cause, session.loss)
         lost = mention(failed)
         log.error(
             "%s It was process %d and took %s with it%s. %s",

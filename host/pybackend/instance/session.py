@@ -26,7 +26,7 @@ from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.observability.tracing.request_trace import RequestTrace
-from pybackend.process.group import ModelProcess
+from pybackend.process.launcher import ModelProcess
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Offer, Probe
 from pybackend_wire.messages import (
@@ -199,6 +199,11 @@ class StubSession:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def loss(self) -> ErrorCode:
+        """The code of the error for requests that the stub leaves undone."""
+        return self._settings.launch.loss
 
     # Life
 

@@ -23,6 +23,7 @@ from pybackend.model.groups import ProcessGroups
 from pybackend.model.model import Model
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import BackendPlaces
+from pybackend.process.caller import Caller
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
 from pybackend.sandbox.sandbox import Sandbox
@@ -96,6 +97,7 @@ class ModelHost:
         runtime_places: candidate locations for the server's private runtime directories.
         disconnect_slow_clients: called when the output memory of a process is short.
         groups: of models that live in one process.
+        caller: the program whose functions the models are; None if models have code.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """
 
@@ -119,6 +121,7 @@ class ModelHost:
     disconnect_slow_clients: DisconnectSlowClients = no_clients
     tensor_budget: TensorBudget | None = None
     groups: ProcessGroups = field(default_factory=ProcessGroups)
+    caller: Caller | None = None
 
     def arena_of(self, source: ModelSource) -> TensorArena:
         """New input memory for a version."""

@@ -15,7 +15,7 @@ from typing import Any
 from pybackend.author_files.apart import apart, begin_apart
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.environment.provider import EnvironmentProvider, ModelEnvironment
-from pybackend.errors import ModelEnvironmentError, ModelLoadError, PybackendError
+from pybackend.errors import ErrorCode, ModelEnvironmentError, ModelLoadError, PybackendError
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
@@ -192,6 +192,8 @@ class ModelProcesses:
             log.info("model '%s' runs on %s", source.full_name, self._environment.interpreter.describe())
         if host.debugger.debugs(source.name) or host.debugger.debugs(source.full_name):
             self._debugger_points = host.debugger.reserve(names)
+        if host.caller is not None:
+            return  # threads of that program, which cannot be confined
         if joins_group(source) and not self.is_debugged and host.terminal is None and self._owner is not None:
             self._group = await join_group(self, source, host, self._environment, planned)
             self.sandbox = self._group.sandbox
@@ -227,6 +229,8 @@ class ModelProcesses:
         )
         if self._group is not None:
             launch = self._group.seated(launch, place)
+        elif host.caller is not None:
+            launch = replace(launch, seat=partial(host.caller.run, source.name, place), loss=ErrorCode.UNAVAILABLE)
         model = ModelToLoad(
             model_file=str(source.model_file),
             model_name=source.name,

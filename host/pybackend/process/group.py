@@ -272,7 +272,3 @@ class GroupProcesses:
         """Wait until all processes have ended; their last members have left."""
         for ended in self._ended.values():
             await ended.wait()
-
-
-ModelProcess = StubProcess | MemberProcess
-"""The process of one model, or its part of one."""

@@ -11,13 +11,17 @@ from pathlib import Path
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError, ServerError
-from pybackend.process.group import ModelProcess
+from pybackend.process.caller import CallerThread
+from pybackend.process.group import MemberProcess
 from pybackend.process.orphans import Orphans
 from pybackend.process.start import SandboxReport, is_entered, start_host_program, start_process, terms_of
 from pybackend.process.stub_process import HostEnds, Process, StubLaunch, StubProcess, connected_ends, output_pipe
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
 from pybackend_wire.confinement import CONFINED, NOT_CONFINED, Confinement
+
+ModelProcess = StubProcess | MemberProcess | CallerThread
+"""The process of one model, or its part of one."""
 
 _ANYHOW = StubLaunch()
 

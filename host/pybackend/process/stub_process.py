@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.environment.environment import Environment
+from pybackend.errors import ErrorCode
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.unwanted_descriptors import close, refuse_descriptors
 from pybackend.modelconfig.options import StartOptions
@@ -142,6 +143,15 @@ _STAT_FLAGS, _PF_EXITING = 6, 0x4
 """Position of the kernel's flags in /proc/<pid>/stat, counted from the name's end, and the flag of a dying process."""
 
 
+def is_dying(pid: int) -> bool:
+    """Whether a process runs no more code."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[_STAT_FLAGS]) & _PF_EXITING)
+
+
 class StubProcess:
     """A started stub, with the host's ends of its socket and of its output pipe.
 
@@ -228,13 +238,7 @@ class StubProcess:
 
         The kernel closes a dying process's socket before it notifies the parent.
         """
-        if self._process.poll() is not None:
-            return True
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            return True
-        return bool(int(fields[_STAT_FLAGS]) & _PF_EXITING)
+        return self._process.poll() is not None or is_dying(self.pid)
 
     def nudge(self, nudge: bytes = NUDGE) -> None:
         """Ask a busy stub to be heard, or only for the answers that it has kept."""
@@ -305,8 +309,9 @@ class StubLaunch:
     start: StartOptions = field(default_factory=StartOptions)
     # confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined
     sandbox: InstanceSandbox | None = None
-    # joins the process of a group, which it starts if there is none; None for a separate process
+    # finds a place in a process: of a group, which it starts if there is none, or of the caller; None for a separate process
     seat: Callable[[Start], Awaitable[Any]] | None = None
+    loss: ErrorCode = ErrorCode.INTERNAL  # the code of the error for requests that a dead stub leaves undone
 
     @property
     def confinement(self) -> Confinement | None:

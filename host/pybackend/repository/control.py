@@ -125,6 +125,16 @@ class ModelControl:
         finally:
             self._brought_bytes -= request.nbytes
 
+    async def load_of_operator(self, name: str) -> None:
+        """Load a model as it is in its repository, in every control mode: the operator's own program asks.
+
+        Raises InferenceError: loading failed, with the reason, or the server stops.
+        """
+        if self._closed is not None:
+            raise self._closed.again()
+        check_name(name)
+        await self._carry_out(self._changes.load(name, LoadRequest(None, {}, None, of_client=False), ""))
+
     async def unload(
         self,
         name: str,

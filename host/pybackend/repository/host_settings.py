@@ -17,6 +17,7 @@ from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.host import ModelHost, ModelRouter
 from pybackend.modelconfig.backends import BackendPlaces, shipped_backends
+from pybackend.process.caller import Caller
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.mirror.mirrors import cache_directories
 from pybackend.sandbox.runtime_directory import runtime_places
@@ -59,6 +60,7 @@ def make_host(
         runtime_places=runtime_places(launcher.bundle.parent),
         disconnect_slow_clients=disconnect_slow_clients,
         tensor_budget=TensorBudget(settings.tensor_memory_limit_bytes),
+        caller=None if settings.caller is None else Caller(settings.caller),
     )
 
 

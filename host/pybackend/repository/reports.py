@@ -178,7 +178,9 @@ class StartReport:
 
 
 def _log_absence(settings: Settings) -> None:
-    if settings.models.startup_models == ():
+    if settings.caller is not None:
+        log.info("No function is bound at start.")
+    elif settings.models.startup_models == ():
         log.info("No model is loaded at start. --load-model names models to load; others are loaded on request.")
     else:
         places = ", ".join(settings.place_names)

@@ -11,8 +11,7 @@ from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import PybackendError
 from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
-from pybackend.process.group import ModelProcess
-from pybackend.process.launcher import StubLauncher
+from pybackend.process.launcher import ModelProcess, StubLauncher
 from pybackend.process.orphans import Orphans
 from pybackend.process.stub_process import StubLaunch, StubProcess, connected_ends
 from pybackend.process.zygote import ZygoteError

@@ -1,0 +1,491 @@
+"""Clients by the names of ``pytriton.client``: one model, its inputs by position or name, single samples or batches.
+
+They are thin: :mod:`pybackend.client` does the work. URLs with ``grpc://`` need grpcio, which the extra ``client`` installs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import BoundedSemaphore
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from pybackend.client import (
+    AsyncClient,
+    AsyncModel,
+    Client,
+    ClientError,
+    ConnectionLostError,
+    DeadlineError,
+    Model,
+    ModelNotFoundError,
+    UnreachableError,
+    WrongInputError,
+)
+from pybackend_bind.model_config import TritonModelConfig
+
+__all__ = [
+    "AsyncioDecoupledModelClient", "AsyncioModelClient", "DecoupledModelClient", "FuturesModelClient", "ModelClient",
+    "PyTritonClientClosedError", "PyTritonClientError", "PyTritonClientInferenceServerError", "PyTritonClientInvalidUrlError",
+    "PyTritonClientModelDoesntSupportBatchingError", "PyTritonClientModelUnavailableError", "PyTritonClientQueueFullError",
+    "PyTritonClientTimeoutError", "PyTritonClientValueError",
+]  # fmt: skip
+
+_INIT_S, _INFERENCE_S = 300.0, 60.0
+_PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
+_ASK_AGAIN_S = 0.1
+
+Arrays = dict[str, np.ndarray]
+
+
+class PyTritonClientError(Exception):
+    """The base of all errors of these clients."""
+
+    @property
+    def message(self) -> str:
+        """The text."""
+        return str(self)
+
+
+class PyTritonClientValueError(PyTritonClientError):
+    """An argument is wrong; nothing was sent."""
+
+
+class PyTritonClientInvalidUrlError(PyTritonClientValueError):
+    """The URL is none of a server."""
+
+
+class PyTritonClientTimeoutError(PyTritonClientError):
+    """There is no server, no model, or no answer in time."""
+
+
+class PyTritonClientModelUnavailableError(PyTritonClientError):
+    """The server has no such model, or no such version of it."""
+
+
+class PyTritonClientClosedError(PyTritonClientError):
+    """The client is closed."""
+
+
+class PyTritonClientModelDoesntSupportBatchingError(PyTritonClientError):
+    """The model takes single samples only."""
+
+
+class PyTritonClientInferenceServerError(PyTritonClientError):
+    """The function, or the server, has failed."""
+
+
+class PyTritonClientQueueFullError(PyTritonClientError):
+    """So many requests wait that there is no place for another one."""
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (UnreachableError, DeadlineError, ConnectionLostError) as error:
+        raise PyTritonClientTimeoutError(str(error)) from error
+    except ModelNotFoundError as error:
+        raise PyTritonClientModelUnavailableError(str(error)) from error
+    except WrongInputError as error:
+        raise PyTritonClientValueError(str(error)) from error
+    except ClientError as error:
+        raise PyTritonClientInferenceServerError(str(error)) from error
+
+
+def _complete(url: str) -> str:
+    """The URL with a protocol and a port."""
+    if not isinstance(url, str):
+        raise PyTritonClientInvalidUrlError(f"{url!r} is not the URL of a server")
+    whole = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(whole)
+        port = parts.port or _PORTS[parts.scheme]
+    except (ValueError, KeyError):
+        port = 0
+    if not port or not parts.hostname:
+        raise PyTritonClientInvalidUrlError(
+            f"'{url}' is not the URL of a server: write localhost, http://host:8000 or grpc://host:8001"
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port}"
+
+
+class _Common:
+    """The parts of all clients: where the model is, and what requests to it look like."""
+
+    _streams = False
+
+    def __init__(
+        self,
+        url: str,
+        model_name: str,
+        model_version: str | None = None,
+        *,
+        lazy_init: bool = True,
+        init_timeout_s: float | None = None,
+        inference_timeout_s: float | None = None,
+        model_config: TritonModelConfig | None = None,
+        ensure_model_is_ready: bool = True,
+    ) -> None:
+        self._url = _complete(url)
+        if self._streams and not self._url.startswith("grpc"):
+            raise PyTritonClientInvalidUrlError(f"streams need gRPC: write grpc://host:8001 instead of '{url}'")
+        self._model_name = model_name
+        self._model_version = model_version
+        self._init_s = init_timeout_s or _INIT_S
+        self._inference_s = inference_timeout_s or _INFERENCE_S
+        self._config = model_config
+        self._waits = ensure_model_is_ready
+        self._is_closed = False
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise PyTritonClientClosedError("the client is closed: make another one")
+
+    def _inputs(
+        self,
+        config: TritonModelConfig,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        headers: object,
+        *,
+        as_sample: bool,
+    ) -> dict[str, Any]:
+        """The inputs of a request by name; a sample becomes a batch of one."""
+        if headers:
+            raise PyTritonClientValueError(
+                "headers of a single request are not supported: use pybackend.client.Client(url, headers=...)"
+            )
+        if inputs and named:
+            raise PyTritonClientValueError("pass inputs by position or by name, not both")
+        if not inputs and not named:
+            raise PyTritonClientValueError("pass at least one input")
+        if len(inputs) > len(config.inputs):
+            raise PyTritonClientValueError(
+                f"model '{self._model_name}' has {len(config.inputs)} inputs, and got {len(inputs)}"
+            )
+        if config.decoupled is not self._streams:
+            raise PyTritonClientInferenceServerError(
+                f"model '{self._model_name}' answers {'with streams' if config.decoupled else 'each request once'}: use "
+                f"{'DecoupledModelClient or AsyncioDecoupledModelClient' if config.decoupled else 'ModelClient or AsyncioModelClient'}"
+            )
+        if not as_sample and not config.batching:
+            raise PyTritonClientModelDoesntSupportBatchingError(
+                f"model '{self._model_name}' takes single samples only: use infer_sample"
+            )
+        arrays = named or {str(each.name): array for each, array in zip(config.inputs, inputs, strict=False)}
+        if not as_sample or not config.batching:
+            return arrays
+        return {name: np.asarray(array)[np.newaxis] for name, array in arrays.items()}
+
+    @staticmethod
+    def _outputs(config: TritonModelConfig, answer: Mapping[str, np.ndarray], *, as_sample: bool) -> Arrays:
+        return {name: array[0] if as_sample and config.batching else array for name, array in answer.items()}
+
+    def _late(self, timeout_s: float) -> PyTritonClientTimeoutError:
+        return PyTritonClientTimeoutError(
+            f"model '{self._model_name}' at {self._url} was not ready within {timeout_s:g} s"
+        )
+
+
+class ModelClient(_Common):
+    """One model, for threads."""
+
+    def __init__(
+        self, url: str, model_name: str, model_version: str | None = None, *, lazy_init: bool = True, **settings: Any
+    ) -> None:
+        super().__init__(url, model_name, model_version, **settings)
+        with _translated():
+            self._client = Client(self._url, timeout_s=self._inference_s)
+        if not lazy_init:
+            _ = self.model_config
+
+    @classmethod
+    def from_existing_client(cls, existing_client: ModelClient) -> Self:
+        """Another client of the same model."""
+        one = existing_client
+        return cls(
+            one._url,
+            one._model_name,
+            one._model_version,
+            init_timeout_s=one._init_s,
+            inference_timeout_s=one._inference_s,
+            model_config=one._config,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._is_closed = True
+        self._client.close()
+
+    def _model(self, parameters: Mapping[str, Any] | None = None) -> Model:
+        self._check_open()
+        return self._client(self._model_name, self._model_version or "", parameters=parameters)
+
+    def wait_for_server(self, timeout_s: float) -> None:
+        """Wait until the server takes requests. Raises PyTritonClientTimeoutError."""
+        self._wait(self._client.is_ready, timeout_s)
+
+    def wait_for_model(self, timeout_s: float) -> None:
+        """Wait until the model answers requests. Raises PyTritonClientTimeoutError."""
+        self._wait(self._model().is_ready, timeout_s)
+
+    def _wait(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not is_ready():
+            if time.monotonic() > deadline_s:
+                raise self._late(timeout_s)
+            time.sleep(_ASK_AGAIN_S)
+
+    @property
+    def model_config(self) -> TritonModelConfig:
+        """The model as the server describes it."""
+        if self._config is None:
+            if self._waits:
+                self.wait_for_model(self._init_s)
+            with _translated():
+                self._config = TritonModelConfig.from_document(self._model().configuration())
+        return self._config
+
+    @property
+    def is_batching_supported(self) -> bool:
+        """True if requests may hold several samples."""
+        return self.model_config.batching
+
+    def infer_sample(
+        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+    ) -> Any:
+        """Send one sample; returns the outputs by name."""
+        return self._infer(inputs, named_inputs, parameters, headers, as_sample=True)
+
+    def infer_batch(
+        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+    ) -> Any:
+        """Send arrays whose first dimension counts samples; returns the outputs by name."""
+        return self._infer(inputs, named_inputs, parameters, headers, as_sample=False)
+
+    def _infer(
+        self,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        parameters: Mapping[str, Any] | None,
+        headers: object,
+        *,
+        as_sample: bool,
+    ) -> Any:
+        config = self.model_config
+        arrays = self._inputs(config, inputs, named, headers, as_sample=as_sample)
+        with _translated():
+            return self._outputs(config, self._model(parameters).infer(**arrays), as_sample=as_sample)
+
+
+class DecoupledModelClient(ModelClient):
+    """One model that answers with streams: its ``infer_sample`` and ``infer_batch`` return iterators."""
+
+    _streams = True
+
+    def _infer(
+        self,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        parameters: Mapping[str, Any] | None,
+        headers: object,
+        *,
+        as_sample: bool,
+    ) -> Iterator[Arrays]:
+        config = self.model_config
+        arrays = self._inputs(config, inputs, named, headers, as_sample=as_sample)
+        return self._stream(config, self._model(parameters), arrays, as_sample=as_sample)
+
+    def _stream(
+        self, config: TritonModelConfig, model: Model, arrays: dict[str, Any], *, as_sample: bool
+    ) -> Iterator[Arrays]:
+        with _translated():
+            for answer in model.stream(**arrays):
+                yield self._outputs(config, answer, as_sample=as_sample)
+
+
+class FuturesModelClient:
+    """One model, whose answers come as futures of ``concurrent.futures``."""
+
+    def __init__(
+        self,
+        url: str,
+        model_name: str,
+        model_version: str | None = None,
+        *,
+        max_workers: int = 128,
+        max_queue_size: int = 128,
+        non_blocking: bool = False,
+        init_timeout_s: float | None = None,
+        inference_timeout_s: float | None = None,
+    ) -> None:
+        self._client = ModelClient(
+            url, model_name, model_version, init_timeout_s=init_timeout_s, inference_timeout_s=inference_timeout_s
+        )
+        self._pool = ThreadPoolExecutor(max_workers, thread_name_prefix="pybackend-client")
+        self._places = BoundedSemaphore(max_workers + max_queue_size)
+        self._blocks = not non_blocking
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self, wait: bool = True) -> None:
+        """Close the connections, after the answers of all requests if it is to ``wait``; otherwise those that wait are cancelled."""
+        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+        self._client.close()
+
+    def wait_for_model(self, timeout_s: float) -> Future[None]:
+        """A future that is done when the model answers requests."""
+        return self._submit(self._client.wait_for_model, timeout_s)
+
+    def model_config(self) -> Future[TritonModelConfig]:
+        """The model as the server describes it."""
+        return self._submit(lambda: self._client.model_config)
+
+    def infer_sample(self, *inputs: Any, **named: Any) -> Future[Arrays]:
+        """As that of :class:`ModelClient`."""
+        return self._submit(self._client.infer_sample, *inputs, **named)
+
+    def infer_batch(self, *inputs: Any, **named: Any) -> Future[Arrays]:
+        """As that of :class:`ModelClient`."""
+        return self._submit(self._client.infer_batch, *inputs, **named)
+
+    def _submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        self._client._check_open()
+        if not self._places.acquire(blocking=self._blocks):
+            raise PyTritonClientQueueFullError(
+                "the queue of requests is full: wait for answers, or raise max_queue_size"
+            )
+        try:
+            future = self._pool.submit(function, *args, **kwargs)
+        except RuntimeError:
+            self._places.release()
+            raise PyTritonClientClosedError("the client is closed: make another one") from None
+        future.add_done_callback(lambda _: self._places.release())
+        return future
+
+
+class AsyncioModelClient(_Common):
+    """One model, for the coroutines of one event loop."""
+
+    def __init__(
+        self, url: str, model_name: str, model_version: str | None = None, *, lazy_init: bool = True, **settings: Any
+    ) -> None:
+        super().__init__(url, model_name, model_version, **settings)
+        self._is_lazy = lazy_init
+        with _translated():
+            self._client = AsyncClient(self._url, timeout_s=self._inference_s)
+
+    async def __aenter__(self) -> Self:
+        if not self._is_lazy:
+            await self.model_config
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._is_closed = True
+        await self._client.close()
+
+    def _model(self, parameters: Mapping[str, Any] | None = None) -> AsyncModel:
+        self._check_open()
+        return self._client(self._model_name, self._model_version or "", parameters=parameters)
+
+    async def wait_for_model(self, timeout_s: float) -> None:
+        """Wait until the model answers requests. Raises PyTritonClientTimeoutError."""
+        deadline_s = time.monotonic() + timeout_s
+        while not await self._model().is_ready():
+            if time.monotonic() > deadline_s:
+                raise self._late(timeout_s)
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    @property
+    def model_config(self) -> Awaitable[TritonModelConfig]:
+        """The model as the server describes it; to be awaited."""
+        return self._described()
+
+    async def _described(self) -> TritonModelConfig:
+        if self._config is None:
+            if self._waits:
+                await self.wait_for_model(self._init_s)
+            with _translated():
+                self._config = TritonModelConfig.from_document(await self._model().configuration())
+        return self._config
+
+    async def infer_sample(
+        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+    ) -> Arrays:
+        """Send one sample; returns the outputs by name."""
+        return await self._once(inputs, named_inputs, parameters, headers, as_sample=True)
+
+    async def infer_batch(
+        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+    ) -> Arrays:
+        """Send arrays whose first dimension counts samples; returns the outputs by name."""
+        return await self._once(inputs, named_inputs, parameters, headers, as_sample=False)
+
+    async def _once(
+        self,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        parameters: Mapping[str, Any] | None,
+        headers: object,
+        *,
+        as_sample: bool,
+    ) -> Arrays:
+        config = await self._described()
+        arrays = self._inputs(config, inputs, named, headers, as_sample=as_sample)
+        with _translated():
+            return self._outputs(config, await self._model(parameters).infer(**arrays), as_sample=as_sample)
+
+
+class AsyncioDecoupledModelClient(AsyncioModelClient):
+    """One model that answers with streams: ``async for`` over its ``infer_sample`` and ``infer_batch``."""
+
+    _streams = True
+
+    def infer_sample(  # type: ignore[override]
+        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+    ) -> AsyncIterator[Arrays]:
+        """Send one sample; yields the outputs of each response by name."""
+        return self._every(inputs, named_inputs, parameters, headers, as_sample=True)
+
+    def infer_batch(  # type: ignore[override]
+        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+    ) -> AsyncIterator[Arrays]:
+        """Send arrays whose first dimension counts samples; yields the outputs of each response by name."""
+        return self._every(inputs, named_inputs, parameters, headers, as_sample=False)
+
+    async def _every(
+        self,
+        inputs: tuple[Any, ...],
+        named: dict[str, Any],
+        parameters: Mapping[str, Any] | None,
+        headers: object,
+        *,
+        as_sample: bool,
+    ) -> AsyncIterator[Arrays]:
+        config = await self._described()
+        arrays = self._inputs(config, inputs, named, headers, as_sample=as_sample)
+        with _translated():
+            async for answer in self._model(parameters).stream(**arrays):
+                yield self._outputs(config, answer, as_sample=as_sample)

@@ -1,0 +1,409 @@
+"""``Triton``: serves functions of this process as models of a server that runs beside it."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from pybackend_bind.beside import ServerProcess
+from pybackend_bind.exceptions import (
+    PyTritonInvalidOperationError,
+    PyTritonRuntimeError,
+    PyTritonUnrecoverableError,
+    PyTritonValidationError,
+)
+from pybackend_bind.instance import Bound
+from pybackend_bind.model_config import DeviceKind, ModelConfig, Tensor, TritonModelConfig, check_name, named
+
+log = logging.getLogger("pybackend_bind")
+
+_ENVIRONMENT = "PYTRITON_TRITON_CONFIG_"
+_USUAL_EXIT_S = 30
+
+_MODEL_FILE = '''"""This model is a function of process {pid}, and runs there."""
+'''
+
+
+@dataclass
+class TritonConfig:
+    """The settings of the server by the names of its flags; None leaves the default of ``pybackend serve``.
+
+    ``PYTRITON_TRITON_CONFIG_HTTP_PORT`` in the environment stands for ``http_port``, and so on, where a field is None.
+    """
+
+    id: str | None = None
+    log_verbose: int | None = None
+    log_file: str | Path | None = None
+    exit_timeout_secs: int | None = None
+    exit_on_error: bool | None = None
+    strict_readiness: bool | None = None
+    allow_http: bool | None = None
+    http_address: str | None = None
+    http_port: int | None = None
+    http_header_forward_pattern: str | None = None
+    http_thread_count: int | None = None
+    http_restricted_api: str | None = None
+    allow_grpc: bool | None = None
+    grpc_address: str | None = None
+    grpc_port: int | None = None
+    grpc_header_forward_pattern: str | None = None
+    grpc_infer_allocation_pool_size: int | None = None
+    grpc_use_ssl: bool | None = None
+    grpc_use_ssl_mutual: bool | None = None
+    grpc_server_cert: str | Path | None = None
+    grpc_server_key: str | Path | None = None
+    grpc_root_cert: str | Path | None = None
+    grpc_infer_response_compression_level: str | None = None
+    grpc_keepalive_time: int | None = None
+    grpc_keepalive_timeout: int | None = None
+    grpc_keepalive_permit_without_calls: bool | None = None
+    grpc_http2_max_pings_without_data: int | None = None
+    grpc_http2_min_recv_ping_interval_without_data: int | None = None
+    grpc_http2_max_ping_strikes: int | None = None
+    grpc_restricted_protocol: str | None = None
+    allow_metrics: bool | None = None
+    allow_gpu_metrics: bool | None = None
+    allow_cpu_metrics: bool | None = None
+    metrics_interval_ms: int | None = None
+    metrics_port: int | None = None
+    metrics_address: str | None = None
+    allow_sagemaker: bool | None = None
+    sagemaker_port: int | None = None
+    sagemaker_safe_port_range: str | None = None
+    sagemaker_thread_count: int | None = None
+    allow_vertex_ai: bool | None = None
+    vertex_ai_port: int | None = None
+    vertex_ai_thread_count: int | None = None
+    vertex_ai_default_model: str | None = None
+    metrics_config: list[str] | None = None
+    trace_config: list[str] | None = None
+    cache_config: list[str] | None = None
+    cache_directory: str | None = None
+    buffer_manager_thread_count: int | None = None
+    flags: list[str] | None = None  # further flags of ``pybackend serve``
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        """The settings of such a dictionary; texts become numbers, booleans or lists as their fields need."""
+        known = typing.get_type_hints(cls)
+        for name in config:
+            if name not in known:
+                log.warning("there is no setting '%s' of the server: it has no effect", name)
+        return cls(**{name: _converted(value, known[name]) for name, value in config.items() if name in known})
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """The settings in the environment."""
+        found: dict[str, Any] = {}
+        for name, value in sorted(os.environ.items()):
+            if not name.startswith(_ENVIRONMENT):
+                continue
+            key, _, number = name.removeprefix(_ENVIRONMENT).lower().rpartition("_")
+            if number.isdecimal():
+                found.setdefault(key, []).append(value)
+            else:
+                found[f"{key}_{number}".lstrip("_")] = value
+        return cls.from_dict(found)
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    kinds = typing.get_args(kind)
+    if not isinstance(value, str):
+        return list(value) if list[str] in kinds and value is not None else value
+    if bool in kinds:
+        return value.lower() in {"1", "true", "yes", "on"}
+    if int in kinds:
+        return int(value)
+    return value.split(",") if list[str] in kinds else value
+
+
+@dataclass
+class TritonLifecyclePolicy:
+    """When the server starts: with the ``with`` block, or with ``run`` or ``serve``, when all models are bound."""
+
+    launch_triton_on_startup: bool = True
+    local_model_store: bool = False  # without effect: the models lie in this process
+
+
+class Triton:
+    """A server beside this process, whose models are functions that run here, each instance in a thread.
+
+    Any thread may call its methods. ``workspace`` is a directory for the files of the server; it may be deleted after ``stop``.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TritonConfig | None = None,
+        workspace: str | Path | None = None,
+        triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
+    ) -> None:
+        settings = TritonConfig.from_env()
+        for each in fields(settings):
+            value = None if config is None else getattr(config, each.name)
+            if value is not None:
+                setattr(settings, each.name, value)
+        if settings.allow_http is False and settings.allow_grpc is False:
+            raise PyTritonValidationError("allow_http and allow_grpc are both False: nobody could reach the functions")
+        self._settings = settings
+        self._workspace = workspace
+        self._policy = triton_lifecycle_policy or TritonLifecyclePolicy()
+        self._pid = os.getpid()
+        self._changing = threading.RLock()
+        self._bound: dict[str, Bound] = {}
+        self._server: ServerProcess | None = None
+        self._repository = ""
+        self._ended = threading.Event()  # the server has ended, or is to
+        self._failure: PyTritonRuntimeError | PyTritonUnrecoverableError | None = None
+
+    # Functions
+
+    def bind(
+        self,
+        model_name: str,
+        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+    ) -> None:
+        """Serve a function as a model, now or from :meth:`run` on; several functions are instances that run at the same time.
+
+        A function gets a list of requests, and returns a list with a dictionary of arrays for each; see the decorators for other
+        forms. ``strict`` compares what it returns with ``outputs``. ``trace_config`` is the server's: see :class:`TritonConfig`.
+
+        Raises PyTritonError: an argument is wrong, the name is taken, or the server cannot load the model.
+        """
+        config = config or ModelConfig()
+        check_name(model_name)
+        if trace_config is not None:
+            log.warning("trace_config is for the whole server: pass it to TritonConfig")
+        if type(model_version) is not int or model_version < 1:
+            raise PyTritonValidationError(f"model_version is {model_version!r}: it must be a number from 1 on")
+        functions = _functions(model_name, infer_func, config)
+        described = TritonModelConfig(
+            model_name=model_name,
+            model_version=model_version,
+            inputs=named(inputs, "INPUT"),
+            outputs=named(outputs, "OUTPUT"),
+            batching=config.batching,
+            max_batch_size=config.max_batch_size if config.batching else 0,
+            batcher=config.batcher,
+            response_cache=config.response_cache,
+            decoupled=config.decoupled,
+            model_warmup=config.model_warmup,
+            parameters=config.parameters,
+            instance_group={DeviceKind.KIND_CPU: len(functions)},
+        )
+        if any(output.optional for output in described.outputs):
+            raise PyTritonValidationError(f"an output of model '{model_name}' is optional: only inputs can be")
+        text = described.text()
+        self._check_process()
+        with self._changing:
+            if model_name in self._bound:
+                raise PyTritonInvalidOperationError(
+                    f"a function is bound as '{model_name}' already: bind this one by another name"
+                )
+            self._bound[model_name] = Bound(described, functions, strict, self._give_up)
+            server = self._server
+            if server is None:
+                return
+            self._write(model_name, text)
+            try:
+                server.load(model_name)
+            except BaseException:  # Ctrl-C, too: the name is free again
+                del self._bound[model_name]
+                shutil.rmtree(Path(self._repository, model_name), ignore_errors=True)
+                raise
+
+    def _write(self, name: str, text: str) -> None:
+        directory = Path(self._repository, name)
+        version = directory / str(self._bound[name].config.model_version)
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(_MODEL_FILE.format(pid=os.getpid()))
+        (directory / "config.pbtxt").write_text(text)
+
+    # Life
+
+    def run(self) -> None:
+        """Start the server, and wait until all functions can be called; nothing if it runs.
+
+        Raises PyTritonError: it cannot start, or cannot load a model.
+        """
+        self._check_process()
+        with self._changing:
+            if self._server is not None:
+                if not self._server.end:
+                    return
+                self._clean()
+            self._failure = None
+            self._ended.clear()
+            if self._workspace is not None:
+                os.makedirs(self._workspace, exist_ok=True)
+            self._repository = tempfile.mkdtemp(prefix="pybackend-bind-", dir=self._workspace)
+            try:
+                for name, bound in self._bound.items():
+                    self._write(name, bound.config.text())
+                self._server = ServerProcess(list(self._flags()), self._bound.get, self._on_end)
+                atexit.register(self.stop)
+                self._server.wait_ready()
+            except BaseException:  # Ctrl-C, too
+                self._end()
+                raise
+            where = " and ".join(f"{kind.upper()} {address}" for kind, address in self.addresses.items() if address)
+            log.info("%d functions of this process are served at %s; they are not confined", len(self._bound), where)
+
+    connect = run
+
+    def serve(self, monitoring_period_s: float = 10.0) -> None:
+        """Start the server, and wait until :meth:`stop`, Ctrl-C or SIGTERM, then stop it.
+
+        ``monitoring_period_s`` has no effect: the end of the server shows at once. Raises PyTritonRuntimeError: the server has ended
+        by itself; PyTritonUnrecoverableError: a function has raised it.
+        """
+        with _termination() as was_terminated:
+            try:
+                self.run()
+                self._ended.wait()
+            except KeyboardInterrupt:
+                log.info("The server is stopped: %s.", "SIGTERM" if was_terminated() else "Ctrl-C")
+            failure = self._failure
+            self.stop()
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> bool:
+        """Answer the running requests and end the server; False if it does not run. Functions stay bound."""
+        if self._pid != os.getpid():
+            return False
+        self._ended.set()  # so that `serve` in another thread returns
+        with self._changing:
+            return self._end()
+
+    def _end(self) -> bool:
+        server = self._server
+        try:
+            if server is not None:
+                server.stop(self._settings.exit_timeout_secs or _USUAL_EXIT_S)
+        finally:
+            self._clean()
+        return server is not None
+
+    def _clean(self) -> None:
+        self._server = None
+        shutil.rmtree(self._repository, ignore_errors=True)
+        with suppress(Exception):  # the interpreter ends
+            atexit.unregister(self.stop)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """``host:port`` by protocol: http, grpc and metrics; empty for those that are off, and if no server runs."""
+        server = self._server
+        return {} if server is None else dict(server.addresses)
+
+    def is_alive(self) -> bool:
+        """True while the server runs."""
+        server = self._server
+        return server is not None and server.is_alive
+
+    is_connected = is_alive
+
+    def __enter__(self) -> Self:
+        if self._policy.launch_triton_on_startup:
+            self.run()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _flags(self) -> Iterator[str]:
+        yield self._repository
+        yield "--disable-auto-complete-config"
+        for each in fields(self._settings):
+            value = getattr(self._settings, each.name)
+            if each.name == "flags":
+                yield from value or ()
+            elif value is not None:
+                for one in value if isinstance(value, list) else [value]:
+                    yield f"--{each.name.replace('_', '-')}={str(one).lower() if isinstance(one, bool) else one}"
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise PyTritonInvalidOperationError(
+                "this process was forked from the one that serves: make a Triton of its own here"
+            )
+
+    # In other threads
+
+    def _on_end(self) -> None:
+        server = self._server
+        if server is not None and server.addresses:  # otherwise `run` says it
+            self._failure = self._failure or PyTritonRuntimeError(server.end)
+            log.error("%s", server.end)
+        self._ended.set()
+
+    def _give_up(self, why: str) -> None:
+        """A function cannot go on."""
+        log.critical("%s", why)
+        self._failure = PyTritonUnrecoverableError(why)
+        threading.Thread(target=self.stop, name="pybackend-bind-stop", daemon=True).start()
+
+
+def _functions(
+    model_name: str, given: Callable[..., Any] | Sequence[Callable[..., Any]], config: ModelConfig
+) -> list[Callable[..., Any]]:
+    """The functions of a model. Raises PyTritonValidationError: these are none."""
+    functions = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if not functions:
+        raise PyTritonValidationError(
+            f"model '{model_name}' has an empty list of functions: it needs one for each instance"
+        )
+    for function in functions:
+        if not callable(function):
+            raise PyTritonValidationError(f"{function!r} is no function, which model '{model_name}' needs")
+        innermost: Any = inspect.unwrap(function)
+        is_generator = inspect.isgeneratorfunction(innermost) or inspect.isasyncgenfunction(innermost)
+        if is_generator and not config.decoupled:
+            raise PyTritonValidationError(
+                f"the function of model '{model_name}' is a generator, which answers with a stream: pass ModelConfig(decoupled=True)"
+            )
+    return functions
+
+
+@contextmanager
+def _termination() -> Iterator[Callable[[], bool]]:
+    """Make SIGTERM end a wait as Ctrl-C does, in the main thread and unless the program has a handler of its own."""
+    was_terminated = False
+
+    def on_signal(_number: int, _frame: Any) -> None:
+        nonlocal was_terminated
+        was_terminated = True
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield lambda: was_terminated
+        return
+    signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield lambda: was_terminated
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
