@@ -51,13 +51,13 @@ class ServerProcess:
         with theirs:
             command = [sys.executable, "-P", "-m", "pybackend.cli.beside", str(theirs.fileno()), *flags]
             try:
-                # A session of its own: Ctrl-C is for this process, which stops the server.
+                # A separate session: Ctrl-C is for this process, which stops the server.
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], start_new_session=True
                 )
-            except OSError as error:
+            except BaseException:
                 self._socket.close()
-                raise PyTritonRuntimeError(f"the server cannot be started: {error.strerror}") from None
+                raise
         _servers.add(self)
         self._thread = threading.Thread(target=self._listen, name="pybackend-bind", daemon=True)
         try:
@@ -93,7 +93,7 @@ class ServerProcess:
                 raise PyTritonRuntimeError(self.end)
             error = self._loads.pop(model)
         if error:
-            raise PyTritonModelConfigError(error)
+            raise PyTritonModelConfigError(error.strip())
 
     def stop(self, limit_s: float) -> None:
         """Answer the running requests and end it. Ctrl-C meanwhile cuts them short, and is raised at the end."""

@@ -226,18 +226,20 @@ class Triton:
             server = self._server
             if server is None:
                 return
-            self._write(model_name, text)
             try:
+                self._write(model_name, text)
                 server.load(model_name)
-            except BaseException:  # Ctrl-C, too: the name is free again
+            except BaseException as error:  # Ctrl-C, too: the name is free again
                 del self._bound[model_name]
                 shutil.rmtree(Path(self._repository, model_name), ignore_errors=True)
+                if isinstance(error, OSError):
+                    raise PyTritonRuntimeError(f"model '{model_name}' cannot be bound: {error.strerror}") from None
                 raise
 
     def _write(self, name: str, text: str) -> None:
         directory = Path(self._repository, name)
         version = directory / str(self._bound[name].config.model_version)
-        version.mkdir(parents=True)
+        version.mkdir(parents=True, exist_ok=True)
         (version / "model.py").write_text(_MODEL_FILE.format(pid=os.getpid()))
         (directory / "config.pbtxt").write_text(text)
 
@@ -256,17 +258,19 @@ class Triton:
                 self._clean()
             self._failure = None
             self._ended.clear()
-            if self._workspace is not None:
-                os.makedirs(self._workspace, exist_ok=True)
-            self._repository = tempfile.mkdtemp(prefix="pybackend-bind-", dir=self._workspace)
             try:
+                if self._workspace is not None:
+                    os.makedirs(self._workspace, exist_ok=True)
+                self._repository = tempfile.mkdtemp(prefix="pybackend-bind-", dir=self._workspace)
                 for name, bound in self._bound.items():
                     self._write(name, bound.config.text())
                 self._server = ServerProcess(list(self._flags()), self._bound.get, self._on_end)
                 atexit.register(self.stop)
                 self._server.wait_ready()
-            except BaseException:  # Ctrl-C, too
+            except BaseException as error:  # Ctrl-C, too
                 self._end()
+                if isinstance(error, OSError):
+                    raise PyTritonRuntimeError(f"the server cannot be started: {error.strerror}") from None
                 raise
             where = " and ".join(f"{kind.upper()} {address}" for kind, address in self.addresses.items() if address)
             log.info("%d functions of this process are served at %s; they are not confined", len(self._bound), where)
@@ -318,6 +322,12 @@ class Triton:
         """``host:port`` by protocol: http, grpc and metrics; empty for those that are off, and if no server runs."""
         server = self._server
         return {} if server is None else dict(server.addresses)
+
+    @property
+    def server_pid(self) -> int | None:
+        """The number of the server's process; None if no server runs."""
+        server = self._server
+        return server.pid if server is not None and server.is_alive else None
 
     def is_alive(self) -> bool:
         """True while the server runs."""
