@@ -57,6 +57,9 @@ CLIENT_NEEDS = {
 READ_METRICS = {"custom_metrics", "response_cache"}
 """Examples whose clients look at the metrics page too."""
 
+PROGRAMS = {"bind"}
+"""Examples whose clients are programs with a server of their own: they have no models for this one."""
+
 LOADED_ON_REQUEST = {"to_fahrenheit", "to_kelvin"}
 """Models that are not loaded when the server starts: another model does it when they are needed."""
 
@@ -86,6 +89,7 @@ class DemoError(Exception):
 def find_examples():
     """The folders here that hold a client and a model repository, or the program that makes it, in alphabetical order."""
     found = [*HERE.glob("*/model_repository"), *HERE.glob("frameworks/*/make_model.py")]
+    found += [HERE / program / "client.py" for program in PROGRAMS]
     return sorted(path.parent for path in found if find_clients(path.parent))
 
 
@@ -146,7 +150,8 @@ def pack_environment(example, model):
 
 def assemble_repository(examples, folder):
     """Makes `folder` a repository with every model of `examples`, by links; returns the models' names."""
-    models = [model for example in examples for model in sorted((example / "model_repository").iterdir())]
+    repositories = [example / "model_repository" for example in examples if example.name not in PROGRAMS]
+    models = [model for repository in repositories for model in sorted(repository.iterdir())]
     for model in models:
         (folder / model.name).symlink_to(model, target_is_directory=True)
     return [model.name for model in models]

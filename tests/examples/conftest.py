@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per example, or per client; what cannot run here is skipped by name."""
     demo = load_demo()
     if "example" in metafunc.fixturenames:
-        examples = demo.find_examples()
+        examples = [example for example in demo.find_examples() if example.name not in demo.PROGRAMS]
         metafunc.parametrize("example", [pytest.param(each, id=each.name, marks=_marks(each)) for each in examples])
     if "client" in metafunc.fixturenames:
         clients = [client for example in demo.find_examples() for client in demo.find_clients(example)]
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
-ALWAYS = {"add_sub", "bls", "decoupled"}
+ALWAYS = {"add_sub", "bind", "bls", "decoupled"}
 """Examples whose clients ``make test`` runs; ``make demo`` and ``make test-all`` run those of all."""
 
 
