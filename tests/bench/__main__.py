@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from tests.bench import (
+    bound_functions,
     call_memory,
     client_memory,
     footprint,
@@ -157,6 +158,10 @@ def _in_process(results: Results, _launchers: Sequence[servers.Launcher], scratc
     results.in_process = in_process_cost.measure(results.plan, scratch)
 
 
+def _bound(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    results.bound = bound_functions.measure(results.plan, scratch)
+
+
 def _openai(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
     results.openai = openai_streams.measure(results.plan, scratch)
 
@@ -215,6 +220,7 @@ _SECTIONS: dict[str, Section] = {
     "queues": _queues,
     "http2": _http2,
     "in-process": _in_process,
+    "bound": _bound,
     "openai": _openai,
     "call-memory": _call_memory,
     "operations": _operations,

@@ -33,6 +33,7 @@ def render(results: Results) -> str:
         _queues,
         _http2,
         _in_process,
+        _bound,
         _openai,
         _call_memory,
         _starts,
@@ -343,6 +344,10 @@ def _in_process(results: Results) -> str:
         )
     header = ["16 callers", "CPU us per call", "range", "calls/s", "cores of all others, the model's among them"]
     return section("Calls in the process, without the model's own CPU", header, rows)
+
+
+def _bound(results: Results) -> str:
+    return _under_load("Bound functions (their CPU is that of the program, under stub)", results.bound)
 
 
 def _openai(results: Results) -> str:

@@ -58,6 +58,7 @@ class Results:
     queues: list[QueueSample] = field(default_factory=list)
     http2: list[Http2Sample] = field(default_factory=list)
     in_process: list[InProcessSample] = field(default_factory=list)
+    bound: list[LoadSample] = field(default_factory=list)
     openai: list[OpenAiSample] = field(default_factory=list)
     call_memory: list[CallMemorySample] = field(default_factory=list)
     starts: list[StartSample] = field(default_factory=list)

@@ -98,9 +98,9 @@ def test_streams(addresses) -> None:
         assert [each["sum"].tolist() for each in client.infer_sample(np.float32([2]))] == [[0], [1]]
     with pytest.raises(clients.PyTritonClientInvalidUrlError, match="streams need gRPC"):
         DecoupledModelClient(addresses["http"], "count")
-    with ModelClient(addresses["http"], "count") as client:
-        with pytest.raises(clients.PyTritonClientInferenceServerError, match="use DecoupledModelClient"):
-            client.infer_sample(ones(1))
+    client = ModelClient(addresses["http"], "count")
+    with client, pytest.raises(clients.PyTritonClientInferenceServerError, match="use DecoupledModelClient"):
+        client.infer_sample(ones(1))
 
 
 def test_futures(addresses) -> None:
@@ -175,9 +175,9 @@ def test_a_model_or_server_that_is_not_there(addresses) -> None:
         pytest.raises(clients.PyTritonClientTimeoutError, match=r"model 'missing' at .* was not ready within 0.01 s"),
     ):
         client.infer_sample(ones(1))
-    with ModelClient(addresses["http"], "missing", ensure_model_is_ready=False) as client:
-        with pytest.raises(clients.PyTritonClientModelUnavailableError, match="missing"):
-            client.infer_sample(ones(1))
+    client = ModelClient(addresses["http"], "missing", ensure_model_is_ready=False)
+    with client, pytest.raises(clients.PyTritonClientModelUnavailableError, match="missing"):
+        client.infer_sample(ones(1))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with ModelClient(f"localhost:{port}", "add", ensure_model_is_ready=False) as client:
