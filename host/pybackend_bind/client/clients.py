@@ -1,4 +1,4 @@
-"""Clients by the names of ``pytriton.client``: one model, its inputs by position or name, single samples or batches.
+"""The clients: one model, its inputs by position or name, single samples or batches.
 
 They are thin: :mod:`pybackend.client` does the work. URLs with ``grpc://`` need grpcio, which the extra ``client`` installs.
 """
@@ -28,61 +28,23 @@ from pybackend.client import (
     UnreachableError,
     WrongInputError,
 )
+from pybackend_bind.client.exceptions import (
+    PyTritonClientClosedError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientInvalidUrlError,
+    PyTritonClientModelDoesntSupportBatchingError,
+    PyTritonClientModelUnavailableError,
+    PyTritonClientQueueFullError,
+    PyTritonClientTimeoutError,
+    PyTritonClientValueError,
+)
 from pybackend_bind.model_config import TritonModelConfig
-
-__all__ = [
-    "AsyncioDecoupledModelClient", "AsyncioModelClient", "DecoupledModelClient", "FuturesModelClient", "ModelClient",
-    "PyTritonClientClosedError", "PyTritonClientError", "PyTritonClientInferenceServerError", "PyTritonClientInvalidUrlError",
-    "PyTritonClientModelDoesntSupportBatchingError", "PyTritonClientModelUnavailableError", "PyTritonClientQueueFullError",
-    "PyTritonClientTimeoutError", "PyTritonClientValueError",
-]  # fmt: skip
 
 _INIT_S, _INFERENCE_S = 300.0, 60.0
 _PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
 _ASK_AGAIN_S = 0.1
 
 Arrays = dict[str, np.ndarray]
-
-
-class PyTritonClientError(Exception):
-    """The base of all errors of these clients."""
-
-    @property
-    def message(self) -> str:
-        """The text."""
-        return str(self)
-
-
-class PyTritonClientValueError(PyTritonClientError):
-    """An argument is wrong; nothing was sent."""
-
-
-class PyTritonClientInvalidUrlError(PyTritonClientValueError):
-    """The URL is none of a server."""
-
-
-class PyTritonClientTimeoutError(PyTritonClientError):
-    """There is no server, no model, or no answer in time."""
-
-
-class PyTritonClientModelUnavailableError(PyTritonClientError):
-    """The server has no such model, or no such version of it."""
-
-
-class PyTritonClientClosedError(PyTritonClientError):
-    """The client is closed."""
-
-
-class PyTritonClientModelDoesntSupportBatchingError(PyTritonClientError):
-    """The model takes single samples only."""
-
-
-class PyTritonClientInferenceServerError(PyTritonClientError):
-    """The function, or the server, has failed."""
-
-
-class PyTritonClientQueueFullError(PyTritonClientError):
-    """So many requests wait that there is no place for another one."""
 
 
 @contextmanager
