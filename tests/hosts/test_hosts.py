@@ -11,6 +11,7 @@ import sys
 import textwrap
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,44 +101,106 @@ def test_each_worker_of_gunicorn_has_a_server(tmp_path: Path, preload: list[str]
     assert free_of_processes([*seen, *processes])
 
 
-def test_a_kernel_of_jupyter_runs_a_server_in_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     manager = pytest.importorskip("jupyter_client.manager", reason="not installed: make test-hosts installs it")
     pytest.importorskip("ipykernel", reason="not installed: make test-hosts installs it")
     monkeypatch.setenv("HOME", str(tmp_path))
-    kernel, client = manager.start_new_kernel(kernel_name="python3")
+    kernel = Kernel(*manager.start_new_kernel(kernel_name="python3"))
+    try:
+        yield kernel
+    finally:
+        kernel.end()
 
-    def run(code: str) -> str:
+
+class Kernel:
+    """A kernel of Jupyter."""
+
+    def __init__(self, manager: Any, client: Any) -> None:
+        self.manager = manager
+        self._client = client
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Shut it down, once."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._client.stop_channels()
+            self.manager.shutdown_kernel()
+
+    def run(self, code: str) -> str:
+        """What a cell shows."""
         texts: list[str] = []
 
         def hear(message: Any) -> None:
             content = message["content"]
             texts.append(content.get("data", {}).get("text/plain", "") or content.get("evalue", ""))
 
-        reply = client.execute_interactive(textwrap.dedent(code), timeout=DEADLINE_S, output_hook=hear)
+        reply = self._client.execute_interactive(textwrap.dedent(code), timeout=DEADLINE_S, output_hook=hear)
         assert reply["content"]["status"] == "ok", texts
         return "".join(texts)
 
-    try:
-        run(
-            f"""
-            import numpy as np, pybackend
-            from pathlib import Path
-            server = pybackend.Server(model_repository={str(ADD_SUB)!r})
-            server.start()
-            array = np.ones(4, np.float32)
-            inputs = {{"INPUT0": array, "INPUT1": array}}
-            """
+    def children(self) -> list[int]:
+        """The processes that its process has started."""
+        found: list[int] = json.loads(
+            self.run(
+                """
+                from pathlib import Path
+                [int(pid) for task in Path('/proc/self/task').iterdir() for pid in (task / 'children').read_text().split()]
+                """
+            )
         )
-        assert "2., 2." in run(
-            "np.asarray((await server.model('add_sub').async_infer(inputs=inputs)).outputs['OUTPUT0'])"
-        )
-        assert "0., 0." in run("np.asarray(server.model('add_sub').infer(inputs=inputs).outputs['OUTPUT1'])")
-        found = run(
-            "[int(pid) for task in Path('/proc/self/task').iterdir() for pid in (task / 'children').read_text().split()]"
-        )
-        processes = json.loads(found)
-        assert processes
-    finally:
-        client.stop_channels()
-        kernel.shutdown_kernel()
+        return found
+
+
+def test_a_kernel_of_jupyter_runs_a_server_in_its_loop(kernel: Kernel) -> None:
+    kernel.run(
+        f"""
+        import numpy as np, pybackend
+        server = pybackend.Server(model_repository={str(ADD_SUB)!r})
+        server.start()
+        array = np.ones(4, np.float32)
+        inputs = {{"INPUT0": array, "INPUT1": array}}
+        """
+    )
+    assert "2., 2." in kernel.run(
+        "np.asarray((await server.model('add_sub').async_infer(inputs=inputs)).outputs['OUTPUT0'])"
+    )
+    assert "0., 0." in kernel.run("np.asarray(server.model('add_sub').infer(inputs=inputs).outputs['OUTPUT1'])")
+    processes = kernel.children()
+    assert processes
+    kernel.end()
+    assert free_of_processes(processes)
+
+
+@pytest.mark.spec("srv-P15")
+def test_a_kernel_of_jupyter_binds_its_functions(kernel: Kernel) -> None:
+    kernel.run(
+        """
+        import numpy as np
+        from pybackend_bind import ModelConfig, Tensor, Triton, TritonConfig, batch
+        from pybackend_bind.client import ModelClient
+
+        factor = np.float32(2)
+
+        @batch
+        def scale(x):
+            return {"y": x * factor}
+
+        triton = Triton(config=TritonConfig(http_port=0, grpc_port=0, metrics_port=0, http_address="127.0.0.1"))
+        tensors = [Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in "xy"]
+        triton.bind("scale", scale, tensors[:1], tensors[1:])
+        triton.run()
+        client = ModelClient(triton.addresses["http"], "scale")
+        """
+    )
+    asked = "client.infer_sample(np.ones(1, np.float32))['y'].tolist()"
+    assert kernel.run(asked) == "[2.0]"
+    kernel.run("factor = np.float32(3)")  # in another cell: the function lives in the kernel
+    assert kernel.run(asked) == "[3.0]"
+    kernel.manager.interrupt_kernel()
+    assert kernel.run(asked) == "[3.0]"
+    processes = kernel.children()
+    assert processes
+    kernel.end()
     assert free_of_processes(processes)

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +117,8 @@ with Triton() as triton:
 CLIENT = """
 import asyncio
 import sys
+from pathlib import Path
+from typing import Any
 import numpy as np
 
 from pybackend_bind.client import AsyncioModelClient, DecoupledModelClient, FuturesModelClient, ModelClient
@@ -210,3 +214,16 @@ def test_programs_of_pytriton_with_another_import() -> None:
             assert server.returncode == 0, said
         finally:
             server.kill()
+
+
+def test_the_program_of_the_manual() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "coming-from-pytriton.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    free = 'Triton(config=TritonConfig(http_port=0, grpc_port=0, metrics_port=0, http_address="127.0.0.1"))'
+    call = """with ModelClient(triton.addresses["http"], "linear") as client:
+        answer = client.infer_sample(np.ones(2, np.float32))"""
+    imports = "from pybackend_bind import TritonConfig\nfrom pybackend_bind.client import ModelClient\n"
+    assert code.count("Triton()") == code.count("triton.serve()") == 1
+    names: dict[str, Any] = {}
+    exec(imports + code.replace("Triton()", free).replace("triton.serve()", call), names)
+    assert names["answer"]["result"].tolist() == [3]
