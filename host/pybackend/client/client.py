@@ -169,6 +169,13 @@ class Client(_Base[Model]):
             self._known[key] = self.send(self.codec.metadata(*key), timeout_s, repeatable=True)
         return self._known[key]
 
+    def request(
+        self, method: str, path: str, document: Any = None, *, timeout_s: float | None = None, repeatable: bool = False
+    ) -> Any:
+        """The JSON document at any path, such as ``/v2/repository/index``; None if the answer is empty. Over HTTP only."""
+        call = self.codec.route(method, path, document)
+        return self.send(call, self.timeout_s if timeout_s is None else timeout_s, repeatable=repeatable)
+
     def send(self, call: Any, timeout_s: float, *, repeatable: bool) -> Any:
         """The result of a call, sent again as the rules allow."""
         attempts = self._attempts(timeout_s, repeatable=repeatable)
@@ -247,6 +254,13 @@ class AsyncClient(_Base[AsyncModel]):
         if fresh or key not in self._known:
             self._known[key] = await self.send(self.codec.metadata(*key), timeout_s, repeatable=True)
         return self._known[key]
+
+    async def request(
+        self, method: str, path: str, document: Any = None, *, timeout_s: float | None = None, repeatable: bool = False
+    ) -> Any:
+        """The JSON document at any path; arguments are those of :meth:`Client.request`."""
+        call = self.codec.route(method, path, document)
+        return await self.send(call, self.timeout_s if timeout_s is None else timeout_s, repeatable=repeatable)
 
     async def send(self, call: Any, timeout_s: float, *, repeatable: bool) -> Any:
         """The result of a call, sent again as the rules allow."""

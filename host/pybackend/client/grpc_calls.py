@@ -56,6 +56,9 @@ class GrpcCodec:
     def stream(self, ask: Ask, tensors: list[Tensor], _metadata: Metadata) -> Call:
         return Call("ModelStreamInfer", _infer_message(ask, tensors), "ModelStreamInferResponse", _streamed)
 
+    def route(self, _method: str, path: str, _document: Any) -> Call:
+        raise ClientError(f"{path} is a route of HTTP: give the client a URL that begins with http://")
+
 
 def _message(name: str, /, **fields: Any) -> Any:
     return message_class(f"inference.{name}")(**fields)

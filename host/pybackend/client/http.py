@@ -75,6 +75,16 @@ class HttpCodec:
             "POST", path, json.dumps(document).encode(), headers, lambda reply, _: _event(reply.body, ask, metadata)
         )
 
+    def route(self, method: str, path: str, document: Any) -> Call:
+        body = b"" if document is None else json.dumps(document).encode()
+        return Call(
+            method,
+            path,
+            body,
+            {"Content-Type": "application/json"} if body else {},
+            lambda reply, _: json.loads(reply.body) if reply.body else None,
+        )
+
 
 def _metadata(document: Any) -> Metadata:
     def tensors(kind: str) -> dict[str, WantedTensor]:
@@ -125,7 +135,8 @@ def _checked(call: Call, status: int, reply: Reply) -> Any:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ClientError(f"the server's answer is not of the v2 protocol: {error}") from None
     try:
-        message = str(json.loads(reply.body)["error"])
+        document = json.loads(reply.body)
+        message = str(document["error"] if "error" in document else document["message"])  # MLflow's routes
     except (ValueError, KeyError, TypeError):
         message = f"status {status}, and a body that the v2 protocol does not know"
     raise refused(message, status)
