@@ -131,6 +131,22 @@ def test_coroutines_share_connections(url):
     assert asyncio.run(many()) == ([[0, 2, 4, 6]] * 64, [[4]])
 
 
+def test_any_route_of_http_can_be_asked(server):
+    with Client(server.url, api_key=KEY) as client:
+        assert client.request("GET", "/v2/models")["models"]
+        assert {row["name"] for row in client.request("POST", "/v2/repository/index", {})} >= {"add_sub", "script"}
+        with pytest.raises(ModelNotFoundError, match="unknown model"):
+            client.request("GET", "/v2/models/nix/config")
+    with Client(f"grpc://{server.grpc_url}") as client, pytest.raises(ClientError, match=r"begins with http://"):
+        client.request("GET", "/v2/models")
+
+    async def asked():
+        async with AsyncClient(server.url, api_key=KEY) as client:
+            return await client.request("GET", "/v2/models/add_sub/stats")
+
+    assert asyncio.run(asked())["model_stats"][0]["name"] == "add_sub"
+
+
 def test_a_server_that_is_not_there_is_unreachable():
     quick = Retries(attempts=2, first_pause_s=0)
     for url in ("localhost:1", "grpc://localhost:1", "unix:/nix/server.sock"):
