@@ -44,7 +44,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-frameworks test-openai test-ray with-ray test-console pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
+.PHONY: help demo test test-all test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,13 @@ test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, w
 
 test-openai: $(MARK)-dev $(MARK)-transformers $(MARK)-openai ## the tests of OpenAI's API with OpenAI's own client, which it installs
 	$(BIN)/python -m pytest --all -n 0 tests/openai $(PYTEST_ARGS)
+
+test-mlflow: ## the tests of MLflow's deployment target with MLflow's own clients, in .venv-mlflow, which it makes
+	@$(MAKE) --no-print-directory VENV=.venv-mlflow with-mlflow
+
+# MLflow has its own wishes for versions, so it has an environment of its own.
+with-mlflow: $(MARK)-mlflow-dev
+	$(BIN)/python -m pytest --all -n 0 tests/mlflow $(PYTEST_ARGS)
 
 test-ray: ## the tests of several servers on a cluster of Ray, in .venv-ray, which it makes
 	@$(MAKE) --no-print-directory VENV=.venv-ray RAY="-m pytest --all -m ray -o faulthandler_timeout=600 tests/ray" with-ray
@@ -129,7 +136,7 @@ docs: $(MARK)-docs $(if $(shell command -v npm 2>/dev/null),$(MERMAID)) ## build
 	@test -f $(MERMAID) || echo "npm was not found: the site's diagrams load their script from the internet"
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) .venv-ray site dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-ray .venv-mlflow site dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- The site's diagrams ---
 

@@ -49,6 +49,7 @@ RUNNERS = {".py": sys.executable, ".sh": "sh", ".mjs": "node", ".cjs": "node"}
 CLIENT_NEEDS = {
     "client_curl.sh": "curl",
     "client_grpc.cjs": "@grpc/grpc-js",
+    "client_mlflow.py": "mlflow",
     "client_openai.py": "openai",
     "client_requests.py": "requests",
 }
@@ -69,8 +70,8 @@ CACHE = "--cache-config=local,size=16777216"
 CLIENT_MEMORY = "--allow-client-shm=true"
 """For the clients that send tensors in shared memory."""
 
-OPENAI = "--allow-openai"
-"""For the clients of OpenAI's API."""
+OPENAI, MLFLOW = "--allow-openai", "--allow-mlflow"
+"""For the clients of OpenAI's API and of MLflow's server."""
 
 SERVICES = 3
 """The server says where it listens for HTTP, for gRPC, and for metrics."""
@@ -160,7 +161,7 @@ def assemble_repository(examples, folder):
 def control_flags(models):
     """The flags of a server that loads these models at start, less those that are loaded on request, and has a cache."""
     loads = [f"--load-model={model}" for model in models if model not in LOADED_ON_REQUEST]
-    return ["--model-control-mode=explicit", CACHE, CLIENT_MEMORY, OPENAI, *loads]
+    return ["--model-control-mode=explicit", CACHE, CLIENT_MEMORY, OPENAI, MLFLOW, *loads]
 
 
 def find_clients(example):
@@ -176,7 +177,8 @@ def missing_tool(client):
     if need is None:
         return None
     if client.suffix == ".py":
-        return None if importlib.util.find_spec(need) else f"{need} is not installed (pip install {need})"
+        found = importlib.util.find_spec(need)  # an example's folder with the package's name has no origin
+        return None if found and found.origin else f"{need} is not installed (pip install {need})"
     if client.suffix == ".sh":
         return None if shutil.which(need) else f"there is no {need}"
     installed = (client.parent / "node_modules" / need).is_dir()

@@ -250,7 +250,7 @@ class Server:
                 guard=guard,
                 fast_paths=self._settings.fast_paths,
             )
-            app = make_app(frontend, openai=self._settings.http.openai)
+            app = make_app(frontend, openai=self._settings.http.openai, mlflow=self._settings.http.mlflow)
             diagnostics_routes.add(app, frontend, self._settings.in_force)
             self._http = HttpServer(
                 app if rules.cors is None else rules.cors.wrap(app),

@@ -210,7 +210,7 @@ def test_a_model_is_found_and_answers_as_its_framework(write, repository, server
     name, (title, backend, _) = write.__name__, KINDS[write]
     if missing(write):
         pytest.skip(f"{', '.join(missing(write))} is not installed")
-    model = backed_by(detect(write(tmp_path), native=write is not mlflow_directory), "")
+    model = backed_by(detect(write(tmp_path), flavor="python_function" if write is mlflow_directory else ""), "")
     assert (model.kind.title, model.kind.backend) == (title, backend)
     lay_out(model, repository / name)
     connection = Connection(f"http://{server.url}", DEADLINE_S)

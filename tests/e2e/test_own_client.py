@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -29,6 +30,7 @@ from pybackend.client import (
     UnreachableError,
     WrongInputError,
 )
+from pybackend.schema.messages import message_class
 from tests.support.gates import wait_until
 from tests.support.repositories import copy_model
 from tests.support.server import serving
@@ -127,6 +129,22 @@ def test_coroutines_share_connections(url):
             return [each["OUTPUT0"].tolist() for each in answers], streamed
 
     assert asyncio.run(many()) == ([[0, 2, 4, 6]] * 64, [[4]])
+
+
+def test_any_route_of_http_can_be_asked(server):
+    with Client(server.url, api_key=KEY) as client:
+        assert client.request("GET", "/v2/models")["models"]
+        assert {row["name"] for row in client.request("POST", "/v2/repository/index", {})} >= {"add_sub", "script"}
+        with pytest.raises(ModelNotFoundError, match="unknown model"):
+            client.request("GET", "/v2/models/nix/config")
+    with Client(f"grpc://{server.grpc_url}") as client, pytest.raises(ClientError, match=r"begins with http://"):
+        client.request("GET", "/v2/models")
+
+    async def asked():
+        async with AsyncClient(server.url, api_key=KEY) as client:
+            return await client.request("GET", "/v2/models/add_sub/stats")
+
+    assert asyncio.run(asked())["model_stats"][0]["name"] == "add_sub"
 
 
 def test_a_server_that_is_not_there_is_unreachable():
@@ -245,6 +263,65 @@ def test_other_failures_are_not_repeated(ask):
             with pytest.raises(error):
                 ask(server.url)
             assert server.count == 1
+
+
+class Replying:
+    """A gRPC server whose model answers each request with the same message."""
+
+    def __init__(self, response):
+        self.server = grpc.server(ThreadPoolExecutor(1))
+        x = {"name": "X", "datatype": "FP32", "shape": [1]}
+        answers = {
+            "ModelMetadata": message_class("inference.ModelMetadataResponse")(name="m", inputs=[x]),
+            "ModelInfer": response,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                lambda _request, _context, answer=answer: answer.SerializeToString()
+            )
+            for name, answer in answers.items()
+        }
+        service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)
+        self.server.add_generic_rpc_handlers((service,))
+        self.url = f"grpc://127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+
+    def __enter__(self):
+        self.server.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.stop(None).wait()
+
+
+def test_grpc_answers_may_hold_values_instead_of_bytes(ask):
+    response = message_class("inference.ModelInferResponse")()
+    for name, datatype, field, values in (
+        ("NUMBERS", "INT16", "int_contents", [1, -2]),
+        ("TEXTS", "BYTES", "bytes_contents", [b"a", b"longer"]),
+    ):
+        tensor = response.outputs.add(name=name, datatype=datatype, shape=[2])
+        getattr(tensor.contents, field).extend(values)
+    response.outputs.add(name="NONE", datatype="FP32", shape=[0, 3])
+    with Replying(response) as server:
+        answer = ask(server.url)
+    assert {name: (str(array.dtype), array.tolist()) for name, array in answer.items()} == {
+        "NUMBERS": ("int16", [1, -2]),
+        "TEXTS": ("object", [b"a", b"longer"]),
+        "NONE": ("float32", []),
+    }
+
+
+def test_a_grpc_answer_that_contradicts_itself_is_an_error_of_the_client(ask):
+    def assert_refused(raw, **tensor):
+        output = {"name": "X", "datatype": "INT8", "shape": [2], **tensor}
+        response = message_class("inference.ModelInferResponse")(outputs=[output], raw_output_contents=raw)
+        with Replying(response) as server, pytest.raises(ClientError, match="answer is not of the v2 protocol"):
+            ask(server.url)
+
+    for raw in ([b"1"], [b"12", b"12"], [b"123"]):
+        assert_refused(raw)
+    assert_refused([], datatype="INT3")
+    assert_refused([], contents={"int_contents": [1, 1000]})
 
 
 # The command

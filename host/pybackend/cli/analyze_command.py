@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from pybackend.cli.options import SILENT, Serve, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import PybackendError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
+from pybackend.ports import free_ports
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 from pybackend.tools.analyzer.analysis import Analysis, Goal, Results, imported_optuna, read_results
@@ -222,7 +222,7 @@ class _Task:
             if name not in self._directories:
                 known = ", ".join(self._directories) or "no model"
                 raise ServerError(f"{given.repository} has no model '{name}'; it has {known}")
-        self._metrics_port = _free_port()
+        (self._metrics_port,) = free_ports("127.0.0.1")
         own = [*SILENT, "--allow-metrics=true", "--metrics-address=127.0.0.1", f"--metrics-port={self._metrics_port}"]
         loaded = [f"--load-model={name}" for name in given.models]
         self.settings: Settings = visited_settings(given.repository, [*own, *loaded], flags)
@@ -328,9 +328,3 @@ class _Task:
             except OSError as error:
                 raise ServerError(f"cannot write {file}: {error.strerror}") from None
             print_text(f"written: {file}")
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -195,6 +195,8 @@ _ENDPOINTS = (
     ),
     switch("--allow-openai", "serve OpenAI's API below /v1 on the port of HTTP", "http.openai",
            page="serve [OpenAI's API](openai.md) below `/v1` and `/openai/v1` on the port of HTTP"),
+    switch("--allow-mlflow", "serve /invocations and /ping as MLflow does on the port of HTTP", "http.mlflow",
+           page="serve [`/invocations` and `/ping`](mlflow.md) as `mlflow models serve` does on the port of HTTP"),
     Flag("--http-max-input-size", "BYTES", "largest JSON part or raw body of a request",
          "http.max_input_size_bytes", integer(-(2**63)),
          page="limit in bytes on JSON, raw and decompressed input: see [Limits](limits.md)"),

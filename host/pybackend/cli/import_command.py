@@ -23,6 +23,7 @@ from pybackend.tools.importing.detection import detect
 from pybackend.tools.importing.entry import Place, StagedEntry, place_of
 from pybackend.tools.importing.kinds import MLFLOW, Found
 from pybackend.tools.importing.measurement import Measures
+from pybackend.tools.importing.mlflow_directory import PYFUNC
 from pybackend.tools.importing.run import ENVIRONMENT, ImportRun, backed_by, with_parameters
 from pybackend.tools.importing.trial import Request
 from pybackend.tools.importing.verification import Comparison
@@ -109,7 +110,7 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
     given = parser.parsed(own)
     base, sample = _base(given, parser), _sample(given.sample)
     backend = given.backend or base.get("backend", "")
-    found = backed_by(detect(given.path, native=backend != MLFLOW.backend), backend)
+    found = backed_by(detect(given.path, flavor=PYFUNC if backend == MLFLOW.backend else ""), backend)
     name = given.name or derived_name(found, parser)
     check_new_name(name, parser)
     check_trust(found, trusts=given.trust_pickle)

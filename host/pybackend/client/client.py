@@ -6,10 +6,10 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from pybackend.client.errors import ClientError, UnreachableError, WrongInputError
-from pybackend.client.http import Address, AsyncHttpTransport, HttpCodec, HttpTransport
+from pybackend.client.http import AsyncHttpTransport, HttpCodec, HttpTransport, Server
 from pybackend.client.retries import Attempts, Budget, Retries
 from pybackend.client.tensors import Answer, Ask, Metadata, tensors_of
 
@@ -18,8 +18,14 @@ _DEFAULT_TIMEOUT_S = 60.0
 _DEFAULT_CONNECTIONS = 32
 
 
-class _Base:
+_ModelT = TypeVar("_ModelT", bound="_Model")
+
+
+class _Base(Generic[_ModelT]):
     """The common part of both clients: the way to a server, its models' metadata, and the rules for retries."""
+
+    _model: type[_ModelT]
+    _is_async = False
 
     def __init__(
         self,
@@ -34,7 +40,7 @@ class _Base:
     ) -> None:
         self.timeout_s = timeout_s
         self._budget = Budget(retries or Retries())
-        self._metadata: dict[tuple[str, str], Metadata] = {}
+        self._known: dict[tuple[str, str], Metadata] = {}
         sent = dict(headers or {})
         if api_key is not None:
             sent["Authorization"] = f"Bearer {api_key}"
@@ -42,24 +48,40 @@ class _Base:
             if not f"{name}{value}".isprintable():
                 raise ValueError(f"the header '{name}' has a line break or another character that no header has")
         whole = url if "://" in url or url.startswith("unix:") else f"http://{url}"
-        self._codec: Any = HttpCodec()
+        self.codec: Any = HttpCodec()
+        self.transport: Any
         if whole.startswith(_GRPC):
-            from pybackend.client.grpc_calls import GrpcCodec
+            from pybackend.client import grpc_calls
 
-            self._codec = GrpcCodec()
-            self._transport = self._grpc_transport(whole, sent, tls)
+            self.codec = grpc_calls.GrpcCodec()
+            over_grpc = grpc_calls.AsyncGrpcTransport if self._is_async else grpc_calls.GrpcTransport
+            self.transport = over_grpc(whole, sent, tls)
         else:
             if tls is not None and not isinstance(tls, ssl.SSLContext):
                 raise TypeError(f"tls must be an ssl.SSLContext for HTTP, it is {type(tls).__name__}")
-            self._transport = self._http_transport(Address(whole, sent, tls), connections)
+            over_http = AsyncHttpTransport if self._is_async else HttpTransport
+            self.transport = over_http(Server(whole, sent, tls), connections)
 
-    def _grpc_transport(self, url: str, headers: Mapping[str, str], tls: Any) -> Any:
-        raise NotImplementedError
+    def __call__(
+        self,
+        model: str,
+        version: str | int = "",
+        *,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        repeatable: bool = False,
+    ) -> _ModelT:
+        """A model, and what its requests say beside their inputs. Requests that are ``repeatable`` may be executed twice."""
+        ask = Ask(model, str(version), tuple(outputs), dict(parameters or {}), request_id)
+        return self._model(self, ask, timeout_s, repeatable=repeatable)
 
-    def _http_transport(self, address: Address, connections: int) -> Any:
-        raise NotImplementedError
+    def _ready(self, ask: Ask | None) -> Any:
+        """The call that asks whether the server is ready, or one of its models."""
+        return self.codec.ready(*("", "") if ask is None else (ask.model, ask.version))
 
-    def attempts(self, timeout_s: float, *, repeatable: bool) -> Attempts:
+    def _attempts(self, timeout_s: float, *, repeatable: bool) -> Attempts:
         return Attempts(self._budget, timeout_s, repeatable=repeatable)
 
 
@@ -119,39 +141,25 @@ class Model(_Model):
         return bool(self._client.is_ready(self._ask))
 
 
-class Client(_Base):
+class Client(_Base[Model]):
     """A server, for threads. The URL chooses the protocol: ``http://``, ``https://``, ``unix:/path``, ``grpc://``, ``grpcs://``.
 
     ``tls`` is an ``ssl.SSLContext`` for HTTP, and channel credentials of grpcio for gRPC; the default trusts the certificates that
     this machine trusts.
     """
 
-    def __call__(
-        self,
-        model: str,
-        version: str | int = "",
-        *,
-        outputs: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
-        request_id: str = "",
-        timeout_s: float | None = None,
-        repeatable: bool = False,
-    ) -> Model:
-        """A model, and what its requests say beside their inputs. Requests that are ``repeatable`` may be executed twice."""
-        ask = Ask(model, str(version), tuple(outputs), dict(parameters or {}), request_id)
-        return Model(self, ask, timeout_s, repeatable=repeatable)
+    _model = Model
 
     def is_ready(self, ask: Ask | None = None) -> bool:
         """True if the server takes requests, or one of its models."""
-        call = self._codec.ready(*("", "") if ask is None else (ask.model, ask.version))
         try:
-            return bool(self._transport.send(call, self.timeout_s))
+            return bool(self.transport.send(self._ready(ask), self.timeout_s))
         except UnreachableError:
             return False
 
     def close(self) -> None:
         """Close the connections."""
-        self._transport.close()
+        self.transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -159,38 +167,29 @@ class Client(_Base):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def codec(self) -> Any:
-        return self._codec
-
-    @property
-    def transport(self) -> Any:
-        return self._transport
-
     def described(self, ask: Ask, timeout_s: float, *, fresh: bool = False) -> Metadata:
         """The metadata of a model, remembered from the first time on."""
         key = (ask.model, ask.version)
-        if fresh or key not in self._metadata:
-            self._metadata[key] = self.send(self._codec.metadata(*key), timeout_s, repeatable=True)
-        return self._metadata[key]
+        if fresh or key not in self._known:
+            self._known[key] = self.send(self.codec.metadata(*key), timeout_s, repeatable=True)
+        return self._known[key]
+
+    def request(
+        self, method: str, path: str, document: Any = None, *, timeout_s: float | None = None, repeatable: bool = False
+    ) -> Any:
+        """The JSON document at any path, such as ``/v2/repository/index``; None if the answer is empty. Over HTTP only."""
+        call = self.codec.route(method, path, document)
+        return self.send(call, self.timeout_s if timeout_s is None else timeout_s, repeatable=repeatable)
 
     def send(self, call: Any, timeout_s: float, *, repeatable: bool) -> Any:
         """The result of a call, sent again as the rules allow."""
-        attempts = self.attempts(timeout_s, repeatable=repeatable)
+        attempts = self._attempts(timeout_s, repeatable=repeatable)
         while True:
             try:
-                return self._transport.send(call, attempts.left_s())
+                return self.transport.send(call, attempts.left_s())
             except ClientError as error:
                 pause = attempts.pause_after(error)
             time.sleep(pause)
-
-    def _grpc_transport(self, url: str, headers: Mapping[str, str], tls: Any) -> Any:
-        from pybackend.client.grpc_calls import GrpcTransport
-
-        return GrpcTransport(url, headers, tls)
-
-    def _http_transport(self, address: Address, connections: int) -> Any:
-        return HttpTransport(address, connections)
 
 
 class AsyncModel(_Model):
@@ -236,35 +235,22 @@ class AsyncModel(_Model):
         return bool(await self._client.is_ready(self._ask))
 
 
-class AsyncClient(_Base):
+class AsyncClient(_Base[AsyncModel]):
     """The same server for the coroutines of one event loop; arguments are those of :class:`Client`."""
 
-    def __call__(
-        self,
-        model: str,
-        version: str | int = "",
-        *,
-        outputs: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
-        request_id: str = "",
-        timeout_s: float | None = None,
-        repeatable: bool = False,
-    ) -> AsyncModel:
-        """A model; arguments are those of :meth:`Client.__call__`."""
-        ask = Ask(model, str(version), tuple(outputs), dict(parameters or {}), request_id)
-        return AsyncModel(self, ask, timeout_s, repeatable=repeatable)
+    _model = AsyncModel
+    _is_async = True
 
     async def is_ready(self, ask: Ask | None = None) -> bool:
         """True if the server takes requests, or one of its models."""
-        call = self._codec.ready(*("", "") if ask is None else (ask.model, ask.version))
         try:
-            return bool(await self._transport.send(call, self.timeout_s))
+            return bool(await self.transport.send(self._ready(ask), self.timeout_s))
         except UnreachableError:
             return False
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._transport.close()
+        await self.transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -272,35 +258,26 @@ class AsyncClient(_Base):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @property
-    def codec(self) -> Any:
-        return self._codec
-
-    @property
-    def transport(self) -> Any:
-        return self._transport
-
     async def described(self, ask: Ask, timeout_s: float, *, fresh: bool = False) -> Metadata:
         """The metadata of a model, remembered from the first time on."""
         key = (ask.model, ask.version)
-        if fresh or key not in self._metadata:
-            self._metadata[key] = await self.send(self._codec.metadata(*key), timeout_s, repeatable=True)
-        return self._metadata[key]
+        if fresh or key not in self._known:
+            self._known[key] = await self.send(self.codec.metadata(*key), timeout_s, repeatable=True)
+        return self._known[key]
+
+    async def request(
+        self, method: str, path: str, document: Any = None, *, timeout_s: float | None = None, repeatable: bool = False
+    ) -> Any:
+        """The JSON document at any path; arguments are those of :meth:`Client.request`."""
+        call = self.codec.route(method, path, document)
+        return await self.send(call, self.timeout_s if timeout_s is None else timeout_s, repeatable=repeatable)
 
     async def send(self, call: Any, timeout_s: float, *, repeatable: bool) -> Any:
         """The result of a call, sent again as the rules allow."""
-        attempts = self.attempts(timeout_s, repeatable=repeatable)
+        attempts = self._attempts(timeout_s, repeatable=repeatable)
         while True:
             try:
-                return await self._transport.send(call, attempts.left_s())
+                return await self.transport.send(call, attempts.left_s())
             except ClientError as error:
                 pause = attempts.pause_after(error)
             await asyncio.sleep(pause)
-
-    def _grpc_transport(self, url: str, headers: Mapping[str, str], tls: Any) -> Any:
-        from pybackend.client.grpc_calls import AsyncGrpcTransport
-
-        return AsyncGrpcTransport(url, headers, tls)
-
-    def _http_transport(self, address: Address, connections: int) -> Any:
-        return AsyncHttpTransport(address, connections)

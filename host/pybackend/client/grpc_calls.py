@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pybackend.client.errors import ClientError, ConnectionLostError, DeadlineError, UnreachableError, refused
 from pybackend.client.tensors import Answer, Ask, Metadata
 from pybackend.schema.messages import message_class
 from pybackend.tools.client.inference import array_of
 from pybackend.tools.client.values import Tensor, WantedTensor
+from pybackend_wire.dtypes import DATATYPES
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -57,6 +60,9 @@ class GrpcCodec:
     def stream(self, ask: Ask, tensors: list[Tensor], _metadata: Metadata) -> Call:
         return Call("ModelStreamInfer", _infer_message(ask, tensors), "ModelStreamInferResponse", _streamed)
 
+    def route(self, _method: str, path: str, _document: Any) -> Call:
+        raise ClientError(f"{path} is a route of HTTP: give the client a URL that begins with http://")
+
 
 def _message(name: str, /, **fields: Any) -> Any:
     return message_class(f"inference.{name}")(**fields)
@@ -89,14 +95,30 @@ def _configuration(reply: Any) -> dict[str, Any]:
 
 
 def _answer(reply: Any) -> Answer:
-    outputs = {
-        each.name: array_of(data, each.datatype).reshape(tuple(each.shape))
-        for each, data in zip(reply.outputs, reply.raw_output_contents, strict=True)
-    }
+    arrays = (
+        [array_of(data, each.datatype) for each, data in zip(reply.outputs, reply.raw_output_contents, strict=True)]
+        if reply.raw_output_contents
+        else [_array(each) for each in reply.outputs]
+    )
+    outputs = {each.name: array.reshape(tuple(each.shape)) for each, array in zip(reply.outputs, arrays, strict=True)}
     parameters = {
         name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in reply.parameters.items()
     }
     return Answer(outputs, reply.model_version, reply.id, parameters)
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """The flat array of a tensor whose values are no raw bytes."""
+    values = [each for _, listed in tensor.contents.ListFields() for each in listed]
+    return np.array(values, object if tensor.datatype == "BYTES" else DATATYPES[tensor.datatype].numpy)
+
+
+def _read(call: Call, reply: Any) -> Any:
+    """The result of a call; raises ClientError."""
+    try:
+        return call.read(reply)
+    except (ValueError, KeyError, TypeError, AssertionError, OverflowError) as error:
+        raise ClientError(f"the server's answer is not of the v2 protocol: {error}") from None
 
 
 def _streamed(reply: Any) -> Answer:
@@ -163,14 +185,14 @@ class GrpcTransport(_Channel):
             reply = self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata)
         except self._grpc.RpcError as error:
             raise _failure(error, self._url, timeout_s) from None
-        return call.read(reply)
+        return _read(call, reply)
 
     def stream(self, call: Call, timeout_s: float) -> Iterator[Any]:
         """The results of a stream, one by one; its end cancels the call."""
         replies = self._method(call, streams=True)(iter([call.message]), timeout=timeout_s, metadata=self._metadata)
         try:
             for reply in replies:
-                yield call.read(reply)
+                yield _read(call, reply)
         except self._grpc.RpcError as error:
             raise _failure(error, self._url, timeout_s) from None
         finally:
@@ -192,14 +214,14 @@ class AsyncGrpcTransport(_Channel):
             reply = await self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata)
         except self._grpc.RpcError as error:
             raise _failure(error, self._url, timeout_s) from None
-        return call.read(reply)
+        return _read(call, reply)
 
     async def stream(self, call: Call, timeout_s: float) -> AsyncIterator[Any]:
         """The results of a stream, one by one; its end cancels the call."""
         replies = self._method(call, streams=True)(iter([call.message]), timeout=timeout_s, metadata=self._metadata)
         try:
             async for reply in replies:
-                yield call.read(reply)
+                yield _read(call, reply)
         except self._grpc.RpcError as error:
             raise _failure(error, self._url, timeout_s) from None
         finally:

@@ -11,15 +11,14 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from pybackend.client.errors import ClientError, ConnectionLostError, DeadlineError, UnreachableError, refused
 from pybackend.client.tensors import Answer, Ask, Metadata
-from pybackend.tools.client.connection import Reply, model_path
+from pybackend.tools.client.connection import Address, Reply, model_path
 from pybackend.tools.client.inference import Request, decoded, encoded, flat_values
 from pybackend.tools.client.values import Tensor, WantedTensor
 from pybackend_wire.dtypes import DATATYPES
@@ -28,7 +27,6 @@ _LENGTH = "Inference-Header-Content-Length"
 _EVENT = b"data: "
 _MOST_HEAD_BYTES = 64 * 1024
 _READ_BYTES = 1024 * 1024
-_PORTS = {"http": 80, "https": 443}
 
 _TROUBLE = (OSError, EOFError, ValueError, IndexError, http.client.HTTPException, asyncio.LimitOverrunError)
 """The errors of connections that end, are late, or do not speak HTTP."""
@@ -82,6 +80,16 @@ class HttpCodec:
             "POST", path, json.dumps(document).encode(), headers, lambda reply, _: _event(reply.body, ask, metadata)
         )
 
+    def route(self, method: str, path: str, document: Any) -> Call:
+        body = b"" if document is None else json.dumps(document).encode()
+        return Call(
+            method,
+            path,
+            body,
+            {"Content-Type": "application/json"} if body else {},
+            lambda reply, _: json.loads(reply.body) if reply.body else None,
+        )
+
 
 def _metadata(document: Any) -> Metadata:
     def tensors(kind: str) -> dict[str, WantedTensor]:
@@ -132,47 +140,40 @@ def _checked(call: Call, status: int, reply: Reply) -> Any:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ClientError(f"the server's answer is not of the v2 protocol: {error}") from None
     try:
-        message = str(json.loads(reply.body)["error"])
+        document = json.loads(reply.body)
+        message = str(document["error"] if "error" in document else document["message"])  # MLflow's routes
     except (ValueError, KeyError, TypeError):
         message = f"status {status}, and a body that the v2 protocol does not know"
     raise refused(message, status)
 
 
-class Address:
+class Server:
     """The place of a server, and what each request to it says."""
 
     def __init__(self, url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> None:
-        self.url = url
-        self.path = url.removeprefix("unix:") if url.startswith("unix:") else ""
-        parts = urlsplit(url)
-        self.host, self.port = "localhost", 0
-        self.context: ssl.SSLContext | None = None
-        self.prefix = ""
-        if not self.path:
-            try:
-                self.host, self.port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
-            except (KeyError, ValueError):
-                self.host = ""
-            if not self.host:
-                raise ValueError(f"'{url}' is not the URL of a server: write, for example, http://localhost:8000")
-            self.prefix = parts.path.rstrip("/")
-            if parts.scheme == "https":
-                self.context = context or ssl.create_default_context()
+        self.address = Address(url)
         self.headers = headers
+        self.context = (context or ssl.create_default_context()) if self.address.is_secure else None
 
     def unreachable(self, error: Exception) -> UnreachableError:
         reason = getattr(error, "strerror", None) or error
-        return UnreachableError(f"no server answers at {self.url}: {reason}")
+        return UnreachableError(f"no server answers at {self.address.url}: {reason}")
 
-    def failure(self, error: Exception, timeout_s: float) -> ClientError:
-        """The client's error for one of a connection, or of the client itself."""
-        if isinstance(error, ClientError):
-            return error
-        if isinstance(error, TimeoutError):
-            return DeadlineError(f"{self.url} has not answered within {timeout_s:.3g} s")
-        return ConnectionLostError(
-            f"the connection to {self.url} ended before the answer: {str(error) or 'it was closed'}"
-        )
+    @contextmanager
+    def exchange(self, timeout_s: float) -> Iterator[ExitStack]:
+        """Closes the connection that its user has put on the stack and not taken from there, and raises ClientError for trouble."""
+        with ExitStack() as opened:
+            try:
+                yield opened
+            except ClientError:
+                raise
+            except TimeoutError:
+                raise DeadlineError(f"{self.address.url} has not answered within {timeout_s:.3g} s") from None
+            except _TROUBLE as error:
+                reason = str(error) or "it was closed"
+                raise ConnectionLostError(
+                    f"the connection to {self.address.url} ended before the answer: {reason}"
+                ) from None
 
 
 def _read_until(sock: socket.socket, response: http.client.HTTPResponse, end_s: float) -> bytes:
@@ -194,8 +195,8 @@ def _read_until(sock: socket.socket, response: http.client.HTTPResponse, end_s: 
 class HttpTransport:
     """A pool of connections for threads. It opens as many as there are requests at a time, and keeps ``most``."""
 
-    def __init__(self, address: Address, most: int) -> None:
-        self._address = address
+    def __init__(self, server: Server, most: int) -> None:
+        self._server = server
         self._most = most
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
@@ -209,52 +210,32 @@ class HttpTransport:
     def send(self, call: Call, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
         end_s = time.monotonic() + timeout_s
-        connection, response = self._answered(call, timeout_s)
-        try:
+        with self._server.exchange(timeout_s) as opened:
+            connection, response = self._answered(call, timeout_s, opened)
             body = _read_until(connection.sock, response, end_s)
             reply = Reply({name.lower(): value for name, value in response.getheaders()}, body)
-        except _TROUBLE as error:
-            connection.close()
-            raise self._address.failure(error, timeout_s) from None
-        except BaseException:
-            connection.close()
-            raise
-        if response.will_close:
-            connection.close()
-        else:
-            self._keep(connection)
+            if not response.will_close:
+                opened.pop_all()
+                self._keep(connection)
         return _checked(call, response.status, reply)
 
     def stream(self, call: Call, timeout_s: float) -> Iterator[Any]:
         """The results of a stream, one by one; its end closes the connection."""
-        connection, response = self._answered(call, timeout_s)
-        try:
+        with self._server.exchange(timeout_s) as opened:
+            _, response = self._answered(call, timeout_s, opened)
             if response.status != 200:
                 _checked(call, response.status, Reply({}, response.read()))
             for line in response:
                 if line.startswith(_EVENT):
                     yield _checked(call, 200, Reply({}, line[len(_EVENT) :]))
-        except _TROUBLE as error:
-            raise self._address.failure(error, timeout_s) from None
-        finally:
-            connection.close()
 
-    def _answered(self, call: Call, timeout_s: float) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = self._connected(timeout_s)
-        try:
-            connection.request(
-                call.method,
-                self._address.prefix + call.path,
-                call.body or None,
-                {**self._address.headers, **call.headers},
-            )
-            return connection, connection.getresponse()
-        except _TROUBLE as error:
-            connection.close()
-            raise self._address.failure(error, timeout_s) from None
-        except BaseException:
-            connection.close()
-            raise
+    def _answered(
+        self, call: Call, timeout_s: float, opened: ExitStack
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = opened.enter_context(closing(self._connected(timeout_s)))
+        path = self._server.address.prefix + call.path
+        connection.request(call.method, path, call.body or None, {**self._server.headers, **call.headers})
+        return connection, connection.getresponse()
 
     def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
         while True:
@@ -266,22 +247,12 @@ class HttpTransport:
                 connection.sock.settimeout(timeout_s)
                 return connection
             connection.close()
-        address = self._address
-        made: http.client.HTTPConnection
-        if address.context is not None:
-            made = http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s, context=address.context)
-        else:
-            made = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+        made = self._server.address.connection(timeout_s, self._server.context)
         try:
-            if address.path:
-                made.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                made.sock.settimeout(timeout_s)
-                made.sock.connect(address.path)
-            else:
-                made.connect()
+            made.connect()
         except OSError as error:
             made.close()
-            raise address.unreachable(error) from None
+            raise self._server.unreachable(error) from None
         return made
 
     def _keep(self, connection: http.client.HTTPConnection) -> None:
@@ -302,8 +273,8 @@ def _has_ended(sock: socket.socket) -> bool:
 class AsyncHttpTransport:
     """A pool of connections for coroutines of one event loop."""
 
-    def __init__(self, address: Address, most: int) -> None:
-        self._address = address
+    def __init__(self, server: Server, most: int) -> None:
+        self._server = server
         self._most = most
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -314,21 +285,13 @@ class AsyncHttpTransport:
 
     async def send(self, call: Call, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
-        writer: asyncio.StreamWriter | None = None
-        try:
+        with self._server.exchange(timeout_s) as opened:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await self._connected()
+                reader, writer = await self._connected(opened)
                 self._write(writer, call)
                 status, headers = await self._head(reader)
                 body = await _body(reader, headers)
-        except _TROUBLE as error:
-            if writer is not None:
-                writer.close()
-            raise self._address.failure(error, timeout_s) from None
-        except BaseException:
-            if writer is not None:
-                writer.close()
-            raise
+            opened.pop_all()
         if headers.get("connection", "").lower() == "close" or len(self._idle) >= self._most:
             await _closed(writer)
         else:
@@ -337,49 +300,52 @@ class AsyncHttpTransport:
 
     async def stream(self, call: Call, timeout_s: float) -> AsyncIterator[Any]:
         """The results of a stream, one by one; its end closes the connection."""
-        writer: asyncio.StreamWriter | None = None
-        try:
+        with self._server.exchange(timeout_s) as opened:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await self._connected()
+                reader, writer = await self._connected(opened)
                 self._write(writer, call)
                 status, headers = await self._head(reader)
                 if status != 200:
                     _checked(call, status, Reply(headers, await _body(reader, headers)))
             text = b""
-            async for piece in _pieces(reader, headers, timeout_s):
-                *events, text = (text + piece).split(b"\n\n")
-                for event in events:
-                    if event.startswith(_EVENT):
-                        yield _checked(call, 200, Reply({}, event[len(_EVENT) :]))
-        except _TROUBLE as error:
-            raise self._address.failure(error, timeout_s) from None
-        finally:
-            if writer is not None:
+            try:
+                async for piece in _pieces(reader, headers, timeout_s):
+                    *events, text = (text + piece).split(b"\n\n")
+                    for event in events:
+                        if event.startswith(_EVENT):
+                            yield _checked(call, 200, Reply({}, event[len(_EVENT) :]))
+            finally:
                 await _closed(writer)
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connected(self, opened: ExitStack) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while self._idle:
             reader, writer = self._idle.pop()
             if not reader.at_eof() and not writer.is_closing():
-                return reader, writer
+                break
             writer.close()
-        address = self._address
-        try:
-            if address.path:
-                return await asyncio.open_unix_connection(address.path, limit=_MOST_HEAD_BYTES)
-            return await asyncio.open_connection(
-                address.host, address.port, ssl=address.context, limit=_MOST_HEAD_BYTES
-            )
-        except OSError as error:
-            raise address.unreachable(error) from None
+        else:
+            address = self._server.address
+            try:
+                reader, writer = await (
+                    asyncio.open_unix_connection(address.path, limit=_MOST_HEAD_BYTES)
+                    if address.path
+                    else asyncio.open_connection(
+                        address.host, address.port, ssl=self._server.context, limit=_MOST_HEAD_BYTES
+                    )
+                )
+            except OSError as error:
+                raise self._server.unreachable(error) from None
+        opened.callback(writer.close)
+        return reader, writer
 
     def _write(self, writer: asyncio.StreamWriter, call: Call) -> None:
-        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
-        own = {"Host": f"{host}:{self._address.port}"}
-        given = {**self._address.headers, **call.headers, "Content-Length": str(len(call.body))}
+        address = self._server.address
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        own = {"Host": f"{host}:{address.port}"}
+        given = {**self._server.headers, **call.headers, "Content-Length": str(len(call.body))}
         names = {name.lower() for name in given}
         fields = {**{name: value for name, value in own.items() if name.lower() not in names}, **given}
-        head = f"{call.method} {self._address.prefix}{call.path} HTTP/1.1\r\n"
+        head = f"{call.method} {address.prefix}{call.path} HTTP/1.1\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         writer.write(head.encode("latin-1") + b"\r\n")
         writer.write(call.body)

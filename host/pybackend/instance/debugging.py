@@ -20,6 +20,7 @@ from pybackend.ipc.unwanted_descriptors import refuse_descriptors
 from pybackend.observability.log_lines import one_line
 from pybackend.observability.log_stream import LogStream
 from pybackend.observability.logging import AS_IT_IS
+from pybackend.ports import free_ports
 from pybackend.settings import DebugSettings
 from pybackend_wire.host_messages import DebuggerPoint
 from pybackend_wire.messages import END_OF_INPUT, GIVES_BACK, WANTS_LINE
@@ -70,11 +71,8 @@ class DebuggerPorts:
         return port
 
     def _free_port(self) -> int:
-        """A port that nobody listens on now; the process that is to listen there finds out if that has changed."""
         while True:
-            with socket.socket() as probe:
-                probe.bind((ADDRESS, 0))
-                port = int(probe.getsockname()[1])
+            (port,) = free_ports(ADDRESS)
             if port not in self._taken:
                 return port
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.openai_tensors import OpenAiTensors
 from pybackend.modelconfig.schema import ModelConfig, TensorConfig
 from pybackend_wire.dtypes import ITEMSIZE
+
+_COLUMNS = "MLFLOW_COLUMNS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class ModelSignature:
     inputs: Mapping[str, TensorSignature]  # by name, in configured order
     outputs: Mapping[str, TensorSignature]  # by name, in configured order
     openai: OpenAiTensors | None = None  # those that OpenAI's routes use; None if these cannot use the model
+    columns: tuple[str, ...] = ()  # names of the columns in the only input, as MLflow's routes know them
     required_input_count: int = field(init=False)  # number of inputs that every request must have
     has_reshape: bool = field(init=False)  # some tensor's shape differs between clients and the model
 
@@ -61,7 +67,7 @@ class ModelSignature:
 def signature_of(
     config: ModelConfig, labels: Mapping[str, tuple[bytes, ...]] | None = None, openai: OpenAiTensors | None = None
 ) -> ModelSignature:
-    """The signature of a finished configuration, with labels from its label files."""
+    """The signature of a finished configuration, with labels from its label files. Raises ModelConfigError for wrong columns."""
     known = labels or {}
     return ModelSignature(
         config.name,
@@ -69,7 +75,24 @@ def signature_of(
         {tensor.name: _tensor_signature(tensor) for tensor in config.inputs},
         {tensor.name: _tensor_signature(tensor, known.get(tensor.name, ())) for tensor in config.outputs},
         openai,
+        _columns(config),
     )
+
+
+def _columns(config: ModelConfig) -> tuple[str, ...]:
+    text = config.parameters.get(_COLUMNS)
+    if text is None or len(config.inputs) != 1:
+        return ()
+    try:
+        columns = msgspec.json.decode(text, type=tuple[str, ...])
+    except (msgspec.DecodeError, UnicodeError):
+        columns = ()
+    if not columns or len(set(columns)) < len(columns):
+        raise ModelConfigError(
+            f"model '{config.name}': parameters {_COLUMNS} must be a JSON list of different names of columns, it "
+            f"is {text[:200]!r} ({config.source})"
+        )
+    return columns
 
 
 def _tensor_signature(tensor: TensorConfig, labels: tuple[bytes, ...] = ()) -> TensorSignature:

@@ -8,11 +8,10 @@ import logging
 import os
 import re
 import shutil
-import socket
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from ray import serve
 from ray.util import get_node_ip_address
 
 from pybackend import __version__
+from pybackend.ports import free_ports
 from pybackend.ray.cluster import KEY_HEADER, Change, Cluster, Outcome, Report, follower, keyed, private_directory
 from pybackend.scaling import COMPUTING, WAITING
 
@@ -50,7 +50,7 @@ class _Server:
 
     def __init__(self, cluster: Cluster) -> None:
         self.address = get_node_ip_address()
-        self.http_port, self.grpc_port, self.metrics_port = _free_ports(self.address, 3)
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(self.address, 3)
         self._cluster = cluster
         self._directory = private_directory("replica")
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -169,14 +169,6 @@ def _defaults(arguments: Iterable[str]) -> list[str]:
 def _existing(directory: str) -> str:
     """The directory where the command was given, if this machine has it too."""
     return directory if os.path.isdir(directory) else "/"
-
-
-def _free_ports(address: str, count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((address, 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _models_environment(environ: Mapping[str, str]) -> dict[str, str]:

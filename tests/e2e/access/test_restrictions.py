@@ -301,7 +301,8 @@ def test_every_route_has_a_group(repository):
 
     async def routes():
         async with engine_on(repository) as engine:
-            return {route.path for route in make_app(InferFrontend(engine, BodyLimits(), ClientMemory(1 << 30))).routes}
+            frontend = InferFrontend(engine, BodyLimits(), ClientMemory(1 << 30))
+            return {route.path for route in make_app(frontend, openai=True, mlflow=True).routes}
 
     paths = asyncio.run(routes()) - {"/", "/docs", "/docs/{name}", "/openapi.json"}
     assert len(paths) > 20

@@ -13,6 +13,7 @@ _BY_END = {
     "infer": ApiGroup.INFERENCE,
     "generate": ApiGroup.INFERENCE,
     "generate_stream": ApiGroup.INFERENCE,
+    "invocations": ApiGroup.INFERENCE,
 }
 """Routes of a model, by the last part of their path."""
 
@@ -27,6 +28,14 @@ _BY_BEGIN = {
 """Other routes, by the first part of their path after ``/v2``."""
 
 
+_OF_MLFLOW = {
+    "invocations": ApiGroup.INFERENCE,
+    "ping": ApiGroup.HEALTH,
+    "health": ApiGroup.HEALTH,
+    "version": ApiGroup.METADATA,
+}
+"""The routes of MLflow's server."""
+
 OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
 """Begin the paths of OpenAI's API."""
 
@@ -39,6 +48,8 @@ def http_group(path: str) -> ApiGroup | None:
     root, *parts = path.removesuffix("\n").split("/")
     if not root and is_openai(path):
         return _openai_group(parts[parts.index("v1") + 1 :])
+    if not root and len(parts) == 1 and parts[0] in _OF_MLFLOW:
+        return _OF_MLFLOW[parts[0]]
     if root or parts[:1] != ["v2"]:
         return None
     match parts[1:]:
@@ -58,6 +69,11 @@ def http_group(path: str) -> ApiGroup | None:
 def is_openai(path: str) -> bool:
     """Whether a path is one of OpenAI's API, whose errors have another form."""
     return path.startswith(OPENAI_PREFIXES)
+
+
+def is_mlflow(path: str) -> bool:
+    """Whether a path is one of MLflow's predictions, whose errors have another form."""
+    return path.endswith("/invocations")
 
 
 def _openai_group(parts: list[str]) -> ApiGroup | None:

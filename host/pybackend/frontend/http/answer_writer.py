@@ -8,11 +8,12 @@ from typing import Any
 
 from pybackend.engine.answers import AnswerCounts
 from pybackend.errors import ErrorCode
-from pybackend.frontend.access.groups import is_openai
+from pybackend.frontend.access.groups import is_mlflow, is_openai
 from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.documents.metadata import encode_error
+from pybackend.protocol.mlflow import mlflow_error
 from pybackend.protocol.openai.answer import openai_error
 
 STATUS: dict[ErrorCode, HTTPStatus] = {
@@ -32,6 +33,8 @@ INTERNAL = "internal error: see the server's log"
 
 def error_body(path: str, message: str, status: int) -> bytes:
     """The body of an error, in the form of the API to which a path belongs."""
+    if is_mlflow(path):
+        return mlflow_error(message, status)
     return openai_error(message, status) if is_openai(path) else encode_error(message)
 
 

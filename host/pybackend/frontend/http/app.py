@@ -19,12 +19,13 @@ from pybackend.engine.answers import RefusalReason
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.groups import is_openai
+from pybackend.frontend.access.groups import is_mlflow, is_openai
 from pybackend.frontend.http import (
     control_routes,
     documentation,
     generate_route,
     infer_route,
+    mlflow_routes,
     openai_routes,
 )
 from pybackend.frontend.http.answer_writer import INTERNAL, STATUS, error_body
@@ -59,10 +60,11 @@ _ADVICE = {
 
 _OPENAI_ADVICE = ": there are chat/completions, completions, embeddings and models"
 _OPENAI_IS_OFF = ": OpenAI's routes are off, `pybackend serve --allow-openai` has them"
+_MLFLOW_IS_OFF = ": MLflow's routes are off, `pybackend serve --allow-mlflow` has them"
 
 
-def make_app(frontend: InferFrontend, *, openai: bool = False) -> FastAPI:
-    """The application, with or without OpenAI's routes.
+def make_app(frontend: InferFrontend, *, openai: bool = False, mlflow: bool = False) -> FastAPI:
+    """The application, with or without the routes of OpenAI and MLflow.
 
     ``frontend`` is what its routes share with the connections, and has the engine.
     """
@@ -82,6 +84,8 @@ def make_app(frontend: InferFrontend, *, openai: bool = False) -> FastAPI:
         advice = _ADVICE.get(error.status_code, "")
         if error.status_code == HTTPStatus.NOT_FOUND and is_openai(request.scope["path"]):
             advice = _OPENAI_ADVICE if openai else _OPENAI_IS_OFF
+        elif error.status_code == HTTPStatus.NOT_FOUND and is_mlflow(request.scope["path"]):
+            advice = "" if mlflow else _MLFLOW_IS_OFF
         path = request.scope.get("raw_path") or request.url.path.encode()
         message = f"{request.method} {path.decode('latin-1')}: {error.detail}"
         engine.refusals.add(HTTP_CLIENT.protocol, RefusalReason.UNKNOWN_ROUTE, message, sender=client_address(request))
@@ -99,6 +103,8 @@ def make_app(frontend: InferFrontend, *, openai: bool = False) -> FastAPI:
     generate_route.add(app, frontend)
     if openai:
         openai_routes.add(app, frontend)
+    if mlflow:
+        mlflow_routes.add(app, frontend)
     control_routes.add_repository(app, frontend)
     control_routes.add_settings(app, frontend)
     control_routes.add_shared_memory(app, frontend)

@@ -178,9 +178,9 @@ class Arrival:
 
 
 @contextmanager
-def admitted(frontend: InferFrontend, request: Request, sender: Sender) -> Iterator[Admission]:
-    """The admission of a request to the model in its path. If the request is refused in this context, that is counted."""
-    name = model_name(request)
+def admitted(frontend: InferFrontend, request: Request, sender: Sender, name: str = "") -> Iterator[Admission]:
+    """The admission of a request to the model of this name, or the one in its path. If the request is refused in this context, that is counted."""
+    name = name or model_name(request)
     try:
         admission = frontend.engine.open(name, version(request), sender)
         name = admission.full_name

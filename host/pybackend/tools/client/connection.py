@@ -79,6 +79,39 @@ class Reply:
     body: bytes
 
 
+class Address:
+    """The place of a server. Raises ValueError if the URL is none; ``http://`` may be left out, and ``unix:`` names a socket."""
+
+    def __init__(self, url: str) -> None:
+        self.path = ""  # of the socket, "" for a host
+        self.prefix = ""  # of the paths of all requests
+        self.host, self.port = "localhost", 0
+        self.is_secure = False
+        if url.startswith(_LOCAL):
+            rest = url.removeprefix(_LOCAL)
+            self.path = rest.removeprefix("//") if rest.startswith("///") else rest
+            self.url = f"{_LOCAL}{self.path}"
+            return
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        try:
+            parts = urlsplit(self.url)
+            self.host, self.port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        except (KeyError, ValueError):
+            self.host = ""
+        if not self.host:
+            raise ValueError(f"'{url}' is not the URL of a server: write, for example, http://localhost:8000")
+        self.prefix = parts.path
+        self.is_secure = parts.scheme == "https"
+
+    def connection(self, timeout_s: float, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
+        """A connection that is not yet made."""
+        if self.path:
+            return _LocalConnection(self.path, timeout_s)
+        if context is not None:
+            return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+
+
 class _LocalConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
@@ -104,25 +137,12 @@ class Connection:
         self._advice = advice
         self._timeout_s = timeout_s
         self._access = Access() if access is None else access
-        self._context: ssl.SSLContext | None = None
-        self._path = ""
-        self._prefix = ""
-        if url.startswith(_LOCAL):
-            rest = url.removeprefix(_LOCAL)
-            self._path = rest.removeprefix("//") if rest.startswith("///") else rest
-            self.url = f"{_LOCAL}{self._path}"
-            return
-        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         try:
-            parts = urlsplit(self.url)
-            self._address = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
-        except (KeyError, ValueError):
-            self._address = ("", 0)
-        if not self._address[0]:
-            raise ServerError(f"'{url}' is not the URL of a server: write, for example, http://localhost:8000")
-        self._prefix = parts.path
-        if parts.scheme == "https":
-            self._context = self._access.tls_context()
+            self._address = Address(url)
+        except ValueError as error:
+            raise ServerError(str(error)) from None
+        self.url = self._address.url
+        self._context = self._access.tls_context() if self._address.is_secure else None
 
     def get(self, path: str) -> Any:
         """The JSON document at a path."""
@@ -181,25 +201,18 @@ class Connection:
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """A connection, and a response whose body has not been read."""
-        connection = self._unconnected()
+        connection = self._address.connection(self._timeout_s, self._context)
         try:
             connection.connect()
         except OSError as error:
             connection.close()
             raise self._unreachable(error) from None
         try:
-            connection.request(method, self._prefix + path, body, {**self._access.headers, **headers})
+            connection.request(method, self._address.prefix + path, body, {**self._access.headers, **headers})
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise self._cut_short(error) from None
-
-    def _unconnected(self) -> http.client.HTTPConnection:
-        if self._path:
-            return _LocalConnection(self._path, self._timeout_s)
-        if self._context is not None:
-            return http.client.HTTPSConnection(*self._address, timeout=self._timeout_s, context=self._context)
-        return http.client.HTTPConnection(*self._address, timeout=self._timeout_s)
 
     def _unreachable(self, error: OSError) -> ServerError:
         if isinstance(error, ssl.SSLCertVerificationError):

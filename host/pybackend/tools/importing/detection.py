@@ -69,15 +69,16 @@ _LITERT_MARK, _LITERT_PLACE = b"TFL3", 4
 _LIGHTGBM_START, _LIGHTGBM_END = b"tree\n", b"end of trees"
 
 
-def detect(path: Path, *, native: bool = True) -> Found:
+def detect(path: Path, *, flavor: str = "") -> Found:
     """Find out what a file or directory is. Blocking.
 
-    ``native``: False chooses the python_function flavor of an MLflow directory in any case. Raises ServerError if it
-    does not exist, cannot be read, is damaged, or is of no kind, or of several, that can be imported.
+    ``flavor``: the only one that counts of an MLflow directory; ``""`` for the first that a backend serves, else
+    python_function. Raises ServerError if it does not exist, cannot be read, is damaged, or is of no kind, or of several, that
+    can be imported.
     """
     try:
         if os.path.isdir(path):
-            return read_mlflow(path, detect, native=native) if is_mlflow(path) else _directory(path)
+            return read_mlflow(path, detect, flavor) if is_mlflow(path) else _directory(path)
         if not os.path.isfile(path):
             state = "is not a regular file" if os.path.lexists(path) else "does not exist"
             raise ServerError(f"{path} {state}: name the file or the directory of a model")

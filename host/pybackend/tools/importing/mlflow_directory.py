@@ -26,7 +26,10 @@ _DATA_KEYS: Mapping[str, Sequence[str]] = {
 }
 """The keys of a native flavor that name its file or directory, in the order in which flavors are tried."""
 
-_PYFUNC = "python_function"
+PYFUNC = "python_function"
+_NAMELESS = "input"
+"""The name of the first column if a signature has none."""
+
 _COPY = "mlflow_model"
 """The name of the whole directory in a version directory."""
 
@@ -53,11 +56,11 @@ def is_mlflow(path: Path) -> bool:
     return os.path.isfile(path / MLMODEL)
 
 
-def read_mlflow(path: Path, detect: Detect, *, native: bool = True) -> Found:
+def read_mlflow(path: Path, detect: Detect, flavor: str = "") -> Found:
     """The model in a directory of MLflow. Blocking.
 
-    ``native``: False for the python_function flavor in any case. Raises ServerError if MLmodel cannot be read, a file
-    that it names is missing, or no flavor can be served.
+    ``flavor``: the only one that counts, ``""`` for the first that can be served. Raises ServerError if MLmodel cannot be read,
+    a file that it names is missing, or no flavor can be served.
     """
     document = _document(path)
     flavors = document.get("flavors")
@@ -66,20 +69,22 @@ def read_mlflow(path: Path, detect: Detect, *, native: bool = True) -> Found:
     columns, tensors = _signature(path, document, "inputs")
     examples = _examples(path, document)
     requirements = _requirements(path)
-    if native:
-        for flavor in (name for name in _DATA_KEYS if name in flavors):
-            found = _native(path, flavor, flavors[flavor], detect)
+    for name in _DATA_KEYS:
+        if name in flavors and flavor in {"", name}:
+            found = _native(path, name, flavors[name], detect)
             if found is not None:
                 table = {"input": columns} if columns and found.kind.name == "sklearn" else {}
+                matrix = _matrix_of(columns)
                 return replace(
                     found,
                     source=path,
-                    configurations=[table, {}] if table else [{}],
+                    configurations=[table, matrix] if table else [matrix],
                     requirements=[line for line in requirements if not _NATIVE_NEEDS_NO.match(line)],
                     examples=examples,
                 )
-    if _PYFUNC not in flavors:
-        raise ServerError(f"{path / MLMODEL} has the flavors {', '.join(flavors)}, and no backend serves any of them")
+    if PYFUNC not in flavors or flavor not in {"", PYFUNC}:
+        which = f"the flavor {flavor}" if flavor else "any of them"
+        raise ServerError(f"{path / MLMODEL} has the flavors {', '.join(flavors)}, and no backend serves {which}")
     outputs, more_outputs = _signature(path, document, "outputs")
     inputs, outputs = columns or tensors, outputs or more_outputs
     if not inputs or not outputs:
@@ -97,6 +102,14 @@ def read_mlflow(path: Path, detect: Detect, *, native: bool = True) -> Found:
         requirements,
         examples,
     )
+
+
+def _matrix_of(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The part of a configuration that tells the columns of a model's only input, for requests that name them."""
+    names = [str(each["name"]) for each in columns]
+    if not names or names[0] == _NAMELESS:
+        return {}
+    return {"parameters": {"MLFLOW_COLUMNS": {"string_value": json.dumps(names, ensure_ascii=False)}}}
 
 
 def _document(path: Path) -> dict[str, Any]:

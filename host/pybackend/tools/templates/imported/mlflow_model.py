@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -22,15 +23,37 @@ class TritonPythonModel:
         types = {} if self.takes_tensors or schema is None else schema.input_types_dict()
         self.dates = {name for name, kind in types.items() if getattr(kind, "name", "") == "datetime"}
         self.batches = config["max_batch_size"] > 0
+        params = getattr(self.model.metadata, "get_params_schema", lambda: None)()
+        self.params = {} if params is None else {each.name: each for each in params.params}
 
     def execute(self, requests):
-        """Answer the requests together."""
-        return execute_batch(requests, self.run, batches=self.batches)
+        """Answer the requests, those with the same parameters together."""
+        if not self.params:
+            return execute_batch(requests, self.run, batches=self.batches)
+        places = {}
+        for place, request in enumerate(requests):
+            places.setdefault(request.parameters(), []).append(place)
+        responses = [None] * len(requests)
+        for text, group in places.items():
+            run = partial(self.run, params=self.read_params(json.loads(text)))
+            alike = [requests[place] for place in group]
+            for place, response in zip(group, execute_batch(alike, run, batches=self.batches)):
+                responses[place] = response
+        return responses
 
-    def run(self, inputs, names):
+    def read_params(self, given):
+        """The parameters of `predict` among those of a request; lists and objects are JSON."""
+        known = {name: value for name, value in given.items() if name in self.params}
+        for name, value in known.items():
+            if isinstance(value, str) and getattr(self.params[name], "shape", None) is not None:
+                known[name] = json.loads(value)
+        return known
+
+    def run(self, inputs, names, params=None):
         """The outputs of these names for rows of all requests."""
         rows = len(next(iter(inputs.values())))
-        result = self.model.predict(self.argument(inputs))
+        argument = self.argument(inputs)
+        result = self.model.predict(argument, params=params) if params else self.model.predict(argument)
         found = self.by_name(result)
         return {name: self.tensor(found[name], self.outputs[name], rows) for name in names}
 

@@ -52,7 +52,7 @@ def test_a_native_file_is_found_with_its_columns_packages_and_example(write):
     assert found.requirements == ["scikit-learn==1.5.0"]
     assert found.examples == {"age": 3.0, "city": "Rome"}
     with_columns, without = found.configurations
-    assert without == {}
+    assert without == {"parameters": {"MLFLOW_COLUMNS": {"string_value": '["age", "city"]'}}}
     assert with_columns["input"] == [
         {"name": "age", "data_type": "TYPE_FP64", "dims": [1]},
         {"name": "city", "data_type": "TYPE_STRING", "dims": [1], "optional": True},
@@ -104,7 +104,7 @@ def test_python_function_can_be_chosen(write):
         {"inputs": COLUMNS, "outputs": LABELS},
         model__lgb=FOREST,
     )
-    assert detect(path, native=False).kind is MLFLOW
+    assert detect(path, flavor="python_function").kind is MLFLOW
 
 
 def test_what_is_missing_or_broken_is_named(write):
