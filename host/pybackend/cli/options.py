@@ -19,6 +19,7 @@ from pybackend.cli.flags import FLAGS, GROUPS
 from pybackend.cli.ray_flags import cluster_settings, refuse_without_ray
 from pybackend.cli.setting_sources import SettingSources, settings_in_force, settings_text
 from pybackend.errors import PybackendError, SettingError
+from pybackend.observability.tracing.settings import TraceMode
 from pybackend.ray.cluster import Cluster
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 from pybackend.spelling import closest
@@ -163,6 +164,8 @@ def settings_of(given: argparse.Namespace, sources: SettingSources, *, needs_rep
         require_extra()
         if not settings.http.enabled:
             raise SettingError("--console needs the port for HTTP: leave out --allow-http=false.")
+        if settings.trace.mode is TraceMode.TRITON and not settings.trace.file:
+            settings = replace(settings, trace=replace(settings.trace, mode=TraceMode.MEMORY))
     return settings
 
 

@@ -41,7 +41,7 @@ def _mode(text: str) -> TraceMode:
         return TraceMode(text.lower())
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"invalid value for trace mode option: {text}. Write triton or opentelemetry"
+            f"invalid value for trace mode option: {text}. Write triton, opentelemetry or memory"
         ) from None
 
 

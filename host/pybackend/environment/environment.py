@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,11 +34,24 @@ class Environment:
         return str(self.python) != sys.executable
 
 
+def installed_packages(directories: Iterable[Path]) -> dict[str, str]:
+    """The versions of the packages whose files lie in these directories, by name; no file of a package is read. Blocking."""
+    found: dict[str, str] = {}
+    for directory in directories:
+        with suppress(OSError):
+            for name in sorted(os.listdir(directory)):
+                package, dash, version = name.removesuffix(".dist-info").partition("-")
+                if dash and name.endswith(".dist-info") and len(found) < _MOST_PACKAGES:
+                    found.setdefault(package, version)
+    return found
+
+
 HOST_ENVIRONMENT = Environment(Path(sys.executable), "host")
 """The server's own Python, with its installed packages."""
 
 
 _MOST_STATE_BYTES = 1024 * 1024
+_MOST_PACKAGES = 2000
 
 _NOT_THEIRS = frozenset({"PATH", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX"})
 _NOT_THEIRS_EITHER = ("LD_", "PYTHON", "PYBACKEND_")

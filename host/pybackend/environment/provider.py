@@ -133,7 +133,13 @@ class ModelEnvironment:
 
     def facts(self) -> dict[str, str]:
         interpreter = self.interpreter
-        return {"path": str(self.path), "python": interpreter.version, "numpy": interpreter.numpy or ""}
+        return {
+            "path": str(self.path),
+            "python": interpreter.version,
+            "numpy": interpreter.numpy or "",
+            "interpreter": str(self.environment.python),
+            "prefix": str(interpreter.prefix),
+        }
 
     def keep_over_exec(self) -> None:
         """Keep the environment in use until a program that replaces this process ends."""

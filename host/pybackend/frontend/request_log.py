@@ -106,7 +106,7 @@ class RequestRecord:
     def traceparent(self) -> bytes:
         """The field ``traceparent`` of the answer, empty if it has none."""
         trace = self.trace
-        if trace is None or trace.settings.mode is TraceMode.TRITON:
+        if trace is None or trace.settings.mode is not TraceMode.OPENTELEMETRY:
             return b""
         return trace.context.traceparent.encode()
 

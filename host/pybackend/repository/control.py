@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
@@ -196,6 +197,16 @@ class ModelControl:
             for row in self._catalogue.index(scan.models, scan.duplicates)
         ]
         return [row for row in rows if row.is_ready or not only_ready]
+
+    async def configuration_file(self, name: str) -> tuple[Path, str | None]:
+        """The configuration file of a model and its text, None if there is no such file; see :meth:`ModelFiles.configuration`.
+
+        Raises InferenceError: there is no such model, or its file cannot be read.
+        """
+        try:
+            return await self._changes.files.configuration(name)
+        except ModelLoadError as error:
+            raise InferenceError(error.message, error.code) from error
 
     async def _look(self) -> RepositoryScan:
         try:

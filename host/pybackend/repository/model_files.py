@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from pybackend.author_files.apart import apart
-from pybackend.errors import ModelLoadError, ServerError
+from pybackend.author_files.reading import read_beneath
+from pybackend.errors import ErrorCode, ModelLoadError, ServerError
+from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
+from pybackend.modelconfig.model_directory import config_file
 from pybackend.repository.candidate import choose_versions
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.mirror.listed_repository import LATE_S
@@ -42,6 +45,27 @@ class ModelFiles:
             return await apart("the repositories", self._start.again, self.mirrors.listings)
         except ServerError as error:
             raise ModelLoadError(str(error)) from error
+
+    async def configuration(self, name: str) -> tuple[Path, str | None]:
+        """The path of a model's configuration file, and its text as it is now; None if there is no such file.
+
+        Raises ModelLoadError if there is no such model, or the file cannot be read.
+        """
+        scan, _ = await self.look_briefly()
+        directory = scan.models.get(name)
+        if directory is None:
+            raise ModelLoadError(f"no repository has model '{name}'", ErrorCode.NOT_FOUND)
+        return await apart(f"the configuration of model '{name}'", self._configuration_in, directory)
+
+    def _configuration_in(self, directory: Path) -> tuple[Path, str | None]:
+        name = config_file(directory, self._config_name)
+        try:
+            text = read_beneath(directory, name, MOST_CONFIG_BYTES).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return directory / name, None
+        except OSError as error:
+            raise ModelLoadError(f"{directory / name} cannot be read: {error.strerror}") from None
+        return directory / name, text
 
     async def look(self) -> RepositoryScan:
         """The models as they are now, everywhere."""

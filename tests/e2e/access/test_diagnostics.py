@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.server import ServerProcess
@@ -19,21 +22,36 @@ class TritonPythonModel:
     def execute(self, requests):
         raise RuntimeError("this model is broken")
 """
-PATHS = [f"/v2/diagnostics/{name}" for name in ("log", "settings", "processes")]
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            inputs = pb_utils.get_input_tensor_by_name(request, "X")
+            pb_utils.InferenceRequest(model_name="broken", requested_output_names=["Y"], inputs=[inputs], trace=request.trace()).exec()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", inputs.as_numpy())]) for _ in requests]
+"""
+BODY = {"id": "mine", "inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1]}]}
+PATHS = [
+    f"/v2/diagnostics/{name}"
+    for name in ("log", "settings", "processes", "traces", "configuration?model=broken", "environment?model=broken")
+]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models: Path = tmp_path_factory.mktemp("models")
-    for name in ("broken", "other"):
+    for name, code in (("broken", MODEL), ("other", MODEL), ("caller", CALLER)):
         (models / name / "1").mkdir(parents=True)
-        (models / name / "1" / "model.py").write_text(MODEL)
+        (models / name / "1" / "model.py").write_text(code)
         (models / name / "config.pbtxt").write_text(
             'backend: "python" input { name: "X" data_type: TYPE_FP32 dims: 1 } output { name: "Y" data_type: TYPE_FP32 dims: 1 }'
         )
     found = ServerProcess(
         [models],
         "--http-restricted-api=logging:admin-key=s3cret",
+        "--trace-config=mode=memory",
     )
     found.wait_ready()
     yield found
@@ -41,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_the_log_of_a_model_has_its_lines_and_tracebacks(server: ServerProcess) -> None:
-    server.infer("broken", {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1]}]})
+    server.infer("broken", BODY)
     lines = server.get("/v2/diagnostics/log?model=broken").json["lines"]
     assert any(line["text"] == "hello from the model" and line["instance"] == "broken_0" for line in lines)
     assert {line["model"] for line in lines} == {"broken"}
@@ -91,5 +109,39 @@ def test_a_header_of_the_group_decides_instead(tmp_path: Path) -> None:
     elsewhere = {"Host": "example.org", "X-Forwarded-For": "10.0.0.1"}
     for path in PATHS:
         assert server.get(path).status == 403
-        assert server.request("GET", path, headers={"admin-key": "s3cret", **elsewhere}).status == 200
+        assert server.request("GET", path, headers={"admin-key": "s3cret", **elsewhere}).status != 403
     server.stop()
+
+
+def test_requests_that_were_traced_are_kept_with_those_that_they_made(server: ServerProcess) -> None:
+    server.infer("caller", BODY)
+    assert server.get("/v2/diagnostics/traces").json == {"traces": []}
+    setting = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"}
+    changed = server.request("POST", "/v2/models/caller/trace/setting", setting)
+    assert changed.json == {**setting, "trace_mode": "memory"}
+    for _ in range(3):
+        server.infer("caller", BODY)
+    call, root = server.get("/v2/diagnostics/traces").json["traces"]
+    assert (root["model_name"], root["parent_id"], root["request_id"], root["error"]) == ("caller", None, "mine", "")
+    assert (call["model_name"], call["parent_id"]) == ("broken", root["id"])
+    assert "this model is broken" in call["error"]
+    moments = {each["name"]: each["ns"] for each in root["timestamps"]}
+    assert moments["HTTP_RECV_START"] < moments["QUEUE_START"] < moments["COMPUTE_START"] < moments["HTTP_SEND_END"]
+
+
+def test_the_configuration_file_of_a_model_is_shown_as_it_is_now(server: ServerProcess) -> None:
+    reply = server.get("/v2/diagnostics/configuration?model=other").json
+    assert reply["text"] == Path(reply["path"]).read_text()
+    file = Path(server.get("/v2/diagnostics/configuration?model=caller").json["path"])
+    assert server.get("/v2/diagnostics/configuration?model=..").status == 404
+    file.rename(file.with_suffix(".away"))
+    assert server.get("/v2/diagnostics/configuration?model=caller").json == {"path": str(file), "text": None}
+    os.mkfifo(file)
+    assert "a FIFO" in server.get("/v2/diagnostics/configuration?model=caller").json["error"]
+
+
+def test_the_environment_of_a_model_has_its_packages(server: ServerProcess) -> None:
+    found = server.get("/v2/diagnostics/environment?model=other").json
+    assert (found["interpreter"], found["archive"], found["archive_bytes"]) == (sys.executable, None, None)
+    assert found["packages"]["numpy"] == np.__version__
+    assert server.get("/v2/diagnostics/environment?model=unknown").status == 400

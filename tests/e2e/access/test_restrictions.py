@@ -41,7 +41,8 @@ ROUTES = {
         "POST /v2/cudasharedmemory/unregister",
     ],
     "model-config": ["GET /v2/models/identity/config", "GET /v2/models/no/config", "GET /v2/models/identity/versions/1/sandbox"],
-    "diagnostics": ["GET /v2/diagnostics/log", "GET /v2/diagnostics/settings", "GET /v2/diagnostics/processes"],
+    "diagnostics": ["GET /v2/diagnostics/log", "GET /v2/diagnostics/settings", "GET /v2/diagnostics/processes", "GET /v2/diagnostics/traces",
+                    "GET /v2/diagnostics/configuration", "GET /v2/diagnostics/environment"],
     "model-repository": [
         "POST /v2/repository/index",
         "GET /v2/models",

@@ -56,7 +56,10 @@ OUR_OWN = (
     {("get", MODEL + part + rest) for part in ("", VERSION) for rest in ("/sandbox", "/environment")}
     | {(method, "/v2/repository/models/{model_name}/traffic") for method in ("get", "post")}
     | {("get", "/v2/models"), ("get", MODEL + "/stack")}
-    | {("get", f"/v2/diagnostics/{name}") for name in ("log", "processes", "settings")}
+    | {
+        ("get", f"/v2/diagnostics/{name}")
+        for name in ("configuration", "environment", "log", "processes", "settings", "traces")
+    }
 )
 
 MODELS = ("add_sub", "batched", "identity", "raw", "types")

@@ -1,4 +1,4 @@
-"""Read-only routes about the server itself: the last lines of its log, its settings and its processes.
+"""Read-only routes about the server itself: the last lines of its log, its settings, processes and traces, and the files of models.
 
 They answer programs on this machine, unless the operator has given their group a header, which then decides.
 """
@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 
+from pybackend.author_files.apart import apart
 from pybackend.engine.answers import RefusalReason
+from pybackend.environment.environment import installed_packages
+from pybackend.errors import InferenceError, ModelLoadError
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.routes import add_route, client_address
@@ -49,6 +55,21 @@ def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str
     async def processes(_request: Request) -> Response:
         return _json({"processes": await asyncio.to_thread(processes_below, os.getpid())})
 
+    async def traces(_request: Request) -> Response:
+        return _json({"traces": frontend.engine.tracer.recent()})
+
+    async def configuration(request: Request) -> Response:
+        path, text = await frontend.engine.control.configuration_file(request.query_params.get("model", ""))
+        return _json({"path": str(path), "text": text})
+
+    async def environment(request: Request) -> Response:
+        asked = request.query_params
+        model = frontend.engine.describe(asked.get("model", ""), asked.get("version", ""))
+        try:
+            return _json(await apart("the packages of the environment", _environment, model.environment))
+        except ModelLoadError as error:
+            raise InferenceError(error.message, error.code) from error
+
     def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answered(request: Request) -> Response:
             opened = frontend.guard is not None and frontend.guard.guard.needs(request.scope["path"])[1]
@@ -65,8 +86,23 @@ def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str
         ("log", "The last lines of the log; `after` and `model` choose among them", log_lines),
         ("settings", "The flags in force, without secrets", settings),
         ("processes", "The server's processes, with their memory", processes),
+        ("traces", "The last requests that were traced, without tensors", traces),
+        ("configuration", "The configuration file of the `model`, as it lies in its repository", configuration),
+        ("environment", "Interpreter, packages and archive of the environment of the `model`", environment),
     ):
         add_route(app, "GET", f"{DIAGNOSTICS}/{name}", "pybackend", summary, guarded(answer))
+
+
+def _environment(facts: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The environment of a model, the server's own for None."""
+    if facts is None:
+        packages = installed_packages(map(Path, sys.path))
+        return {"interpreter": sys.executable, "archive": None, "archive_bytes": None, "packages": packages}
+    archive, size = Path(facts["path"]), None
+    with suppress(OSError):
+        size = archive.stat().st_size if archive.is_file() else None
+    packages = installed_packages(Path(facts["prefix"]).glob("lib/python3*/site-packages"))
+    return {"interpreter": facts["interpreter"], "archive": str(archive), "archive_bytes": size, "packages": packages}
 
 
 def _is_from_here(request: Request) -> bool:

@@ -20,6 +20,8 @@ class TraceMode(StrEnum):
     """Files in the format of Triton's server."""
     OPENTELEMETRY = "opentelemetry"
     """A collector that speaks OTLP over HTTP."""
+    MEMORY = "memory"
+    """The server's memory alone, which has the last traces in every mode."""
 
 
 class TraceLevel(StrEnum):
@@ -64,7 +66,7 @@ class TraceSettings:
             return ""
         if self.rate == 0:
             return "sample rate must be non-zero"
-        return "trace file name is not given" if not self.file else ""
+        return "" if self.file or self.mode is TraceMode.MEMORY else "trace file name is not given"
 
     def changed(self, changes: Mapping[str, Any]) -> TraceSettings:
         """These settings with other values of some attributes."""

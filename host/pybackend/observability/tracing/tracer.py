@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,11 @@ from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.observability.tracing.settings import TraceMode, TraceSettings, TraceSettingsBook
 
 _OFF = TraceSettings()
+
+MOST_RECENT = 128
+"""The traces that are kept in memory."""
+
+_MOST_EVENTS, _LONGEST_ID, _LONGEST_ERROR = 64, 200, 500
 
 
 class _Sampler:
@@ -41,6 +48,33 @@ class _Sampler:
         return True
 
 
+class _Recent:
+    """The part of a finished trace that is kept."""
+
+    __slots__ = ("_error", "_events", "_model", "_number", "_parent", "_request_id")
+
+    def __init__(self, trace: RequestTrace) -> None:
+        self._number = trace.number
+        self._parent = None if trace.parent is None else trace.parent.number
+        self._model = (trace.namespace, trace.model_name, trace.model_version)
+        self._request_id, self._error = trace.request_id[:_LONGEST_ID], trace.error[:_LONGEST_ERROR]
+        events, half = trace.events, _MOST_EVENTS // 2
+        self._events = events if len(events) <= _MOST_EVENTS else events[:half] + events[-half:]
+
+    def to_document(self) -> dict[str, Any]:
+        namespace, model, version = self._model
+        return {
+            "id": self._number,
+            "parent_id": self._parent,
+            **({"namespace": namespace} if namespace else {}),
+            "model_name": model,
+            "model_version": version,
+            "request_id": self._request_id,
+            "error": self._error,
+            "timestamps": [{"name": each.name, "ns": each.ns} for each in sorted(self._events, key=attrgetter("ns"))],
+        }
+
+
 class Tracer:
     """The traces of one server.
 
@@ -51,6 +85,7 @@ class Tracer:
     def __init__(self, settings: TraceSettings = _OFF, recorder: Recorder | None = None) -> None:
         self._book = TraceSettingsBook(settings)
         self._recorder = recorder
+        self._recent: deque[_Recent] = deque(maxlen=MOST_RECENT)
         self.continues = settings.mode is TraceMode.OPENTELEMETRY
         self._server = _Sampler(settings)
         self._models: dict[str, _Sampler] = {}
@@ -84,8 +119,9 @@ class Tracer:
 
     def _update(self) -> None:
         samplers = [self._server, *self._models.values()]
-        self.active = self._recorder is not None and any(
-            each.takes_any or (self.continues and each.settings.levels) for each in samplers
+        has_place = self._recorder is not None or self._server.settings.mode is TraceMode.MEMORY
+        self.active = has_place and any(
+            (each.takes_any and each.count) or (self.continues and each.settings.levels) for each in samplers
         )
 
     # Requests
@@ -102,6 +138,8 @@ class Tracer:
         The front end ``sends`` if it says when the answer was sent.
         """
         sampler = self._models.get(model_name, self._server)
+        if not sampler.count:
+            self._update()
         return RequestTrace(sampler.settings, self._finish, protocol=protocol, context=new_context(), sends=sends)
 
     def go_on(self, model_name: str, protocol: str, outer: TraceContext, *, sends: bool) -> RequestTrace | None:
@@ -111,7 +149,12 @@ class Tracer:
             return None
         return RequestTrace(settings, self._finish, protocol=protocol, outer=outer, context=outer.child(), sends=sends)
 
+    def recent(self) -> list[dict[str, Any]]:
+        """The last traces that have finished, as plain values without tensors; children come before their parents."""
+        return [each.to_document() for each in self._recent]
+
     def _finish(self, trace: RequestTrace) -> None:
+        self._recent.append(_Recent(trace))
         if self._recorder is not None:
             self._recorder.add(trace)
 

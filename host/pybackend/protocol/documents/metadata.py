@@ -53,7 +53,9 @@ def sandbox_document(confinement: Mapping[str, Any] | None) -> bytes:
 
 def environment_document(environment: Mapping[str, Any] | None) -> bytes:
     """The JSON document for a model's ``environment`` route, which is not the protocol's."""
-    return _encode(environment or {"path": None, "python": platform.python_version(), "numpy": np.__version__})
+    if environment is None:
+        return _encode({"path": None, "python": platform.python_version(), "numpy": np.__version__})
+    return _encode({name: environment[name] for name in ("path", "python", "numpy")})
 
 
 def encode_error(message: str) -> bytes:

@@ -104,7 +104,7 @@ def trace_values(settings: TraceSettings) -> dict[str, str | list[str]]:
     if settings.mode is TraceMode.TRITON:
         values["log_frequency"] = str(settings.log_frequency)
         values["trace_file"] = settings.file
-    else:
+    elif settings.mode is TraceMode.OPENTELEMETRY:
         export = settings.export
         values["url"] = export.url
         values["resource"] = ",".join(f"{name}={value}" for name, value in export.resource.items())
