@@ -130,6 +130,11 @@ class Server:
         asyncio.get_running_loop().set_exception_handler(log_unexpected)
         if self._cache is not None:
             await self._cache.open()
+        gpus = self._repository.host.gpus
+        if gpus.found:
+            log.info("%s", gpus.summary)
+        elif gpus.is_fault:
+            log.warning("models run without a GPU. %s", gpus.reason)
         rules = AccessRules(self._settings, self.engine.refusals)
         sockets = self._sockets = self._bind()
         self._followed = [each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None]
@@ -303,9 +308,9 @@ class Server:
     @cached_property
     def metrics(self) -> MetricsApp:
         """The metrics page; its figures are taken from the first use on."""
-        gpu_count = self._repository.host.gpu_count
+        gpus = self._repository.host.gpus
         page = MetricsApp(
-            self.engine, self._services.metrics, self._cache, self._settings.metrics, gpu_count, self._front_ends
+            self.engine, self._services.metrics, self._cache, self._settings.metrics, gpus, self._front_ends
         )
         self._measuring = asyncio.create_task(page.measure())
         return page

@@ -232,6 +232,7 @@ class Zygote:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+        os.environ.update(request.variables)
         random = sys.modules.get("numpy.random")
         if random is not None:  # otherwise all forks would draw the same numbers
             random.seed()

@@ -7,7 +7,7 @@ host                                        zygote
 """
 
 import json
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Dict, NamedTuple, Sequence
 
 ARGUMENT = "zygote"
 """As the first argument of a stub's bundle it starts a zygote."""
@@ -30,6 +30,7 @@ class Fork(NamedTuple):
     mark: int  # for the process and everything it starts; 0 for none
     cores: "Sequence[int]"  # the cores that it may use; empty for all
     confinement: str  # as JSON; empty for a process that is not confined
+    variables: "Dict[str, str]"  # of its environment, besides those of the zygote
 
 
 class Forked(NamedTuple):

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -269,6 +270,7 @@ def _run(cache: EnvironmentCache, given: argparse.Namespace, program: Sequence[s
         raise UsageError("Write the command after --: `pybackend env run env.tar.gz -- python -V`", "")
     # Late: the other commands need none of this.
     from pybackend.environment.provider import EnvironmentProvider
+    from pybackend.gpus import find_gpus
     from pybackend.process.bundle import stage_bundle
     from pybackend.process.confined_program import run_confined
     from pybackend.process.start import process_variables
@@ -284,7 +286,8 @@ def _run(cache: EnvironmentCache, given: argparse.Namespace, program: Sequence[s
         variables = process_variables(held.environment)
         if model is not None:
             try:
-                return run_confined(model, sandbox.places.bundle, program, variables)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides what Ctrl-C does
+                return run_confined(model, sandbox.places.bundle, program, variables, find_gpus().access("MODEL", 0))
             finally:
                 held.release()
     finally:
@@ -304,7 +307,7 @@ def _sandbox_of(given: argparse.Namespace, sandbox: Sandbox, environment: Enviro
 
     directory = given.model.absolute()
     config = load_policy(directory, config_json=given.config)
-    files = ModelFiles(directory, directory, environment.python, environment, gpu=True)
+    files = ModelFiles(directory, directory, environment.python, environment)
     return sandbox_of(sandbox, config.name, sandbox_options_of(config, directory), files, config.source)
 
 

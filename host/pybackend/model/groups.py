@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError, PybackendError
+from pybackend.gpus import NO_GPU, GpuAccess
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.model_directory import config_file, subdirectories
 from pybackend.modelconfig.options import PROCESS_GROUP, StartOptions, process_group_of, start_options_of
@@ -33,14 +34,14 @@ class GroupTerms:
     Attributes:
         environment: None for the host's own Python.
         owner: the user to whom the directory of the model belongs.
-        gpu: whether instances run on a GPU, whose devices a sandbox may hide.
+        gpus: what each instance may use of the GPUs: those with the same number live in one process.
     """
 
     environment: Environment | None
     start: StartOptions
     sandbox: SandboxOptions
     owner: int
-    gpu: bool
+    gpus: tuple[GpuAccess, ...]
 
     def contradiction(self, other: GroupTerms) -> str:
         """How another model's terms differ from these, as the end of a sentence about it; empty if they do not."""
@@ -53,8 +54,8 @@ class GroupTerms:
             return "has other SANDBOX parameters than the others: give all of them the same"
         if self.owner != other.owner:
             return f"belongs to user {other.owner}, and the others belong to user {self.owner}: one user must own their directories"
-        if self.gpu != other.gpu:
-            return "differs from the others in whether it runs on a GPU: give all of them the same kind of instances"
+        if any(ours != theirs for ours, theirs in zip(self.gpus, other.gpus, strict=False)):
+            return "has instances on other GPUs than the others, or on none: give all of them the same instance_group"
         return ""
 
 
@@ -85,6 +86,8 @@ class ProcessGroup:
                 f"{contradiction}, or take PROCESS_GROUP out of this one. If all of them have changed, unload them first "
                 f"({source})"
             )
+        if len(terms.gpus) > len(self.terms.gpus):
+            self.terms = replace(self.terms, gpus=terms.gpus)
 
     def check_reach(self, model: str, directory: Path) -> None:
         """Check that the processes can reach a model's files. Raises ModelLoadError: they were confined without them."""
@@ -101,7 +104,9 @@ class ProcessGroup:
 
     async def _end_leftovers(self, number: int) -> None:
         if self.sandbox is not None:
-            await self.sandbox.of_instance(number).end_leftovers()
+            gpus = self.terms.gpus
+            gpu = gpus[number] if number < len(gpus) else NO_GPU  # more instances came later: never on a GPU
+            await self.sandbox.of_instance(number, gpu).end_leftovers()
 
     async def leave(self, member: object) -> bool:
         """A version has ended; True if it was the last member, and the group is closed."""
@@ -165,7 +170,7 @@ def joins_group(source: ModelSource) -> bool:
 
 
 def terms_of_group(
-    source: ModelSource, environment: Environment | None, options: SandboxOptions, *, gpu: bool
+    source: ModelSource, environment: Environment | None, options: SandboxOptions, gpus: tuple[GpuAccess, ...]
 ) -> GroupTerms:
     """The terms under which a version would join its group. Blocking."""
-    return GroupTerms(environment, start_options_of(source.config), options, os.stat(source.directory).st_uid, gpu)
+    return GroupTerms(environment, start_options_of(source.config), options, os.stat(source.directory).st_uid, gpus)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from pybackend.environment.cache import EnvironmentCache, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
+from pybackend.gpus import Gpus
 from pybackend.inference.pending import PendingRequest, QueuedBytes
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
@@ -96,6 +97,7 @@ class ModelHost:
         terminal: lent to models that stop at breakpoints, None for no terminal.
         runtime_places: candidate locations for the server's private runtime directories.
         disconnect_slow_clients: called when the output memory of a process is short.
+        gpus: those that instances may be placed on.
         groups: of models that live in one process.
         caller: the program whose functions the models are; None if models have code.
         tensor_budget: the memory for the tensors of all models; None for no limit.
@@ -116,7 +118,7 @@ class ModelHost:
     resources: ResourceTable | None = None
     debugger: DebuggerPorts = field(default_factory=lambda: DebuggerPorts(DebugSettings()))
     terminal: Terminal | None = None
-    gpu_count: int = 0
+    gpus: Gpus = field(default_factory=Gpus)
     runtime_places: Sequence[Path] = field(default_factory=lambda: runtime_places(default_cache_directory()))
     disconnect_slow_clients: DisconnectSlowClients = no_clients
     tensor_budget: TensorBudget | None = None

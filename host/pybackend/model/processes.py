@@ -16,6 +16,7 @@ from pybackend.author_files.apart import apart, begin_apart
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.environment.provider import EnvironmentProvider, ModelEnvironment
 from pybackend.errors import ErrorCode, ModelEnvironmentError, ModelLoadError, PybackendError
+from pybackend.gpus import NO_GPU, GpuAccess
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
@@ -26,8 +27,9 @@ from pybackend.model.source import ModelSource
 from pybackend.modelconfig.options import sandbox_options_of, start_options_of
 from pybackend.modelconfig.schema import InstanceSpec, full_name
 from pybackend.observability.repeated_failures import RepeatedFailures
+from pybackend.process.start import process_variables
 from pybackend.process.stub_process import StubLaunch
-from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, sandbox_of
+from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox, Seat, sandbox_of
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend_wire.host_messages import DebuggerPoint, ModelToLoad
 
@@ -64,22 +66,22 @@ async def open_sandbox(
         model_file=source.model_file,
         environment=HOST_ENVIRONMENT if environment is None else environment.environment,
         of_backend=source.backend_file is not None,
-        gpu=_needs_gpu(planned),
         sharing=sharing,
         beside=tuple(sorted(beside)),
     )
     sandbox = sandbox_of(host.sandbox, source.full_name, options, files, source.config.source, required)
     if sandbox is not None:
         try:
-            await asyncio.to_thread(sandbox.prepare, 1)
+            await asyncio.to_thread(sandbox.prepare, [Seat(0, gpu_accesses(host, planned)[0])])
         except ModelLoadError:
             await sandbox.close()
             raise
     return sandbox
 
 
-def _needs_gpu(planned: Sequence[InstanceSpec]) -> bool:
-    return any(spec.kind in {"GPU", "MODEL"} for spec in planned)
+def gpu_accesses(host: ModelHost, planned: Sequence[InstanceSpec]) -> list[GpuAccess]:
+    """The GPUs of each instance. If none is planned, one for the process that completes the configuration."""
+    return [host.gpus.access(spec.kind, spec.device_id) for spec in planned] or [NO_GPU]
 
 
 async def join_group(
@@ -99,7 +101,8 @@ async def join_group(
         level = host.sandbox.level_of(source.full_name, options, source.config.source)
         host.sandbox.check_group(source.full_name, level, source.config.source)
     python = None if environment is None else environment.environment
-    terms = await asyncio.to_thread(partial(terms_of_group, source, python, options, gpu=_needs_gpu(planned)))
+    gpus = tuple(gpu_accesses(host, planned))
+    terms = await asyncio.to_thread(terms_of_group, source, python, options, gpus)
     group = host.groups.join(member, source, terms)
     try:
         async with group.opening:
@@ -109,7 +112,7 @@ async def join_group(
             group.is_open = True
         group.check_reach(source.full_name, source.directory)
         if group.sandbox is not None and planned:
-            await asyncio.to_thread(group.sandbox.prepare, len(planned))
+            await asyncio.to_thread(group.sandbox.prepare, [Seat(*each) for each in enumerate(gpus)])
     except BaseException:
         await group.leave(member)
         raise
@@ -173,7 +176,7 @@ class ModelProcesses:
         self.instances: list[ModelInstance] = []
         self.member = next(_members)
         self.sandbox: ModelSandbox | None = None
-        self._places: dict[ModelInstance, int] = {}
+        self._seats: dict[ModelInstance, Seat] = {}
         self._leaving: dict[ModelInstance, asyncio.Task[None]] = {}
         self._source = source
         self._host = host
@@ -200,37 +203,42 @@ class ModelProcesses:
         else:
             self.sandbox = await open_sandbox(source, host, self._environment, planned)
 
-    def make_instance(self, name: str) -> ModelInstance:
-        """Make an instance, without a process yet, which is not among :attr:`instances`."""
+    def make_instance(self, planned: InstanceSpec | str) -> ModelInstance:
+        """Make an instance, without a process yet, which is not among :attr:`instances`; of one that is not planned, by name."""
         host = self._host
         assert self._owner is not None
         version = str(self._source.version)
+        name, gpu = (planned, NO_GPU) if isinstance(planned, str) else (planned.name, gpu_accesses(host, [planned])[0])
         name = full_name(self._source.namespace, name)
         instance = ModelInstance(name, version, host.launcher, self._owner, host.services, self._failures)
         instance.output.about = {"model": self._source.name, "version": version}
-        taken = set(self._places.values())
-        self._places[instance] = next(place for place in range(len(taken) + 1) if place not in taken)
+        taken = {seat.number for seat in self._seats.values()}
+        self._seats[instance] = Seat(next(number for number in range(len(taken) + 1) if number not in taken), gpu)
         return instance
 
     async def prepare(self) -> None:
         """Make the sandboxes of all instances."""
         if self.sandbox is not None:
-            await asyncio.to_thread(self.sandbox.prepare, max(self._places.values()) + 1)
+            await asyncio.to_thread(self.sandbox.prepare, list(self._seats.values()))
 
     def stub_settings(self, instance: ModelInstance, policy_name: str) -> StubSettings:
         """The launch settings and load message for an instance's process; its host policy selects its CPU cores."""
-        place = self._places[instance]
+        seat = self._seats[instance]
         source, host = self._source, self._host
+        environment = None if self._environment is None else self._environment.environment
         launch = StubLaunch(
-            environment=None if self._environment is None else self._environment.environment,
+            environment=environment,
             cores=host.settings.host_policies.get(policy_name, frozenset()),
             start=start_options_of(source.config),
-            sandbox=None if self.sandbox is None else self.sandbox.of_instance(place),
+            sandbox=None if self.sandbox is None else self.sandbox.of_instance(*seat),
+            variables=seat.gpu.variables(process_variables(environment or HOST_ENVIRONMENT)),
         )
         if self._group is not None:
-            launch = self._group.seated(launch, place)
+            launch = self._group.seated(launch, seat.number)
         elif host.caller is not None:
-            launch = replace(launch, seat=partial(host.caller.run, source.name, place), loss=ErrorCode.UNAVAILABLE)
+            launch = replace(
+                launch, seat=partial(host.caller.run, source.name, seat.number), loss=ErrorCode.UNAVAILABLE
+            )
         model = ModelToLoad(
             model_file=str(source.model_file),
             model_name=source.name,
@@ -238,7 +246,7 @@ class ModelProcesses:
             version_directory=str(source.version_directory),
             of_backend=source.backend_file is not None,
             backend_settings=host.backends.settings_of(source.config.backend),
-            debugger=self._debugger_points[place] if self.is_debugged else None,
+            debugger=self._debugger_points[seat.number] if self.is_debugged else None,
         )
         return StubSettings(
             launch,
@@ -284,13 +292,13 @@ class ModelProcesses:
         """End instances that were made and never added; those that were initialised are finalized."""
         await asyncio.gather(*(instance.stop(self._host.settings.exit_timeout_s) for instance in instances))
         for instance in instances:
-            del self._places[instance]
+            del self._seats[instance]
 
     async def _end_when_idle(self, instance: ModelInstance, keeps: Callable[[InstanceExecutor], bool]) -> None:
         while instance.is_busy or keeps(instance.executor):  # noqa: ASYNC110  see the constant
             await asyncio.sleep(_BUSY_CHECK_S)
         await instance.stop(self._host.settings.exit_timeout_s)
-        del self._leaving[instance], self._places[instance]
+        del self._leaving[instance], self._seats[instance]
 
     async def stop(self, finalize_timeout_s: float | None) -> bool:
         """Finalize all instances and end their processes; False if one had to be killed after the timeout."""
@@ -304,7 +312,7 @@ class ModelProcesses:
     async def close(self) -> None:
         """Release the processes' resources after all of them have ended."""
         self.instances.clear()
-        self._places.clear()
+        self._seats.clear()
         self._leaving.clear()
         self._failures.close()
         self._host.debugger.give_back(self._debugger_points)

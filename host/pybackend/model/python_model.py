@@ -20,7 +20,7 @@ from pybackend.model.host import ModelHost
 from pybackend.model.instance_requests import InstanceRequests
 from pybackend.model.model import UNLOADED, Membership, Model, ModelState, not_ready
 from pybackend.model.output_check import output_form
-from pybackend.model.processes import ModelProcesses
+from pybackend.model.processes import ModelProcesses, gpu_accesses
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import CompletedVersion, VersionLoader
@@ -211,11 +211,9 @@ class PythonModel(Model):
         """True if :meth:`change_instances` can bring it up to date with a source of which only the instances differ."""
         if self._serving is None or self.state is not ModelState.READY or self._processes.is_debugged:
             return False
-        planned = planned_instances(source.config, self._host.gpu_count)
-        # The sandbox is made for kinds of instances: those on a GPU reach its devices.
-        return {spec.kind for spec in planned} <= {
-            spec.kind for spec in planned_instances(self.config, self._host.gpu_count)
-        }
+        planned = planned_instances(source.config, len(self._host.gpus.found))
+        # In a group, those with one number live in one process, and all of them on one GPU.
+        return self._processes.group is None or not any(gpu.files for gpu in gpu_accesses(self._host, planned))
 
     async def change_instances(self, source: ModelSource) -> None:
         """Start and end instances as another configuration says. The others go on, with the configuration they have.

@@ -15,7 +15,7 @@ from pybackend.instance.settings import READINESS_LIMIT_S, InstanceSettings
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.host import ModelHost
 from pybackend.model.output_check import OutputWarnings
-from pybackend.model.processes import ModelProcesses
+from pybackend.model.processes import ModelProcesses, gpu_accesses
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import finish_config, on_cpu, planned_instances
@@ -61,10 +61,11 @@ async def rehearse(source: ModelSource, host: ModelHost) -> Rehearsal:
     """Do what loading a version does before any of its code runs, and release everything again."""
     processes = ModelProcesses(source, host, None)
     try:
-        count, sandbox = max(1, len(await VersionLoader(source, host, processes).open())), processes.sandbox
+        planned = await VersionLoader(source, host, processes).open()
+        count, sandbox = max(1, len(planned)), processes.sandbox
         if sandbox is None:
             return Rehearsal(count, processes.environment, None, {})
-        missing = sandbox.of_instance(0).confinement.missing
+        missing = sandbox.of_instance(0, gpu_accesses(host, planned)[0]).confinement.missing
         return Rehearsal(count, processes.environment, sandbox.level, missing)
     finally:
         await processes.close()
@@ -94,7 +95,7 @@ class CompletedVersion:
 
 def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelConfig, bool]:
     """The configuration with which a model runs, and whether its instances were moved from GPUs to the CPU."""
-    moved = on_cpu(config) if host.settings.gpu_models_on_cpu and not host.gpu_count else None
+    moved = on_cpu(config) if host.settings.gpu_models_on_cpu and not host.gpus.found else None
     return moved or config, moved is not None
 
 
@@ -159,11 +160,11 @@ class VersionLoader:
         """
         source, host, files = self._source, self._host, self._files
         planned = await self.open()
-        first = self._processes.make_instance(planned[0].name if planned else self._first_name)
+        first = self._processes.make_instance(planned[0] if planned else self._first_name)
         self._processes.instances.append(first)
         stub = self._processes.stub_settings(first, planned[0].policy_name if planned else "")
         completed = await first.load(stub, self._config.to_json() if host.settings.auto_complete else None)
-        config = await apart(files, finish_config, self._config, completed, host.gpu_count)
+        config = await apart(files, finish_config, self._config, completed, len(host.gpus.found), host.gpus.summary)
         if self._was_moved:
             log.warning("model '%s' is configured for GPUs, and runs on the CPU: --gpu-models=cpu", source.full_name)
         for warning in config.warnings:
@@ -181,7 +182,7 @@ class VersionLoader:
         Returns the instances, according to the configuration before the model has completed it.
         """
         await apart(self._files, self._source.check_model_file)
-        planned = planned_instances(self._config, self._host.gpu_count)
+        planned = planned_instances(self._config, len(self._host.gpus.found))
         await self._processes.open(planned, [spec.name for spec in planned] or [self._first_name])
         return planned
 
@@ -189,7 +190,7 @@ class VersionLoader:
         """Start the other instances and initialise all of them; returns those that accept requests."""
         processes, config = self._processes, version.config
         specs = instances(config)
-        processes.instances += [processes.make_instance(spec.name) for spec in specs[1:]]
+        processes.instances += [processes.make_instance(spec) for spec in specs[1:]]
         if not version.options.validate_outputs:  # otherwise their clients get an error
             self.warnings = OutputWarnings(version.signature, version.hidden_outputs)
         every = list(zip(processes.instances, specs, strict=True))
@@ -217,9 +218,10 @@ class VersionLoader:
 
     def renewed(self, config: ModelConfig) -> ModelConfig:
         """A completed configuration with the instances of this loader's source."""
-        groups = with_scheduling(self._config.document, self._host.gpu_count)["instance_group"]
+        gpus = self._host.gpus
+        groups = with_scheduling(self._config.document, len(gpus.found))["instance_group"]
         renewed = from_document({**config.document, "instance_group": groups}, self._config.source)
-        validate(renewed, self._host.gpu_count)
+        validate(renewed, len(gpus.found), gpus.summary)
         return renewed.with_warnings(config.warnings)
 
     async def change_instances(
@@ -238,7 +240,7 @@ class VersionLoader:
                 present.remove(found)
                 wanted.append((found[1], spec))
             else:
-                added.append((processes.make_instance(spec.name), spec))
+                added.append((processes.make_instance(spec), spec))
                 wanted.append(added[-1])
         try:
             await self._start(after, added)
@@ -279,7 +281,7 @@ class VersionLoader:
                 "model_config": config_json,
                 "model_instance_kind": spec.kind,
                 "model_instance_name": spec.name,
-                "model_instance_device_id": str(spec.device_id),
+                "model_instance_device_id": "0",  # as CUDA counts in its process, which sees its GPU alone
                 "model_repository": str(self._source.directory),
                 "model_version": str(self._source.version),
                 "model_name": self._source.name,

@@ -82,13 +82,15 @@ def load_policy(model_directory: Path, *, config_json: str | None = None, config
     return from_document(with_policies(document), source)
 
 
-def finish_config(config: ModelConfig, completed: Mapping[str, Any] | None, gpu_count: int) -> ModelConfig:
-    """The effective configuration; its ``warnings`` name settings that will have no effect."""
+def finish_config(
+    config: ModelConfig, completed: Mapping[str, Any] | None, gpu_count: int, gpus: str = ""
+) -> ModelConfig:
+    """The effective configuration; its ``warnings`` name settings that will have no effect. ``gpus`` is for :func:`validate`."""
     document = config.document if completed is None else merge_completed(config.document, completed)
     check_bounds(document, config.source)
     finished = from_document(with_scheduling(document, gpu_count), config.source)
     refuse_unserved(finished)
-    validate(finished, gpu_count)
+    validate(finished, gpu_count, gpus)
     return finished.with_warnings(unserved_warnings(finished))
 
 

@@ -54,8 +54,8 @@ def _validate_filename(config: ModelConfig) -> None:
         raise _wrong(config, f"'default_model_filename' \"{filename}\" of {config.name} leaves the model's directory")
 
 
-def validate(config: ModelConfig, gpu_count: int) -> None:
-    """Check a completed and normalised configuration."""
+def validate(config: ModelConfig, gpu_count: int, gpus: str = "") -> None:
+    """Check a completed and normalised configuration; ``gpus`` is a sentence about the GPUs of this machine."""
     validate_interface(config)
     for batch_input in config.document["batch_input"]:
         _validate_batch_input(config, batch_input)
@@ -66,7 +66,7 @@ def validate(config: ModelConfig, gpu_count: int) -> None:
             raise _wrong(config, text, advice)
     validate_cache(config, [config])
     for group in config.instance_groups:
-        _validate_instance_group(config, group, gpu_count)
+        _validate_instance_group(config, group, gpu_count, gpus)
     if all(group.passive for group in config.instance_groups):
         raise _wrong(
             config, f"all instance groups of model {config.name} are passive", "No instance could take a request."
@@ -224,22 +224,20 @@ def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
         )
 
 
-def _validate_instance_group(config: ModelConfig, group: InstanceGroup, gpu_count: int) -> None:
+def _validate_instance_group(config: ModelConfig, group: InstanceGroup, gpu_count: int, gpus: str) -> None:
     subject = f"instance group {group.name} of model {config.name}"
     if group.kind is InstanceKind.GPU:
         if gpu_count == 0:
             text = f"{subject} has kind {group.kind} but server does not support GPUs"
-            raise _wrong(
-                config,
-                text,
-                "This machine has no usable GPU: set kind: KIND_CPU, or start the server with --gpu-models=cpu.",
-            )
+            way_out = "Set kind: KIND_CPU, or start the server with --gpu-models=cpu."
+            raise _wrong(config, text, f"{gpus} {way_out}".strip())
         for gpu in group.gpus:
             if not 0 <= gpu < gpu_count:
                 raise _wrong(
                     config,
                     f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
                     f"CUDA compute compatibility of 6.000000 are: {', '.join(map(str, range(gpu_count)))}",
+                    gpus,
                 )
     elif group.gpus:
         raise _wrong(config, f"{subject} has kind {group.kind} but specifies one or more GPUs", "Remove 'gpus'.")

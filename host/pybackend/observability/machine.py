@@ -1,7 +1,7 @@
 """What the machine and the server's processes use: CPU, memory, GPUs, and delays of the event loop.
 
 The machine's figures are read at intervals, so that several readers of the metrics page see the same ones. GPUs are read
-through NVIDIA's management library: the package nvidia-ml-py is optional, and imported late.
+through NVIDIA's management library.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pybackend.gpus import Gpus
 from pybackend.observability.metrics import Family, labels_text
+from pybackend.threads import start_thread
 
 
 class CpuMeter:
@@ -62,27 +67,33 @@ class Machine:
         self._gpus = gpus
         self._utilization = 0.0
         self._memory_bytes = (0, 0)
-        self._gpu_figures: list[GpuFigures] = []
         self._failed = False
         self._look()
 
     async def watch(self, interval_s: float) -> None:
-        """Read the figures at intervals until cancelled, in a thread: the kernel and the driver take their time."""
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await asyncio.to_thread(self._look)
-            except Exception:  # the figures stay as they are, and the next look may succeed
-                if not self._failed:
-                    log.exception("CPU and GPU metrics cannot be read")
-                self._failed = True
+        """Read the figures at intervals until cancelled, in threads: the kernel and the driver take their time."""
+        if self._gpus is not None:
+            self._gpus.start(interval_s)
+        try:
+            while True:
+                await asyncio.sleep(interval_s)
+                await self._look_again()
+        finally:
+            if self._gpus is not None:
+                self._gpus.close()
+
+    async def _look_again(self) -> None:
+        try:
+            await asyncio.to_thread(self._look)
+        except Exception:  # the figures stay as they are, and the next look may succeed
+            if not self._failed:
+                log.exception("CPU metrics cannot be read")
+            self._failed = True
 
     def _look(self) -> None:
         if self._cpu is not None:
             self._utilization = self._cpu.utilization()
             self._memory_bytes = memory_bytes()
-        if self._gpus is not None:
-            self._gpu_figures = self._gpus.figures()
 
     def families(self) -> Iterator[Family]:
         """The machine's metric families."""
@@ -95,8 +106,9 @@ class Machine:
             yield _gauge("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total_bytes)
             yield _gauge("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used_bytes)
         if self._gpus is not None:
+            latest = self._gpus.latest
             for index, (name, kind, text) in enumerate(GPU_FAMILIES):
-                values = [(labels_text({"gpu_uuid": uuid}), figures[index]) for uuid, figures in self._gpu_figures]
+                values = [(labels_text({"gpu_uuid": uuid}), figures[index]) for uuid, figures in latest]
                 yield Family(name, kind, text, [("", labels, value) for labels, value in values if value is not None])
 
 
@@ -117,35 +129,88 @@ GPU_FAMILIES = (
 )
 
 
-class GpuMeter:
-    """Reads the GPUs."""
+_LATE_S, _LATE_LOOKS = 10.0, 5
+"""Figures that are older than this, and than so many intervals, are not shown."""
 
-    def __init__(self, library: Any) -> None:
+
+class GpuMeter:
+    """Reads the GPUs with these names, in a separate thread: a driver that hangs holds up nothing else."""
+
+    def __init__(self, library: Any, uuids: Sequence[str]) -> None:
         self._library = library
-        self._devices = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
-        self._energy_at_start_j = [self._energy_j(device) for device in self._devices]
+        self._uuids = uuids
+        self._energy_at_start_j: dict[str, float | None] = {}
+        self._latest: list[GpuFigures] = []
+        self._read_s = time.monotonic()
+        self._late_s = _LATE_S
+        self._end = threading.Event()
+        self._complaints: set[tuple[str, str]] = set()
+
+    def start(self, interval_s: float) -> None:
+        """Read them at intervals until :meth:`close`."""
+        self._late_s = max(_LATE_S, _LATE_LOOKS * interval_s)
+        start_thread(partial(self._watch, interval_s), "pybackend-gpus")
+
+    def close(self) -> None:
+        self._end.set()
+
+    @property
+    def latest(self) -> list[GpuFigures]:
+        """The figures of the last look; none if the driver has not answered since long ago."""
+        if time.monotonic() - self._read_s > self._late_s:
+            self._complain(f"nothing for {self._late_s:g} s")
+            return []
+        return self._latest
+
+    def _watch(self, interval_s: float) -> None:
+        is_open = False
+        while not self._end.is_set():
+            try:
+                if not is_open:
+                    self._library.nvmlInit()
+                    is_open = True
+                self._latest = self.figures()
+            except self._library.NVMLError as error:
+                self._latest = []
+                self._complain(error)
+            self._read_s = time.monotonic()
+            self._end.wait(interval_s)
+        if is_open:
+            with suppress(self._library.NVMLError):
+                self._library.nvmlShutdown()
+
+    def _complain(self, answer: object, gpu: str = "GPUs") -> None:
+        """Say once what the driver answers instead of figures."""
+        complaint = gpu, str(answer)
+        if complaint not in self._complaints:
+            self._complaints.add(complaint)
+            way_out = "See nvidia-smi, or switch them off by --allow-gpu-metrics=false"
+            log.warning("no metrics of %s: the NVIDIA driver answers '%s'. %s", *complaint, way_out)
 
     def figures(self) -> list[GpuFigures]:
-        """The present figures of each GPU. Takes milliseconds."""
-        return [self._of(device, start) for device, start in zip(self._devices, self._energy_at_start_j, strict=True)]
+        """The present figures of each GPU that answers. Takes milliseconds."""
+        found = []
+        for uuid in self._uuids:
+            try:
+                found.append(self._of(uuid, self._library.nvmlDeviceGetHandleByUUID(uuid)))
+            except self._library.NVMLError as error:
+                self._complain(error, uuid)
+        return found
 
-    def _of(self, device: Any, energy_at_start_j: float | None) -> GpuFigures:
+    def _of(self, uuid: str, device: Any) -> GpuFigures:
         library, ask = self._library, self._ask
-        uuid = library.nvmlDeviceGetUUID(device)
         memory = ask(library.nvmlDeviceGetMemoryInfo, device)
-        energy_j = self._energy_j(device)
+        energy_j = _scaled(ask(library.nvmlDeviceGetTotalEnergyConsumption, device))
+        start_j = self._energy_at_start_j.setdefault(uuid, energy_j)
         rates = ask(library.nvmlDeviceGetUtilizationRates, device)
-        return uuid.decode() if isinstance(uuid, bytes) else uuid, (
+        return uuid, (
             None if rates is None else rates.gpu / 100,
             None if memory is None else memory.total,
             None if memory is None else memory.used,
             _scaled(ask(library.nvmlDeviceGetPowerUsage, device)),
             _scaled(ask(library.nvmlDeviceGetPowerManagementLimit, device)),
-            None if energy_j is None or energy_at_start_j is None else energy_j - energy_at_start_j,
+            None if energy_j is None or start_j is None else energy_j - start_j,
         )
-
-    def _energy_j(self, device: Any) -> float | None:
-        return _scaled(self._ask(self._library.nvmlDeviceGetTotalEnergyConsumption, device))
 
     def _ask(self, question: Callable[[Any], Any], device: Any) -> Any:
         """The answer of the library, None if the GPU lacks the feature."""
@@ -159,25 +224,13 @@ def _scaled(thousandths: int | None) -> float | None:
     return None if thousandths is None else thousandths / 1000
 
 
-def open_gpu_meter(gpu_count: int) -> GpuMeter | None:
-    """A meter for the GPUs of this machine; None, with a warning, if they cannot be read.
+def open_gpu_meter(gpus: Gpus) -> GpuMeter | None:
+    """A meter for the GPUs that the server may use; None without any."""
+    if not gpus.found:
+        return None
+    import pynvml
 
-    Without any that the server may use, there is no warning.
-    """
-    if not gpu_count:
-        return None
-    way_out = "or switch them off with --allow-gpu-metrics=false"
-    try:
-        import pynvml
-    except ImportError:
-        log.warning("no metrics of GPUs: install the package nvidia-ml-py, %s", way_out)
-        return None
-    try:
-        pynvml.nvmlInit()
-        return GpuMeter(pynvml)
-    except pynvml.NVMLError as error:
-        log.warning("no metrics of GPUs: NVIDIA's management library answers '%s'. Mend its driver, %s", error, way_out)
-        return None
+    return GpuMeter(pynvml, [gpu.uuid for gpu in gpus.found])
 
 
 _PARENT, _CPU_TICKS, _RESIDENT_PAGES = 1, slice(11, 15), 21

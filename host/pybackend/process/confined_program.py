@@ -6,22 +6,30 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pybackend.errors import ModelLoadError
+from pybackend.gpus import GpuAccess
 from pybackend.process.start import entered_command, terms_of
 from pybackend.sandbox.model_sandbox import ModelSandbox
 
 _LEAST_DESCRIPTOR = 3
 
 
-def run_confined(model: ModelSandbox, bundle: str, program: Sequence[str], variables: Mapping[str, str]) -> int:
+def run_confined(
+    model: ModelSandbox,
+    bundle: str,
+    program: Sequence[str],
+    variables: Mapping[str, str],
+    gpu: GpuAccess,
+    output: int | None = None,
+) -> int:
     """Run a program, clean up after it, and return its exit status, 128 + N if signal N has ended it.
 
-    The program keeps standard output, standard error, and the descriptors that this process was given to pass on.
+    The program keeps standard output unless ``output`` takes its place, standard error, and the descriptors that this process
+    was given to pass on.
 
     Args:
         model: the sandbox; it is closed.
@@ -30,13 +38,20 @@ def run_confined(model: ModelSandbox, bundle: str, program: Sequence[str], varia
         ModelLoadError: the program does not exist, or cannot be confined as the sandbox requires.
     """
     try:
-        return _run(model, bundle, program, variables)
+        return _run(model, bundle, program, variables, gpu, output)
     finally:
         asyncio.run(model.close())
 
 
-def _run(model: ModelSandbox, bundle: str, program: Sequence[str], variables: Mapping[str, str]) -> int:
-    instance = model.of_instance(0)
+def _run(
+    model: ModelSandbox,
+    bundle: str,
+    program: Sequence[str],
+    variables: Mapping[str, str],
+    gpu: GpuAccess,
+    output: int | None,
+) -> int:
+    instance = model.of_instance(0, gpu)
     variables = instance.confinement.environment(variables)
     path = shutil.which(program[0], path=variables.get("PATH", os.defpath))
     if path is None:
@@ -47,9 +62,10 @@ def _run(model: ModelSandbox, bundle: str, program: Sequence[str], variables: Ma
         try:
             command = [path, *program[1:]]
             command, variables = entered_command(Path(bundle), command, variables, inherited, terms, writing)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides what Ctrl-C does
             descriptors = (*inherited, terms.written, writing)
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=variables)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, pass_fds=descriptors, env=variables
+            )
         finally:
             os.close(writing)
         try:

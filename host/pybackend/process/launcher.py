@@ -151,7 +151,9 @@ class StubLauncher:
                     inherited.append(terms.written)
                     word = str(terms.written)
                 arguments = (theirs.socket, theirs.nudges, os.getpid(), mark, word)
-                process, report = start_process(self.bundle, environment, arguments, inherited, theirs.output, terms)
+                process, report = start_process(
+                    self.bundle, environment, arguments, inherited, theirs.output, terms, launch.variables
+                )
         except OSError as error:
             self._on_end(mark)
             raise ModelLoadError(

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
@@ -102,10 +103,11 @@ def start_process(
     inherited: Collection[int],
     output: int,
     terms: Terms,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[subprocess.Popen[bytes], SandboxReport | None]:
-    """Start the bundle's program, which becomes a stub or a zygote."""
+    """Start the bundle's program, which becomes a stub or a zygote, with ``more`` variables."""
     command = [str(environment.python), "-I", "-B", str(bundle), *map(str, arguments)]
-    variables = process_variables(environment)
+    variables = {**process_variables(environment), **more}
     confinement = terms.confinement
     if confinement is not None:
         variables = confinement.environment(variables)

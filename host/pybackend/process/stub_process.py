@@ -307,6 +307,7 @@ class StubLaunch:
     environment: Environment | None = None  # the Python to run it with; the host's own if None
     cores: Collection[int] = ()  # the cores that it may use; empty for all
     start: StartOptions = field(default_factory=StartOptions)
+    variables: Mapping[str, str] = field(default_factory=dict)  # of its environment, besides those that it inherits
     # confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined
     sandbox: InstanceSandbox | None = None
     # finds a place in a process: of a group, which it starts if there is none, or of the caller; None for a separate process

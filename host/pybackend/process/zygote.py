@@ -78,7 +78,7 @@ class Zygote:
         self._check_confined()
         number = self._numbers = self._numbers + 1
         confinement = "" if launch.confinement is None else launch.confinement.to_json()
-        packet = packed(Fork(number, mark, sorted(launch.cores), confinement))
+        packet = packed(Fork(number, mark, sorted(launch.cores), confinement, dict(launch.variables)))
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             socket.send_fds(self._socket, [packet], [ends.socket, ends.nudges, ends.output])

@@ -7,9 +7,9 @@ import sys
 from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.provider import EnvironmentProvider
 from pybackend.environment.specification import pack_in_process
+from pybackend.gpus import find_gpus
 from pybackend.inference.pending import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts, Terminal
-from pybackend.instance.devices import count_gpus
 from pybackend.instance.resources import ResourceTable
 from pybackend.instance.services import StubServices
 from pybackend.instance.settings import DisconnectSlowClients, no_clients
@@ -45,7 +45,7 @@ def make_host(
         router=router,
         settings=settings.models,
         metrics=settings.metrics,
-        gpu_count=count_gpus(),
+        gpus=find_gpus(),
         # The stubs' copy: every model's process can read it, wherever pybackend is installed.
         backends=BackendPlaces(
             settings.backend_directory, launcher.bundle / shipped_backends().name, settings.backend_settings

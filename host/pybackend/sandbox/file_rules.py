@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pybackend.gpus import NO_GPU, GpuAccess
 from pybackend_wire.confinement import DEVICE, EXECUTE, LIST, READ, WRITE
 
 Rules = list[tuple[str, str]]
@@ -30,7 +31,6 @@ _READ_ONLY, _PROGRAMS, OWN = READ, READ + EXECUTE, READ + EXECUTE + WRITE
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 """No terminals: a model could read the operator's input, and a new terminal cannot be told from the operator's."""
 
-_GPU_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps", "dri", "kfd")
 _GPU_FILES = (
     "/proc/driver/nvidia",
     "/sys/bus/pci",
@@ -119,7 +119,7 @@ class ModelPlaces:
     beside: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
-    gpu: bool = False
+    gpu: GpuAccess = NO_GPU
     subprocesses: bool = True
     network: bool = True
 
@@ -135,7 +135,7 @@ def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -
     rules = list(_beside(hidden, writable, as_root))
     rules += [(path, _PROGRAMS) for repository in server.repositories for path in _no_models(repository)]
     rules += [("/proc", _READ_ONLY), *((path, _READ_ONLY) for path in _SYSTEM_STATE)]
-    rules += _devices(gpu=True)
+    rules += _devices(model.gpu)
     rules += [(path, OWN) for path in (*writable, *_caches(server.home))]
     real = os.path.realpath(server.working_directory)
     if real != "/" and any(contains(real, other) for other in hidden):  # neither hidden nor readable as a whole
@@ -147,7 +147,7 @@ def strict_rules(server: ServerPlaces, model: ModelPlaces) -> Rules:
     """Make the rules for ``strict``: the least that a model needs to run, and the paths that it declares."""
     rules: Rules = [(path, _PROGRAMS) for path in _LIBRARIES]
     rules += [(path, _READ_ONLY) for path in _FACTS]
-    rules += _devices(gpu=model.gpu)
+    rules += _devices(model.gpu)
     if model.network:
         rules += [(path, _READ_ONLY) for path in _NAME_LOOKUP]
     if model.subprocesses:
@@ -299,12 +299,13 @@ def _caches(home: str) -> Iterator[str]:
             yield path
 
 
-def _devices(*, gpu: bool) -> Rules:
+def _devices(gpu: GpuAccess) -> Rules:
     rules = [(f"/dev/{name}", DEVICE) for name in _DEVICES]
-    if gpu:
-        numbered = [entry.path for entry in _entries("/dev") if entry.name.removeprefix("nvidia").isdecimal()]
-        rules += [(path, DEVICE) for path in (*numbered, *(f"/dev/{name}" for name in _GPU_DEVICES))]
+    rules += [(path, DEVICE) for path in gpu.files]
+    if gpu.files:
         rules += [(path, _READ_ONLY) for path in _GPU_FILES]
+    if gpu.libraries:
+        rules.append((gpu.libraries, _PROGRAMS))
     return rules
 
 

@@ -7,12 +7,14 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
+from pybackend.gpus import NO_GPU, VISIBLE, GpuAccess
 from pybackend.sandbox.file_rules import ModelPlaces, contains, resolved, standard_rules, strict_rules
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.model_reach import (
@@ -54,6 +56,13 @@ _KEPT_AT_STRICT = ("PATH", "LANG", "LANGUAGE", "TZ", "CUDA_VISIBLE_DEVICES", "NV
 _KEPT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "GOMP_", "KMP_")
 
 
+class Seat(NamedTuple):
+    """An instance's number among those of its model, and what it may use of the GPUs."""
+
+    number: int
+    gpu: GpuAccess = NO_GPU
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """The files of a version."""
@@ -63,7 +72,6 @@ class ModelFiles:
     model_file: Path
     environment: Environment
     of_backend: bool = False  # whether the file belongs to a Python-based backend
-    gpu: bool = False
     # returns the directories of all models that name this environment in the same way; None if its processes must not
     # be forked from a zygote that others use
     sharing: Callable[[], Collection[Path]] | None = None
@@ -144,7 +152,7 @@ class ModelSandbox:
         self._options = options
         self._files = files
         self._group = _NOT_CHANGED
-        self._instances: dict[int, InstanceSandbox] = {}
+        self._instances: dict[tuple[int, GpuAccess], InstanceSandbox] = {}
         self._confined: Confinement | None = None
         self.missing: dict[str, str] = {}
         places = python_places(files.environment, sandbox.places, files.directory)
@@ -164,26 +172,27 @@ class ModelSandbox:
             self._domain = sandbox.domain_of(files.environment)
             self._domain.join(self, files.sharing)
 
-    def of_instance(self, index: int) -> InstanceSandbox:
-        """Return the sandbox of an instance; all its processes share it.
+    def of_instance(self, index: int, gpu: GpuAccess = NO_GPU) -> InstanceSandbox:
+        """Return the sandbox of an instance with these GPUs; all its processes share it.
 
         Raises ModelLoadError if a required layer cannot be applied.
         """
-        if index not in self._instances:
-            self._instances[index] = self._make()
-        return self._instances[index]
+        key = index, gpu
+        if key not in self._instances:
+            self._instances[key] = self._make(gpu)
+        return self._instances[key]
 
-    def prepare(self, count: int) -> None:
-        """Make the sandboxes of the first ``count`` instances. Blocking."""
-        for index in range(count):
-            self.of_instance(index)
+    def prepare(self, seats: Iterable[Seat]) -> None:
+        """Make the sandboxes of instances. Blocking."""
+        for seat in seats:
+            self.of_instance(*seat)
 
     @property
     def has_own_user(self) -> bool:
         """Whether processes should run as another user than the server's."""
         return os.geteuid() == 0 and self._options.uid != HOST_UID
 
-    def _make(self) -> InstanceSandbox:
+    def _make(self, gpu: GpuAccess) -> InstanceSandbox:
         missing: dict[str, str] = {}
         scratch = ""
         user, uid, gid = self._user(missing)
@@ -205,7 +214,7 @@ class ModelSandbox:
                 ) from error
         if self.level == STANDARD and self._sandbox.exposed:
             missing["neighbours"] = self._sandbox.exposed
-        confinement = self._confinement(uid, gid, scratch, missing)
+        confinement = self._confinement(uid, gid, scratch, missing, gpu)
         self._confined = confinement
         if self._domain is not None:
             self._domain.add(self, confinement)
@@ -260,7 +269,7 @@ class ModelSandbox:
     def _users(self) -> UserRange | TrustDomain:
         return self._sandbox.users if self._domain is None else self._domain
 
-    def _confinement(self, uid: int, gid: int, scratch: str, missing: dict[str, str]) -> Confinement:
+    def _confinement(self, uid: int, gid: int, scratch: str, missing: dict[str, str], gpu: GpuAccess) -> Confinement:
         options, strict, own_user = self._options, self.level == STRICT, uid != _NOT_CHANGED
         may = permissions(self.level, options, unix_sockets=self._sandbox.settings.unix_sockets)
         places = ModelPlaces(
@@ -271,7 +280,7 @@ class ModelSandbox:
             beside=self._files.beside,
             read=options.read,
             write=options.write,
-            gpu=self._files.gpu,
+            gpu=gpu,
             subprocesses=may.subprocesses,
             network=may.network,
         )
@@ -281,7 +290,7 @@ class ModelSandbox:
             level=self.level,
             paths=resolved(strict_rules(server, places) if strict else standard_rules(server, places, as_root=as_root)),
             limits=resource_limits(self.level, options, own_user=own_user),
-            variables=self._variables(scratch, strict=strict),
+            variables=self._variables(scratch, gpu, strict=strict),
             missing=missing,
             required=self._required(own_user=own_user),
             uid=uid,
@@ -306,14 +315,14 @@ class ModelSandbox:
             required = set()
         return [layer for layer in LAYERS if layer in required or layer in self._needed]
 
-    def _variables(self, scratch: str, *, strict: bool) -> dict[str, str | None]:
+    def _variables(self, scratch: str, gpu: GpuAccess, *, strict: bool) -> dict[str, str | None]:
         variables: dict[str, str | None] = {}
+        inherited = {**os.environ, **self._files.environment.variables}
         if strict:
-            kept = {**os.environ, **self._files.environment.variables}
             own = self._files.environment.variables
             variables.update(
                 (name, value)
-                for name, value in kept.items()
+                for name, value in inherited.items()
                 if name in own or name in _KEPT_AT_STRICT or name.startswith(_KEPT_PREFIXES)
             )
             variables |= {"USER": "model", "LOGNAME": "model"}
@@ -321,6 +330,8 @@ class ModelSandbox:
             variables["LOGNAME"] = "model"  # its user has no name, and libraries need one
         if scratch:
             variables |= {"HOME": scratch, "TMPDIR": scratch, "XDG_CACHE_HOME": os.path.join(scratch, ".cache")}
+        variables.update(gpu.variables(variables if strict else inherited))
+        variables.setdefault(VISIBLE, inherited.get(VISIBLE))  # a zygote's own value must not stay
         return variables
 
     def note(self, pid: int, confinement: Confinement, report: Mapping[str, str], *, is_entered: bool) -> None:

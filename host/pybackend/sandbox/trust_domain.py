@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from pybackend.gpus import LIBRARIES
 from pybackend.sandbox.file_rules import OWN, resolved
 from pybackend.sandbox.runtime_directory import PASSED_BY_OTHERS, RuntimeDirectory
 from pybackend.sandbox.users import NoUsersError, UserRange, end_processes_of, users_with_processes
-from pybackend_wire.confinement import Confinement
+from pybackend_wire.confinement import LIBRARY_PATH, Confinement
 
 _ALWAYS = ("uid", "capabilities", "no_new_privileges", "system_calls")
 """Layers without which a process must not keep the privilege of changing its user."""
@@ -151,7 +152,7 @@ class TrustDomain:
         return first._replace(
             paths=resolved(rules),
             limits={name: max(one.limits[name] for one in confinements) for name in first.limits},
-            variables=dict.fromkeys(first.variables, self._own_scratch),
+            variables={**dict.fromkeys(first.variables, self._own_scratch), **_of_the_loader(confinements)},
             required=tuple({*first.required, *_ALWAYS}) if self._block else first.required,
             uid=uid,
             gid=uid,
@@ -160,6 +161,15 @@ class TrustDomain:
             unix_sockets=any(one.unix_sockets for one in confinements),
             subprocesses=True,
         )
+
+
+def _of_the_loader(confinements: Collection[Confinement]) -> dict[str, str | None]:
+    """Variables that the loader reads when a process begins, for all that are forked from it."""
+    return next((found for one in confinements if (found := _loader_variables(one))), {})
+
+
+def _loader_variables(confinement: Confinement) -> dict[str, str | None]:
+    return {name: value for name, value in confinement.variables.items() if name in {LIBRARIES, LIBRARY_PATH}}
 
 
 class _Member:
@@ -183,6 +193,7 @@ class Reach:
         had = self._confinement
         return (
             had.network >= wanted.network
+            and _loader_variables(wanted).items() <= had.variables.items()
             and had.unix_sockets >= wanted.unix_sockets
             and had.changes_modes >= wanted.changes_modes
             and all(value <= had.limits.get(name, value) for name, value in wanted.limits.items())

@@ -227,6 +227,7 @@ def _providers(ort: Any, config: Mapping[str, Any], values: Mapping[str, Any], k
             raise TritonModelException(
                 f"model '{config['name']}': ONNX Runtime {ort.__version__} has no {name} here, it has "
                 f"{', '.join(available)}: install the build of onnxruntime that has it into the model's environment"
+                f"{', or set kind: KIND_CPU in instance_group' if name == _CUDA else ''}"
             )
         if kind == "GPU":
             settings.setdefault(name, {})["device_id"] = device_id

@@ -110,7 +110,6 @@ def device_of(kind: str, device_id: str) -> str:
     number = int(device_id)
     if number >= torch.cuda.device_count():
         raise TritonModelException(
-            f"the instance is of KIND_GPU with gpus: [ {number} ], and torch {torch.__version__} sees "
-            f"{torch.cuda.device_count()} GPUs: use KIND_CPU, or a build of torch for this machine's GPU"
+            f"the instance is of KIND_GPU, and torch {torch.__version__} sees {torch.cuda.device_count()} GPUs: use KIND_CPU, or a build of torch for this machine's GPU"
         )
     return f"cuda:{number}"

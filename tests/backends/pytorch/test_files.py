@@ -245,7 +245,7 @@ def test_parameters_are_checked(tmp_path, parameters, text):
 
 def test_a_gpu_that_is_not_there_is_refused():
     count = torch.cuda.device_count()
-    with pytest.raises(TritonModelException, match=rf"gpus: \[ {count} \].*sees {count} GPUs"):
+    with pytest.raises(TritonModelException, match=rf"KIND_GPU, and torch .* sees {count} GPUs: use KIND_CPU"):
         settings.device_of("GPU", str(count))
     assert (settings.device_of("CPU", "0"), settings.device_of("MODEL", "0")) == ("cpu", "")
 

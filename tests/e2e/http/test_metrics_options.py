@@ -8,9 +8,9 @@ import math
 
 import pytest
 
-from pybackend.instance.devices import count_gpus
 from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import wait_until
+from tests.support.machine import without_gpu
 from tests.support.repositories import IDENTITY, copy_model, identity_config, tensors, write_model
 from tests.support.server import serving
 
@@ -143,7 +143,7 @@ def test_cpu_metrics_can_be_left_out(detailed):
 
 
 @pytest.mark.spec("srv-M07")
-@pytest.mark.skipif(count_gpus() > 0, reason="this machine has a GPU")
+@without_gpu
 def test_without_a_gpu_there_are_no_gpu_metrics(detailed):
     assert not [name for name in detailed.metrics() if "gpu" in name or "energy" in name]
 

@@ -158,7 +158,8 @@ def test_gpu_where_there_is_none(tmp_path, status_of):
     with serving(tmp_path, flags=("--exit-on-error=false",), ready=False) as server:
         assert status_of(server, "m").startswith(
             "UNAVAILABLE: Invalid argument: instance group m_0 of model m has kind KIND_GPU but server does not support "
-            "GPUs. This machine has no usable GPU: set kind: KIND_CPU, or start the server with --gpu-models=cpu."
+            "GPUs. This machine has no NVIDIA driver: there is no /dev/nvidiactl. Set kind: KIND_CPU, or start the server with "
+            "--gpu-models=cpu."
         )
 
 

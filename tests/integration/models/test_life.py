@@ -13,6 +13,7 @@ import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
+from pybackend.gpus import Gpu, Gpus
 from pybackend.inference.request import InferenceRequest
 from pybackend.model.host import ModelHost
 from pybackend.model.model import ModelState
@@ -30,11 +31,13 @@ from tests.support.repositories import identity_config, tensors, write_model
 
 TELL = """
 import json
+import os
 
 
 class TritonPythonModel:
     def initialize(self, args):
         self.told = [args["model_instance_" + key] for key in ("name", "kind", "device_id")]
+        self.told.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def execute(self, requests):
         told = np.array([json.dumps(self.told)], object)
@@ -129,17 +132,24 @@ async def answered(engine, model, array):
     [
         (
             "instance_group { kind: KIND_GPU gpus: [ 1 ] count: 2 }",
-            {("gpus_0_0", "GPU", "1"), ("gpus_0_1", "GPU", "1")},
+            {("gpus_0_0", "GPU", "0", "GPU-1"), ("gpus_0_1", "GPU", "0", "GPU-1")},
         ),
-        ("instance_group { kind: KIND_GPU gpus: [ 0, 1 ] }", {("gpus_0_0", "GPU", "0"), ("gpus_0_0", "GPU", "1")}),
-        ("instance_group { kind: KIND_AUTO }", {("gpus_0_0", "GPU", "0"), ("gpus_0_0", "GPU", "1")}),
-        ("", {("gpus_0", "GPU", "0"), ("gpus_0", "GPU", "1")}),
-        ("instance_group { kind: KIND_MODEL }", {("gpus_0_0", "MODEL", "0")}),
-        ("instance_group { kind: KIND_CPU }", {("gpus_0_0", "CPU", "0")}),
+        (
+            "instance_group { kind: KIND_GPU gpus: [ 0, 1 ] }",
+            {("gpus_0_0", "GPU", "0", "GPU-0"), ("gpus_0_0", "GPU", "0", "GPU-1")},
+        ),
+        (
+            "instance_group { kind: KIND_AUTO }",
+            {("gpus_0_0", "GPU", "0", "GPU-0"), ("gpus_0_0", "GPU", "0", "GPU-1")},
+        ),
+        ("", {("gpus_0", "GPU", "0", "GPU-0"), ("gpus_0", "GPU", "0", "GPU-1")}),
+        ("instance_group { kind: KIND_MODEL }", {("gpus_0_0", "MODEL", "0", "of the server")}),
+        ("instance_group { kind: KIND_CPU }", {("gpus_0_0", "CPU", "0", "")}),
     ],
 )
-def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
-    """The backend pins nothing: what an instance is told decides, so this needs no GPU."""
+def test_kinds_on_a_machine_with_two_gpus(tmp_path, monkeypatch, group, expected):
+    """What a process sees is a variable, so this needs no GPU. Without a sandbox, no other layer is about GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "of the server")
     directory = write_model(tmp_path, "gpus", TELL, TELL_CONFIG + group)
 
     async def main():
@@ -151,7 +161,7 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, group, expected):
             services=services,
             router=EngineRouter(services),
             settings=ModelSettings(memory_limit_bytes=1 << 24),
-            gpu_count=2,
+            gpus=Gpus(tuple(Gpu(f"GPU-{number}", f"GPU-{number}", "", 0, ()) for number in (0, 1))),
         )
         model = PythonModel(ModelSource("gpus", 1, directory, config), host)
         await model.load()

@@ -82,7 +82,7 @@ def test_a_request_whose_descriptors_are_lost_is_refused(adopting):
     with zygote(stage_bundle()) as (_, host):
         assert json.loads(host.recv(1000)) == [0, 0, ""]
         for number in (1, 2):
-            host.send(packed(Fork(number, 0, [], "")))
+            host.send(packed(Fork(number, 0, [], "", {})))
             assert json.loads(host.recv(1000)) == [number, 0, "a descriptor was lost on the way"]
 
 
@@ -153,7 +153,7 @@ def asked(host, number):
     with ours:
         ours.settimeout(DEADLINE_S)
         output = os.open(os.devnull, os.O_WRONLY)
-        socket.send_fds(host, [packed(Fork(number, 0, [], ""))], [theirs.fileno(), nudges, output])
+        socket.send_fds(host, [packed(Fork(number, 0, [], "", {}))], [theirs.fileno(), nudges, output])
         theirs.close()
         os.close(nudges)
         os.close(output)

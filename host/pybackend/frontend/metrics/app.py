@@ -13,6 +13,7 @@ from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_lines import ModelLines
 from pybackend.frontend.metrics.optional_families import LatencyFamilies, cache_families, front_end_families
 from pybackend.frontend.remote.processes import FrontEndFigures, FrontEnds
+from pybackend.gpus import Gpus
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.machine import BOUNDS_S, LoopLag, Machine, ProcessUsage, open_gpu_meter, usage_of
@@ -38,7 +39,7 @@ class MetricsApp:
         custom_metrics: CustomMetrics,
         cache: ResponseCache | None,
         settings: MetricsSettings,
-        gpu_count: int,
+        gpus: Gpus,
         front_ends: FrontEnds | None,
     ) -> None:
         self._engine = engine
@@ -48,7 +49,7 @@ class MetricsApp:
         self._model_lines = ModelLines(with_latencies=settings.counter_latencies)
         self._latencies = LatencyFamilies(settings, self._model_lines.labels_of)
         self._lag = LoopLag()
-        self._machine = Machine(cpu=settings.cpu, gpus=open_gpu_meter(gpu_count) if settings.gpu else None)
+        self._machine = Machine(cpu=settings.cpu, gpus=open_gpu_meter(gpus) if settings.gpu else None)
         self._interval_s = settings.interval_s
 
     async def measure(self) -> None:

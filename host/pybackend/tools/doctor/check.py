@@ -185,7 +185,7 @@ class _Checker:
         report.attempt(start_options_of, config)
         unsure = completes and host.settings.auto_complete
         try:
-            finished = finish_config(config, None, host.gpu_count)
+            finished = finish_config(config, None, len(host.gpus.found), host.gpus.summary)
             instances(finished)
             version = completed_version(finished, directory)
         except ModelLoadError as error:

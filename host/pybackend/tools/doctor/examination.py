@@ -15,6 +15,7 @@ from pybackend.errors import ModelLoadError, PybackendError, ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.listening import address_of, bind, release
 from pybackend.frontend.tls import PortCertificates
+from pybackend.gpus import find_gpus
 from pybackend.model.host import ModelHost
 from pybackend.model.version_loader import Rehearsal, rehearse
 from pybackend.modelconfig.ensemble import part_names
@@ -42,10 +43,14 @@ async def examine(settings: Settings) -> list[Finding]:
         findings, process_count = await _examine_server(settings)
     machines = [machine.python(), machine.kernel(), machine.descriptors(process_count), machine.processes()]
     machines += [machine.shared_memory(), machine.front_ends(settings.front_ends)]
+    gpus = await asyncio.to_thread(find_gpus)
+    of_gpus = [machine.gpus(gpus)]
     if all(finding.status is not Status.FAIL for finding in machines):
         machines += await trial.examine()
+        if gpus.found:
+            of_gpus.append(await asyncio.to_thread(trial.on_gpu, gpus))
     cache = (settings.environments.cache_directory or default_cache_directory()).absolute()
-    return [*machines, machine.environment_cache(cache), machine.packing(), machine.gpus(), *findings]
+    return [*machines, machine.environment_cache(cache), machine.packing(), *of_gpus, *findings]
 
 
 async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:

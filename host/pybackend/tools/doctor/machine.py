@@ -14,7 +14,7 @@ from pathlib import Path
 from pybackend import __version__
 from pybackend.environment.cache import EnvironmentCache
 from pybackend.errors import PybackendError
-from pybackend.instance.devices import count_gpus
+from pybackend.gpus import Gpus, needed_mode
 from pybackend.ipc.segment import Segment
 from pybackend.settings import usual_front_ends
 from pybackend.tools.doctor.finding import Finding, fail, ok, warn
@@ -166,10 +166,24 @@ def packing() -> Finding:
     return ok("packing", "installed")
 
 
-def gpus() -> Finding:
-    """GPUs that models may use."""
-    count = count_gpus()
-    return ok("gpu", "none" if not count else f"{count} of NVIDIA")
+def gpus(found: Gpus) -> Finding:
+    """GPUs that models may use, and the driver."""
+    if found.is_fault:
+        return warn("gpu", "none", found.reason)
+    if not found.found:
+        return ok("gpu", f"none. {found.reason}")
+    text = f"{found.summary} Driver {found.driver}, for CUDA {found.cuda} and older, in {found.libraries}"
+    missing = [path for path in found.access("MODEL", 0).files if not os.path.exists(path)]
+    if missing:
+        return warn("gpu", f"{text}; {', '.join(missing)} is missing", "make it: nvidia-modprobe -u -c=0, as root")
+    closed = [path for path in found.access("MODEL", 0).files if needed_mode(path) & ~os.stat(path).st_mode]
+    if closed and not os.geteuid():
+        advice = (
+            "models run as other users: set the driver's option NVreg_DeviceFileMode=0666, or give each model "
+            'parameters SANDBOX_UID: "host"'
+        )
+        return warn("gpu", f"{text}; not everyone may open {', '.join(closed)}", advice)
+    return ok("gpu", text)
 
 
 def _number(limit: int) -> str:

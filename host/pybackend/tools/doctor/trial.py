@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import PybackendError
+from pybackend.gpus import Gpus
 from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
+from pybackend.process.confined_program import run_confined
 from pybackend.process.launcher import ModelProcess, StubLauncher
 from pybackend.process.orphans import Orphans
+from pybackend.process.start import process_variables
 from pybackend.process.stub_process import StubLaunch, StubProcess, connected_ends
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
@@ -21,7 +26,7 @@ from pybackend.sandbox.options import SandboxOptions
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.settings import SandboxSettings
 from pybackend.tools.doctor.finding import Finding, fail, not_in_force, ok, warn
-from pybackend_wire.confinement import LAYERS, STANDARD
+from pybackend_wire.confinement import LAYERS, STANDARD, STRICT
 from pybackend_wire.framing import FrameDecoder
 
 _LIMIT_S = 60.0
@@ -112,6 +117,56 @@ async def _confined(bundle: Path, launcher: StubLauncher) -> Finding:
         f"lost at `standard`: {'; '.join(LAYERS[name] for name in model.missing)}",
         " ".join(not_in_force(model.missing)),
     )
+
+
+_ASK_CUDA = """
+import ctypes, json, signal
+signal.alarm(60)
+try:
+    cuda, number, word = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_char_p()
+    status = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number))
+    cuda.cuGetErrorName(status, ctypes.byref(word))
+    print(json.dumps(["" if not status else "CUDA answers " + word.value.decode(), number.value]))
+except OSError as error:
+    print(json.dumps([str(error), 0]))
+"""
+"""The first steps of any model with CUDA. They need the driver's library alone; models bring the others."""
+
+
+def on_gpu(gpus: Gpus) -> Finding:
+    """Start CUDA where a model of an instance on the first GPU would, at both levels. Blocking."""
+    layer, seen = "gpu in models", {}
+    for level in (STANDARD, STRICT):
+        try:
+            seen[level] = _cuda_at(level, gpus)
+        except PybackendError as error:
+            seen[level] = str(error)
+    wrong = [f"at {level} {text}" for level, text in seen.items() if text]
+    if wrong:
+        advice = 'nvidia-smi and the kernel\'s log may say more, and SANDBOX: "off" for one model whether its sandbox is the reason'
+        return warn(layer, "; ".join(wrong), advice)
+    return ok(layer, "CUDA starts at standard and at strict, and an instance on GPU 0 sees that one alone")
+
+
+def _cuda_at(level: str, gpus: Gpus) -> str:
+    """Why CUDA is not as it should be; empty if it is."""
+    with tempfile.TemporaryDirectory(prefix="pybackend-doctor-") as directory, tempfile.TemporaryFile() as output:
+        version = _open_to_all(Path(directory))
+        sandbox = Sandbox(SandboxSettings(level=level), [], stage_bundle())
+        try:
+            files = ModelFiles(version, version, version / "model.py", HOST_ENVIRONMENT)
+            model = ModelSandbox(sandbox, "trial", level, SandboxOptions(), files)
+            program, gpu = [sys.executable, "-I", "-S", "-c", _ASK_CUDA], gpus.access("GPU", 0)
+            variables = process_variables(HOST_ENVIRONMENT)
+            status = run_confined(model, sandbox.places.bundle, program, variables, gpu, output.fileno())
+        finally:
+            sandbox.close()
+        output.seek(0)
+        said = output.read()
+    if status:
+        return f"the program that starts CUDA ended with status {status}"
+    failure, count = json.loads(said)
+    return failure or ("" if count == 1 else f"an instance on GPU 0 sees {count} GPUs")
 
 
 def _open_to_all(directory: Path) -> Path:

@@ -134,7 +134,7 @@ REFUSED = [
     ),
     (
         group("kind: KIND_GPU"),
-        "instance group m_0 of model m has kind KIND_GPU but server does not support GPUs. This machine has no usable GPU",
+        "instance group m_0 of model m has kind KIND_GPU but server does not support GPUs. Set kind: KIND_CPU, or start the server with --gpu-models=cpu.",
     ),
     (
         group('name: "g" kind: KIND_GPU gpus: 0'),
