@@ -17,6 +17,7 @@ from tests.bench import (
     bound_functions,
     call_memory,
     client_memory,
+    console_cost,
     footprint,
     framework_memory,
     frameworks,
@@ -194,6 +195,16 @@ def _operations(results: Results, _launchers: Sequence[servers.Launcher], scratc
     results.many_models = [many]
 
 
+def _console(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    if not console_cost.is_possible():
+        progress.show("console: left out, because chromium or the packages of `make test-console` are missing")
+        return
+    for name in ("load", "many"):
+        (scratch / name).mkdir()
+        (scratch / name).chmod(0o755)
+    results.console = console_cost.measure(results.plan, scratch)
+
+
 _SECTIONS: dict[str, Section] = {
     "startup": _startup,
     "instances": _instances,
@@ -224,6 +235,7 @@ _SECTIONS: dict[str, Section] = {
     "openai": _openai,
     "call-memory": _call_memory,
     "operations": _operations,
+    "console": _console,
     "frameworks": _frameworks,
     "framework-memory": _framework_memory,
     "model-servers": _servers_of_models,

@@ -42,6 +42,7 @@ def render(results: Results) -> str:
         _footprints,
         _sandbox,
         _operations,
+        _console,
         _frameworks,
         _framework_memory,
         _model_servers,
@@ -118,6 +119,10 @@ def _model_servers(results: Results) -> str:
 
 def _operations(results: Results) -> str:
     return _under_load("Operations: watched, scraped, reloaded (CPU per request)", results.operations)
+
+
+def _console(results: Results) -> str:
+    return _under_load("An open console (CPU per request)", results.console.loads)
 
 
 def _batched(results: Results) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tests.bench import (
     bodies,
     client_memory,
+    console_cost,
     frameworks,
     grpc_targets,
     in_process_cost,
@@ -64,6 +65,8 @@ PACK_VERSUS_PARTS = 1.2
 CACHED_ENVIRONMENT_S = 0.1
 WATCHED_VERSUS_UNWATCHED = 1.05
 RELOADED_VERSUS_STEADY = 3.0
+LOOKED_AT_VERSUS_ALONE = 1.03
+CONSOLE_PAGE_S = 1.0
 # Windows of a few thousand requests: what two equal ones may differ by here.
 SCRAPED_VERSUS_UNSCRAPED = 1.2
 SCRAPE_S = 0.050
@@ -112,6 +115,7 @@ def judge(results: Results) -> list[Verdict]:
         *_footprint_verdicts(results),
         *_sandbox_verdicts(results),
         *_operations_verdicts(results),
+        *_console_verdicts(results),
     ]
 
 
@@ -455,6 +459,25 @@ def _operations_verdicts(results: Results) -> Iterator[Verdict]:
             continue  # the server's own start would count
         each = [sample.ready_s / sample.models]
         yield _milliseconds(f"{sample.models} models: ready, for each of them", each, MANY_READY_EACH_S)
+
+
+def _console_verdicts(results: Results) -> Iterator[Verdict]:
+    many = results.plan.busy_connections
+    alone, looked_at = (
+        results.loads(servers.PYBACKEND, name, many) for name in (console_cost.ALONE, console_cost.LOOKED_AT)
+    )
+    for figure, value in (("CPU of the host", lambda each: each.host_cpu_us), ("p99", lambda each: each.p99_us)):
+        ratios = [value(looked_at[round_]) / value(alone[round_]) for round_ in looked_at if round_ in alone]
+        yield from _at_most(f"{console_cost.LOOKED_AT}: {figure} against none", ratios, LOOKED_AT_VERSUS_ALONE)
+    if results.console.idle_cores:
+        cores, most = statistics.median(results.console.idle_cores), LOOKED_AT_VERSUS_ALONE - 1
+        shown = _spread([100 * each for each in results.console.idle_cores], " %")
+        yield Verdict(
+            "CPU of the host for an open console, of one core", f"<= {100 * most:.0f} %", shown, cores <= most
+        )
+    if results.console.pages_s:
+        name = f"the console's first page with {console_cost.MANY_MODELS} models"
+        yield _milliseconds(name, results.console.pages_s, CONSOLE_PAGE_S)
 
 
 def _p50_us(result: LoadResult) -> float:
