@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -41,7 +42,7 @@ class TritonPythonModel:
             "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"]
         about = {"kind": self.args["model_instance_kind"], "device_id": self.args["model_instance_device_id"],
                  "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid(), "cuda": found,
-                 "files": [name for name in files if opens("/dev/" + name)], "bus": opens("/sys/bus/pci", os.O_RDONLY)}
+                 "files": [name for name in [*files, "dri/renderD128"] if opens("/dev/" + name)], "bus": opens("/sys/bus/pci", os.O_RDONLY)}
         out = pb_utils.Tensor("OUT", np.array([json.dumps(about).encode()], dtype=object))
         return [pb_utils.InferenceResponse([out]) for _ in requests]
 """
@@ -95,7 +96,9 @@ def repository(tmp_path_factory):
 def server(machine, repository):
     flags = ["--model-control-mode=explicit", "--metrics-interval-ms=50"]
     flags += [f"--load-model={name}" for name in MODELS if name not in {"wrong", "elsewhere"}]
-    with serving(repository, flags=tuple(flags), python=machine.python(), env=machine.environment()) as server:
+    with serving(
+        repository, flags=tuple(flags), python=machine.python("dri/renderD128"), env=machine.environment()
+    ) as server:
         yield server
 
 
@@ -122,6 +125,7 @@ def on_gpu(number, **more):
 
 
 EVERY_FILE = [*OF_DRIVER, "nvidia0", "nvidia1", "nvidiactl"]
+OF_OTHERS = "dri/renderD128"
 NO_GPU = {"kind": "CPU", "device_id": "0", "visible": "", "cuda": [100, 100, 0], "files": [], "bus": True}
 
 
@@ -131,7 +135,7 @@ NO_GPU = {"kind": "CPU", "device_id": "0", "visible": "", "cuda": [100, 100, 0],
     [
         ("every", [on_gpu(0), on_gpu(1)]),
         ("second", [on_gpu(1), on_gpu(1)]),
-        ("free", [on_gpu(1, files=EVERY_FILE)]),
+        ("free", [on_gpu(1, files=[*EVERY_FILE, OF_OTHERS])]),
         ("auto", [on_gpu(1)]),
         ("cpu", [NO_GPU]),
         (
@@ -144,8 +148,11 @@ NO_GPU = {"kind": "CPU", "device_id": "0", "visible": "", "cuda": [100, 100, 0],
                 }
             ],
         ),
-        ("cpu_free", [{**NO_GPU, "files": EVERY_FILE, "cuda": [0, 100, 0]}]),
-        ("model", [{**on_gpu(0), "kind": "MODEL", "visible": None, "cuda": [0, 0, 2], "files": EVERY_FILE}]),
+        ("cpu_free", [{**NO_GPU, "files": [*EVERY_FILE, OF_OTHERS], "cuda": [0, 100, 0]}]),
+        (
+            "model",
+            [{**on_gpu(0), "kind": "MODEL", "visible": None, "cuda": [0, 0, 2], "files": [*EVERY_FILE, OF_OTHERS]}],
+        ),
     ],
 )
 def test_an_instance_sees_its_own_gpu_alone_and_as_the_first(server, model, expected):
@@ -186,7 +193,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(server):
 
 def test_an_instance_that_dies_comes_back_on_its_gpu(server):
     (before,) = told(server, "auto")
-    __import__("os").kill(before["pid"], 9)
+    os.kill(before["pid"], 9)
     server.wait_for("instance 'auto_0_0' is restarted")
     server.wait_until("/v2/models/auto/ready", 200)
     assert {**told(server, "auto")[0], "pid": 0} == {**on_gpu(1), "pid": 0}
