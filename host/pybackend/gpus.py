@@ -97,7 +97,7 @@ class Gpus:
         """What an instance may use: its own GPU, of kind ``MODEL`` all, other makers' too, of kind ``CPU`` none."""
         if kind == "MODEL":
             return self._access(None, self.found, tuple(filter(os.path.exists, _OTHER_FILES)))
-        if kind != "GPU" or not 0 <= device_id < len(self.found):  # without such a GPU, its model is refused later
+        if kind != "GPU" or not 0 <= device_id < len(self.found):  # without such a GPU, its model is refused
             return NO_GPU
         own = self.found[device_id]
         return self._access(own.visible, [own])

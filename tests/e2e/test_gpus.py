@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -266,3 +267,57 @@ def test_a_server_ends_while_its_driver_hangs(machine, tmp_path):
             assert server.stop() == 0
         finally:
             machine.tell()
+
+
+def findings(machine, *arguments, **python):
+    """What ``pybackend doctor`` finds on the machine: status, facts and advice by layer."""
+    done = subprocess.run(
+        [*machine.python(**python), "-m", "pybackend", "doctor", "--json", *map(str, arguments)],
+        env=machine.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return {row["layer"]: (row["status"], row["found"], row["advice"]) for row in json.loads(done.stdout)}
+
+
+def test_the_doctor_starts_cuda_where_models_would_and_says_which_gpus_they_see(machine, repository):
+    machine.tell()
+    found = findings(machine, repository, "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--exit-on-error=false")
+    assert found["gpu"] == (
+        "ok",
+        "This machine has GPU 0: NVIDIA Stand-in, 80 GiB, GPU-stand-in-0; GPU 1: NVIDIA Stand-in, 80 GiB, GPU-stand-in-1. "
+        f"Driver 580.65.06, for CUDA 13.0 and older, in {machine.libraries}",
+        "",
+    )
+    assert found["gpu in models"] == (
+        "ok",
+        "CUDA starts at standard and at strict, and an instance on GPU 0 sees that one alone",
+        "",
+    )
+    facts = {name: found[f"model '{name}'"][1] for name in ("every", "second", "cpu")}
+    assert facts == {
+        "every": "version 1: 2 processes on the server's Python, GPU 0, 1; sandbox standard",
+        "second": "version 1: 2 processes on the server's Python, GPU 1; sandbox strict",
+        "cpu": "version 1: 1 process on the server's Python; sandbox standard",
+    }
+    assert "specifies invalid or unsupported gpu id 2" in found["model 'wrong'"][2]
+
+
+def test_the_doctor_names_a_driver_that_refuses_and_a_device_file_that_is_missing(machine):
+    machine.tell(fault=9)
+    try:
+        found = findings(machine)
+    finally:
+        machine.tell()
+    driver = "The NVIDIA driver answers 'Driver Not Loaded'. Load it (modprobe nvidia), or install it again."
+    assert found["gpu"] == ("warn", "none", driver)
+    assert "gpu in models" not in found
+    found = findings(machine, left_out="nvidia-uvm")
+    status, text, advice = found["gpu"]
+    assert (status, text.rpartition("; ")[2]) == ("warn", "/dev/nvidia-uvm is missing")
+    assert advice == "make it: nvidia-modprobe -u -c=0, as root"
+    missing = "CUDA answers CUDA_ERROR_NO_DEVICE"
+    assert found["gpu in models"][:2] == ("warn", f"at standard {missing}; at strict {missing}")
