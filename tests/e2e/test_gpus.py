@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
 
+from tests.sandbox.hosts import public_directory, public_python
 from tests.support.connection import connected, post
+from tests.support.environments import copy_of
 from tests.support.gates import wait_until
 from tests.support.nvidia import StandIn, needs_stand_in
 from tests.support.repositories import tensors, write_model
@@ -190,6 +193,27 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(server):
         "instance group wrong_0 of model wrong specifies invalid or unsupported gpu id 2. GPUs with at least the minimum required "
         "CUDA compute compatibility of 6.000000 are: 0, 1. This machine has GPU 0: NVIDIA Stand-in, 80 GiB, GPU-stand-in-0; GPU 1:"
     ) in reply.error
+
+
+@pytest.mark.thorough
+def test_processes_that_are_forked_for_an_environment_have_a_gpu_each():
+    """Their zygote may do what any of them may: so it needs a Python that other users can run, and they users of their own."""
+    public = public_directory()
+    try:
+        machine = StandIn(public / "machine")
+        python = machine.python(program=public_python(public))
+        environment = copy_of(None, public / "environment")
+        path = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{environment}" }} }}'
+        groups = "instance_group { kind: KIND_GPU count: 2 } instance_group { kind: KIND_CPU }"
+        write_model(public / "models", "packed", TELL, CONFIG + groups + path)
+        with serving(public / "models", python=python, env=machine.environment()) as server:
+            found = told(server, "packed", 5)
+            assert len(server.zygote_pids()) == 1
+    finally:
+        shutil.rmtree(public)
+    assert [{**each, "pid": 0} for each in found] == [
+        {**each, "pid": 0} for each in (NO_GPU, on_gpu(0), on_gpu(0), on_gpu(1), on_gpu(1))
+    ]
 
 
 def test_an_instance_that_dies_comes_back_on_its_gpu(server):
