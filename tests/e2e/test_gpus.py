@@ -186,6 +186,18 @@ def test_instances_of_a_group_that_share_a_process_share_its_gpu(server):
     )
 
 
+def test_a_model_of_a_group_cannot_leave_its_gpu_alone(server, repository):
+    config = repository / "together" / "config.pbtxt"
+    written = config.read_text()
+    (before,) = told(server, "together")
+    config.write_text(written.replace("kind: KIND_GPU gpus: [ 1 ]", "kind: KIND_CPU"))
+    reply = server.request("POST", "/v2/repository/models/together/load", {})
+    config.write_text(written)
+    assert reply.status == 400
+    assert "it has instances on other GPUs than the others, or on none" in reply.error
+    assert told(server, "together") == [before]
+
+
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(server):
     reply = server.request("POST", "/v2/repository/models/wrong/load", {})
     assert reply.status == 400
