@@ -8,6 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from pybackend.errors import PybackendError
+from pybackend.tools.console.checks import Checks
 from pybackend.tools.console.frame import Page, facts, figures, heading, megabytes, number, paragraph
 from pybackend.tools.console.log_view import LogView
 
@@ -62,6 +63,7 @@ class ServerPage:
                     self._all.props["aria-label"] = "Also show flags that have their default"
                 self._settings_note: Any = ui.label().classes("soft")
                 self._settings: Any = _table(_SETTINGS, "name", "name", "Flags in force")
+            Checks(self._page)
             with ui.element("section").classes("card"):
                 heading("Log")
                 LogView(self._page)
