@@ -62,7 +62,6 @@ class CommandParser(PlainParser):
         return given
 
     def pairs(self, flag: str, texts: Iterable[str], form: str = "NAME=VALUE") -> list[tuple[str, str]]:
-        """The sides of each value of a flag."""
         found = [text.partition("=") for text in texts]
         for name, equals, value in found:
             if not equals or not name:

@@ -57,7 +57,6 @@ class Flag:
 
     @property
     def usual(self) -> Any:
-        """The default."""
         if self.repeats:
             return []
         if self.default is not OF_SETTINGS:

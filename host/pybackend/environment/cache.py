@@ -87,7 +87,6 @@ class KnownKeys:
         return key
 
     def forget(self, key: str) -> None:
-        """Remove all records with this key."""
         with suppress(OSError):
             for path in self._directory.iterdir():
                 with suppress(OSError):

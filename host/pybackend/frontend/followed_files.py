@@ -79,7 +79,6 @@ class FollowedFiles(Generic[_T]):
             ) from None
 
     def _look(self) -> list[tuple[int, ...]]:
-        """Changes with the files."""
         return [_stamp_of(file) for file in self._files]
 
 

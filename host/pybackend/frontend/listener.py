@@ -125,7 +125,6 @@ class Port(Generic[_C]):
             connection.check_progress(seconds)
 
     def left(self, connection: _C) -> None:
-        """A connection has ended."""
         self.connections.discard(connection)
         self.ended.set()
 

@@ -317,7 +317,6 @@ class ModelInstance:
 
     @property
     def output_memory_bytes(self) -> int:
-        """Shared memory that its process has for outputs."""
         return 0 if self.session is None else self.session.outputs.total_bytes
 
     # Death

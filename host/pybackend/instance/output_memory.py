@@ -276,7 +276,6 @@ class OutputMemory:
                 self._channel.post(Detach(number))
 
     def detached(self, segment: int) -> None:
-        """The stub has unmapped a segment."""
         output = self._segments.get(segment)
         if output is not None:
             if output.held:

@@ -19,7 +19,6 @@ class OpenRequests:
         self._idle: asyncio.Event | None = None
 
     def enter(self, request: InferenceRequest) -> None:
-        """Count an accepted request."""
         self.count += 1
         if request.is_inner:
             self._inner += 1

@@ -45,12 +45,10 @@ class ModelSource:
 
     @property
     def version_directory(self) -> Path:
-        """The directory of this version's files."""
         return self.directory / str(self.version)
 
     @property
     def model_file(self) -> Path:
-        """The file to import."""
         return self.backend_file or self.version_directory / self.config.default_model_filename
 
     def check_model_file(self) -> None:

@@ -47,7 +47,6 @@ class Duration:
     ns: int = 0
 
     def add(self, took_ns: int) -> None:
-        """Count an event."""
         self.count += 1
         self.ns += took_ns
 

@@ -121,7 +121,6 @@ def _filled(document: Mapping[str, Any]) -> Document:
 
 
 def _without(document: Mapping[str, Any], path: Sequence[str]) -> Document | None:
-    """The document without one field, None if it has none there."""
     name, *inner = path
     if name not in document:
         return None

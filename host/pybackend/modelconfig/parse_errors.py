@@ -39,7 +39,6 @@ class Place:
 
     @property
     def offset(self) -> int:
-        """Characters before it."""
         lines = self.text.split("\n")[: self.line - 1]
         return sum(map(len, lines)) + len(lines) + self.column - 1
 

@@ -216,7 +216,6 @@ def _fill(message: Any, document: Any, path: str, prefix: str) -> None:
 
 
 def _set(message: Any, field: _Field, value: Any, path: str, prefix: str) -> None:
-    """Set one field of ``message`` from its JSON ``value``."""
     target = getattr(message, field.name)
     if field.is_map:
         if not isinstance(value, Mapping):

@@ -60,7 +60,6 @@ class LineAssembler:
         """The pieces received so far of incomplete messages, by process and thread."""
 
     def feed(self, data: bytes) -> None:
-        """Append received bytes."""
         self._waiting += data
 
     @property
@@ -69,7 +68,6 @@ class LineAssembler:
         return bool(self._waiting or self._text)
 
     def take(self) -> ModelLine | FailureNote | None:
-        """The next line, None if none is complete."""
         while True:
             end = self._waiting.find(b"\n", self._searched)
             if end < 0:

@@ -58,7 +58,6 @@ class OutputPipe:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start reading."""
         self._loop = loop
         self.output.begin()
         loop.add_reader(self._descriptor, self._on_readable)

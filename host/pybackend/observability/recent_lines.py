@@ -23,7 +23,6 @@ class RecentLines(logging.Handler):
         self._last = 0  # the number of the last line
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
         text = self._format.message(record)
         about = getattr(record, "about", None) or {}
         self._last += 1

@@ -45,7 +45,6 @@ class RepeatedFailures:
         self._kinds: dict[int, _Kind] = {}
 
     def count(self, note: FailureNote, instance_name: str, about: Mapping[str, str]) -> None:
-        """Count a failed execution."""
         kind = self._kinds.get(note.failure)
         if kind is None:
             if len(self._kinds) >= MOST_KINDS:

@@ -329,6 +329,5 @@ class StubLaunch:
             self.sandbox.check(pid, said if report is None else report.layers, is_entered=report is not None)
 
     async def end_leftovers(self) -> None:
-        """Kill the leftovers of the process, which has ended."""
         if self.sandbox is not None and self.seat is None:  # a group does it, before it starts another process
             await self.sandbox.end_leftovers()

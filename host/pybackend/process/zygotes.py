@@ -103,7 +103,6 @@ class Zygotes:
                 self._zygote(kind)
 
     async def fork(self, kind: ZygoteKind, launch: StubLaunch, ends: StubEnds, mark: int) -> AdoptedProcess:
-        """Fork a process that becomes a stub."""
         if launch.confinement is None or kind.domain is None:
             zygote = self._zygote(kind)
         else:

@@ -23,7 +23,6 @@ class Recurring(dict[K, V]):
         self._keys: list[K] = []
 
     def remember(self, key: K, value: V) -> None:
-        """Add an entry."""
         if key not in self:
             if len(self._keys) >= self._most:
                 self.drop()
@@ -39,6 +38,5 @@ class Recurring(dict[K, V]):
         return self.pop(key)
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         self._keys.clear()

@@ -286,7 +286,6 @@ class Ensembles:
         return entry is not None and bool(entry.ready_versions())
 
     def _versions(self, name: str) -> list[EnsembleModel]:
-        """The versions of an ensemble that are not unloaded."""
         entry = self._entries.get(name)
         models = () if entry is None else entry.versions.values()
         return [model for model in models if isinstance(model, EnsembleModel) and not model.is_unloaded]

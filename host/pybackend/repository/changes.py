@@ -42,7 +42,6 @@ class LoadRequest:
 
     @property
     def nbytes(self) -> int:
-        """Size of the files."""
         return sum(map(len, self.files.values()))
 
     @property

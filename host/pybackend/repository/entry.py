@@ -184,7 +184,6 @@ class ModelEntry:
         return self._rows("-")
 
     def index(self) -> list[ModelStatus]:
-        """The same for the repository index."""
         return self._rows("")
 
     def _rows(self, no_version: str) -> list[ModelStatus]:

@@ -36,7 +36,6 @@ class Namespaces:
         return full_name(namespace, last) if separator and namespace else name
 
     def named(self, name: str, models: Container[str]) -> list[str]:
-        """The full names of all models of a name."""
         return [full for prefix in self._prefixes if (full := prefix + name) in models]
 
 

@@ -123,7 +123,6 @@ class StartReport:
         self._failures = [row for row in rows if not row.is_ready]
 
     def log(self, settings: Settings, *, with_summary: bool) -> None:
-        """Write the outcome to the log."""
         for name in sorted(
             set(settings.debug.models) - {name for row in self._rows for name in (row.name, row.full_name)}
         ):

@@ -34,7 +34,6 @@ class ActiveSequences:
         return correlation_id in self._by_id
 
     def holds(self, sequence: LiveSequence) -> bool:
-        """True if a sequence is active."""
         return self._by_id.get(sequence.id) is sequence
 
     def of(self, request: InferenceRequest, now_ns: int) -> LiveSequence:

@@ -47,7 +47,6 @@ class DeliveryLine:
         self._advance()
 
     def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
-        """Accept a response to a request in the line."""
         self._held[pending].append(response)
         self._advance()
 

@@ -113,7 +113,6 @@ class SequenceBatcher(Scheduler):
         self._pass_on(pending, response)
 
     def _finish(self, item: SequenceRequest) -> None:
-        """A request was answered."""
         del self._items[item.pending]
         sequence = item.sequence
         sequence.active_ns = time.monotonic_ns()

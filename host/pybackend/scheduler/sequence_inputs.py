@@ -111,7 +111,6 @@ class ImplicitStates:
             left_bytes -= len(value.data)
 
     def initial(self) -> StateValues:
-        """The initial states of a sequence."""
         return dict(self._initial)
 
     def keep(self, response: InferenceResponse, values: StateValues, visible: Collection[str]) -> None:

@@ -60,7 +60,6 @@ class ArrivingRequest:
         return None if self._message is None else self._message.room
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Process the next bytes."""
         self.left_bytes -= len(data)
         if self._message is not None:
             try:

@@ -70,7 +70,6 @@ class MessageReader:
 
     @property
     def inflated_bytes(self) -> int:
-        """The decompressed bytes of that message."""
         return 0 if self._inflater is None else self._inflated.tell()
 
     def feed(self, payload: bytes | memoryview) -> None:

@@ -71,7 +71,6 @@ class MethodHandler(Handler):
         return not self.is_working()
 
     def on_message(self, message: bytes) -> None:
-        """Answer a message."""
         if len(message) > self.most_bytes:
             raise too_large_error(len(message), self.most_bytes, self.refusal)
         self._count += 1
@@ -105,7 +104,6 @@ class MethodHandler(Handler):
         return not self._count and not self._method.streams
 
     def on_cancelled(self) -> None:
-        """Stop working."""
         task, self._task, self._waiting = self._task, None, None
         if task is not None:
             task.cancel()

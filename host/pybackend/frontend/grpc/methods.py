@@ -255,7 +255,6 @@ def _change_log(request: Any) -> None:
 
 
 def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[Any], Awaitable[Any]]]:
-    """The methods by name."""
     regions = engine.regions
 
     def add_status(request: Any, answer: Any) -> None:

@@ -40,7 +40,6 @@ class CloudApp:
         self._media_type = settings.media_type.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         try:
             translated = self._translated(scope)
         except InferenceError as error:

@@ -54,7 +54,6 @@ class InferPort(HttpPort):
         return exchange
 
     def begin_other(self, connection: HttpConnection, head: RequestHead) -> Exchange:
-        """Makes the exchange for any other request."""
         raise NotImplementedError
 
     def malformed(self, message: str, address: str) -> None:

@@ -72,15 +72,12 @@ class RequestHead:
             raise _not_http() from None
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field."""
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The end."""
         parser = self._parser
         assert parser is not None
         self.close()
@@ -285,7 +282,6 @@ class RequestReader:
 
     @property
     def is_chunked(self) -> bool:
-        """The body comes in chunks."""
         return self._chunks is not None
 
     @property

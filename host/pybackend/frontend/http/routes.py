@@ -63,7 +63,6 @@ class SlashesInNames:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         raw = scope.get("raw_path") or b""
         if b"%2" in raw and unquote(raw.decode("latin-1")) == scope["path"]:
             scope = {**scope, "path": routed_path(raw)}

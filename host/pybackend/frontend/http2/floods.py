@@ -59,7 +59,6 @@ class FloodGuard:
         self.spent = bool(self._frames or self._resets)
 
     def time_passed(self, seconds: float) -> None:
-        """Give back for time."""
         self._give_back(
             seconds * self._config.forgiven_frames_per_second, seconds * self._config.forgiven_resets_per_second
         )

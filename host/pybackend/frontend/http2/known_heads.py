@@ -65,7 +65,6 @@ class Remembered(dict[bytes, V], Generic[V]):
         self._costs: list[tuple[bytes, int]] = []
 
     def remember(self, key: bytes, value: V, cost_bytes: int) -> None:
-        """Add an entry."""
         if cost_bytes > self._most_bytes or key in self:
             return
         costs = self._costs
@@ -80,7 +79,6 @@ class Remembered(dict[bytes, V], Generic[V]):
         self._left_bytes -= cost_bytes
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         self._costs.clear()
         self._left_bytes = self._most_bytes

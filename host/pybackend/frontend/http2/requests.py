@@ -167,7 +167,6 @@ class Requests:
         return None
 
     def _later_headers(self, block: bytes, flags: int, stream_id: int) -> None:
-        """A header block of a stream that is not new."""
         stream = self._streams.get(stream_id)
         if stream is None:
             self._headers_of_no_stream(block, stream_id)

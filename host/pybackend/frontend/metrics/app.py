@@ -57,7 +57,6 @@ class MetricsApp:
         await asyncio.gather(self._lag.measure(), self._machine.watch(self._interval_s))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request."""
         if scope["path"] not in {"/metrics", "/metrics/"}:
             status, body = 404, b"Not Found: the metrics are at /metrics\n"
         elif scope["method"] != "GET":

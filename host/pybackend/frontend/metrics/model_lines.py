@@ -70,7 +70,6 @@ class _ModelFamily:
     is_rare: bool = False
 
     def lines(self, labels: ModelLabels, figure: Figure) -> str:
-        """The lines of a version."""
         if not isinstance(figure, tuple):
             return f"{self.name}{labels.plain} {number_text(figure)}\n"
         return "".join(
@@ -297,7 +296,6 @@ class ModelLines:
         self._written: WeakKeyDictionary[object, _Written] = WeakKeyDictionary()
 
     def labels_of(self, version: VersionFigures) -> ModelLabels:
-        """The labels of a version."""
         return self._of(version).labels
 
     def text(self, versions: Sequence[VersionFigures]) -> Iterator[str]:

@@ -86,7 +86,6 @@ class LatencyFamilies:
         self._labels_of = labels_of
 
     def of(self, versions: Sequence[VersionFigures]) -> Iterator[Family]:
-        """The families of these versions."""
         labelled = [(self._labels_of(version), version) for version in versions]
         if self._settings.histogram_latencies:
             yield Family(

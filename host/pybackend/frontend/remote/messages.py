@@ -215,7 +215,6 @@ class Opened(Struct, array_like=True, frozen=True, gc=False, tag=32):
     outputs: list[TensorSignature]
 
     def signature(self) -> ModelSignature:
-        """The tensors of the version."""
         return ModelSignature(
             self.signature_name,
             self.max_batch_size,

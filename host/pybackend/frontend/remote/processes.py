@@ -200,7 +200,6 @@ class FrontEnds:
 
     @property
     def figures(self) -> list[FrontEndFigures]:
-        """The present figures of all of them."""
         return [each.figures for each in self._all]
 
     @property
@@ -410,7 +409,6 @@ class FrontEnd:
 
     @property
     def figures(self) -> FrontEndFigures:
-        """Its present figures."""
         pid = 0 if self._process is None else self._process.pid
         return FrontEndFigures(str(self._index + 1), pid, self.connection_count, self._restarts)
 

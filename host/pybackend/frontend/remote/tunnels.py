@@ -167,13 +167,11 @@ class Tunnel(asyncio.Protocol):
             self._transport.abort()
 
     def refuse(self) -> None:
-        """There is none."""
         user, self._user = self._user, None
         if user is not None:
             user.on_no_tunnel()
 
     def connection_made(self, transport: Any) -> None:
-        """It is open."""
         self._transport = transport
         if self._user is None:
             transport.abort()

@@ -75,7 +75,6 @@ class EnsemblePlan:
         return self._steps.get(chain, ())
 
     def consumers(self, tensor: str) -> Sequence[PlannedStep]:
-        """The steps that use a tensor."""
         return self._consumers.get(tensor, ())
 
     def uses(self, tensor: str) -> int:

@@ -39,7 +39,6 @@ class TraceFile:
             ) from None
 
     def write(self, traces: list[RequestTrace]) -> None:
-        """Write traces."""
         try:
             for trace in traces:
                 text = b",".join(json.dumps(each, separators=(",", ":")).encode() for each in fragments(trace))

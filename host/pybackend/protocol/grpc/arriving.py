@@ -68,7 +68,6 @@ class ArrivingMessage:
         self._surplus_bytes = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Process the next bytes."""
         view = memoryview(data)
         while view:
             room = self._room

@@ -166,7 +166,6 @@ def _encode_elements(
 def _encode_numbers(
     packed: bytes | memoryview, listed: str, data: bytearray, name: str, datatype: str, limits: BodyLimits
 ) -> Steps[None]:
-    """Append the numbers of a packed list."""
     is_fixed = listed in {"FP32", "FP64"}
     wire, own = np.dtype(DATATYPES[listed].numpy), np.dtype(DATATYPES[datatype].numpy)
     if is_fixed and len(packed) % wire.itemsize:

@@ -272,7 +272,6 @@ def _custom_parameter(name: str, value: Any) -> ParameterValue:
 
 
 def _value_of(value: Any, name: str, *, kinds: tuple[str, ...]) -> Any:
-    """The value of an ``InferParameter`` of one of these kinds."""
     kind = value.WhichOneof("parameter_choice")
     if kind in kinds:
         return getattr(value, kind)

@@ -64,7 +64,6 @@ class DocumentReader:
     regions: RegionFinder = NO_REGIONS
 
     def read(self, text: bytes) -> InferPlan:
-        """Parse and check."""
         document = parse_document(text, None if self.cut_tensors is None else self.cut_tensors.offset)
         request = InferenceRequest(self.signature.model_name, self.model_version)
         binary_default = self._read_head(document, request)

@@ -45,7 +45,6 @@ class ListedRepository:
 
     @property
     def listing(self) -> Listing:
-        """The repository for reports."""
         doubt = self.trouble or (f"{self.url.text} has not answered for {LATE_S:g} s" if self.is_late else "")
         return Listing(self.url.text, self.names, self._files_listed, self.digests, self._listed_s, doubt)
 

@@ -45,7 +45,6 @@ class RemoteModel:
         return [file for path, file in self.files.items() if path.partition("/")[0] not in self.versions]
 
     def of_versions(self, versions: Iterable[str]) -> list[RemoteFile]:
-        """The files of some versions."""
         wanted = set(versions)
         return [file for path, file in self.files.items() if path.partition("/")[0] in wanted]
 

@@ -78,7 +78,6 @@ class Contents:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all content."""
         return sum(file.size for file in self.files.values())
 
     def digest(self, threads: int) -> str:

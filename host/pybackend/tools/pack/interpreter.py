@@ -52,7 +52,6 @@ class Interpreter:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """The version as a tuple of numbers."""
         return tuple(int(number) for number in re.findall(r"\d+", self.version)[:3])
 
     @property

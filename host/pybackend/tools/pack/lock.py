@@ -27,11 +27,9 @@ class Lock:
     wheels: list[str]  # lines of a requirements file, each with the hashes of its package
 
     def to_json(self) -> str:
-        """The text of the file."""
         return json.dumps({"format_version": _FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write it to a file atomically."""
         with draft_of(path) as draft:
             draft.write(self.to_json().encode())
 

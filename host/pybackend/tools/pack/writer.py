@@ -76,7 +76,6 @@ class _ParallelGzip(io.RawIOBase):
         self._file.write(_END_OF_DEFLATE + struct.pack("<LL", self._checksum, self._length & 0xFFFFFFFF))
 
     def stop(self) -> None:
-        """Stop the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
