@@ -1,7 +1,5 @@
 """System shared memory of clients: tritonclient's four clients, and every kind of model, without a tensor byte on the wire."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Every method of tritonclient's four clients is called once: none of them may be forgotten, none may break."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading

@@ -1,7 +1,5 @@
 """KServe: the command of its runtime for Triton, its probes, and the requests as its Python client writes them."""
 
-from __future__ import annotations
-
 import json
 import struct
 

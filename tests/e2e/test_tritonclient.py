@@ -1,7 +1,5 @@
 """tritonclient's HTTP clients, blocking and asyncio, as they are: what their users do must simply work."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

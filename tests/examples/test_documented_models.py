@@ -1,7 +1,5 @@
 """The models that README and the manual show are written to disk, served and called as shown there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Every example does what its README says: its client passes, its curl lines get an answer."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What clients do to shared memory that they have registered, and what becomes of it when someone dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

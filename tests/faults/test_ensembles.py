@@ -1,7 +1,5 @@
 """Processes of an ensemble's parts that die in the middle of a request: it is answered, others are not harmed, all heals."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """gRPC when things die: models, clients and the server itself, in the middle of calls."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

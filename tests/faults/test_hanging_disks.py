@@ -1,7 +1,5 @@
 """Disks that hang stop neither the event loop nor the server's end: models, logs, traces, keys and certificates on them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

@@ -1,7 +1,5 @@
 """What a model has started ends with its instance, however well it hides; what others have started lives on."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

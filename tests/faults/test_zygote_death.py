@@ -1,7 +1,5 @@
 """The process that instances are forked from dies or hangs: those that live do not notice, and others come to life."""
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import permutations

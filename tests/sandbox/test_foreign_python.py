@@ -1,7 +1,5 @@
 """The Python of a model's environment is as little trusted as the model: it is confined before it runs anything."""
 
-from __future__ import annotations
-
 import glob
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ordinary models do, they do at `standard` too, whoever the server runs as; what `strict` takes, its options give back."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_stub.sandbox import landlock

@@ -1,7 +1,5 @@
 """A server in a pod as careful operators write it: no privileges, nothing to write to but a directory for temporary files, little shared memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

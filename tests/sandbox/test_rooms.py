@@ -1,7 +1,5 @@
 """What the server makes at run time for one model is out of the reach of all others, also where they share its user."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

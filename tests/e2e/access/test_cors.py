@@ -1,7 +1,5 @@
 """Cross-origin requests: preflights, the fields of answers, and origins that are not allowed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Headers that become request parameters, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Restricted groups: which routes and methods belong to each, what lets a call pass, and what does not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

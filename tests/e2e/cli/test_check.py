@@ -1,7 +1,5 @@
 """``pybackend check``: every mistake in a repository, without running a model."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

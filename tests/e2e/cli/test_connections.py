@@ -1,7 +1,5 @@
 """How commands reach a running server: keys, TLS, Unix-domain sockets; and what they say when they cannot."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

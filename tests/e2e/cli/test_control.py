@@ -1,7 +1,5 @@
 """``pybackend load``, ``unload`` and ``status`` against a running server."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

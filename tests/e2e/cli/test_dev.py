@@ -1,7 +1,5 @@
 """``pybackend dev``: models load again when their author saves a file."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

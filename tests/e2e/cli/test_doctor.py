@@ -1,7 +1,5 @@
 """``pybackend doctor``: what it finds on a machine that has all, and on machines that lack something."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

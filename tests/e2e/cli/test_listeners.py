@@ -1,7 +1,5 @@
 """Where a server listens: Unix-domain sockets, IPv6, and ports that several servers share."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

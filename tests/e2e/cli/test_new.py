@@ -1,7 +1,5 @@
 """``pybackend new``: what each template writes loads, answers its client, passes its tests, and is well formatted."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

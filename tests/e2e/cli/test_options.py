@@ -1,7 +1,5 @@
 """What the command line accepts, and what it says to what it does not."""
 
-from __future__ import annotations
-
 import re
 from math import inf
 from pathlib import Path

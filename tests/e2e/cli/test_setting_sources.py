@@ -1,7 +1,5 @@
 """Settings from variables and a file: their order, their sources, and what is said about wrong ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

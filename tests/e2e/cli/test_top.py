@@ -1,7 +1,5 @@
 """``pybackend top``: the figures of a running server's models."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """What packages of an environment set when it is activated: GDAL_DATA, JAVA_HOME and their like."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """``pybackend env`` on real environments, while servers use them and afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

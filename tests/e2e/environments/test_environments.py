@@ -1,7 +1,5 @@
 """Models in environments of their own: real interpreters of this machine, packed, served and asked."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

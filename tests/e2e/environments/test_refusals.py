@@ -1,7 +1,5 @@
 """Environments that cannot be used: refused when the model is loaded, with the reason, never served by the host's Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

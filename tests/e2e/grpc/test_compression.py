@@ -1,7 +1,5 @@
 """Compressed requests and responses of gRPC, as Triton's clients and bare frames see them."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import struct

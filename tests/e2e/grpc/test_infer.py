@@ -1,7 +1,5 @@
 """ModelInfer through Triton's own client: tensors there and back, errors with their status, cancellation, deadlines."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc

@@ -1,7 +1,5 @@
 """The other methods: health, metadata, configuration, reflection."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool

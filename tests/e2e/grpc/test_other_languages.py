@@ -3,8 +3,6 @@
 The C++ client takes a minute to compile; it runs with ``ALL_LANGUAGES=1`` only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """tritonclient's gRPC clients, blocking and asyncio, with all that happens between a request and its model."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import ExitStack

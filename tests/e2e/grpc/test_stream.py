@@ -1,7 +1,5 @@
 """ModelStreamInfer: order, final flags, errors as messages, slow readers, cancellation."""
 
-from __future__ import annotations
-
 import queue
 
 import grpc

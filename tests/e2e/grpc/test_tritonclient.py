@@ -1,7 +1,5 @@
 """tritonclient's gRPC clients, blocking and asyncio, as they are: tensors, fields, parameters, classes and errors."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The catalogue of bad infer requests, each sent in every way in which a body can arrive: status and text word for word."""
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -1,7 +1,5 @@
 """The binary tensor extension in every combination, small bodies; and raw requests without any JSON."""
 
-from __future__ import annotations
-
 import json
 import struct
 

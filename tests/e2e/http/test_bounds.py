@@ -1,7 +1,5 @@
 """Bodies that no honest client sends are refused by their heads, on every route, and after what the server refuses anyway."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Outputs asked for as classes, over HTTP and through tritonclient."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """gzip and deflate both ways: Triton's clients, curl, any size, bodies that are broken, and bodies that grow."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

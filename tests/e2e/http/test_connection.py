@@ -1,7 +1,5 @@
 """What happens on a connection: many requests on one, several at once, bytes that come as they like, and no HTTP at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What clients see of a server that stops: open requests get an answer, and connections end with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

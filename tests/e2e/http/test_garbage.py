@@ -1,7 +1,5 @@
 """Requests to every route of the OpenAPI document, most of them nonsense: each gets an answer, and no 500 without its reason."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -1,7 +1,5 @@
 """The generate extension: flat JSON objects in and out, as one object or as server-sent events."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

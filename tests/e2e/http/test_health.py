@@ -1,7 +1,5 @@
 """Live, ready and model ready: what probes see, with all models well and with some that failed."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.repositories import IDENTITY, identity_config, write_model

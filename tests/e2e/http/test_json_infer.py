@@ -1,7 +1,5 @@
 """Infer with JSON tensors: every datatype there and back, the dialect's quirks, ids, parameters, choice of outputs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Megabytes in and out: every size around a threshold, slow and vanishing clients, memory that is used up and given back."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import termios

@@ -1,7 +1,5 @@
 """Megabytes of JSON: read in slices, so that others are answered meanwhile, and refused early where no model takes them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

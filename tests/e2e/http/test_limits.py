@@ -1,7 +1,5 @@
 """How much a client may send: the flag, what it bounds and what it does not, and memory that is used up."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

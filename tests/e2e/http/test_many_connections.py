@@ -1,7 +1,5 @@
 """A thousand clients at once: all are served, and nobody's thread count or descriptor limit stands in the way."""
 
-from __future__ import annotations
-
 import json
 import resource
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Server metadata, model metadata and configuration as clients read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.e2e.http.models import DATATYPES

@@ -1,7 +1,5 @@
 """The metrics page: each family's name, type, help and labels, what it starts with, and what requests add to it."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What flags and configurations change on the metrics page: summaries, histograms, families that are off, the port."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

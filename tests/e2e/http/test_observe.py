@@ -1,7 +1,5 @@
 """The dashboard and the rules for alerts: the metrics that they name exist, and a real Prometheus answers them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A bound for the bytes of requests that wait, whichever models they are for."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

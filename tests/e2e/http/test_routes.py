@@ -1,7 +1,5 @@
 """Which paths and methods there are, how names are written in them, and what describes them."""
 
-from __future__ import annotations
-
 import re
 from urllib.parse import quote, unquote
 

@@ -1,7 +1,5 @@
 """Clients that do not read their answers: how much is kept for them, and that others are served."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Statistics of models: what requests add to them over both protocols, and that the metrics page tells the same."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import time

@@ -1,7 +1,5 @@
 """TLS on the ports of HTTP and gRPC: clients that trust the server, clients with certificates, and wrong files."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

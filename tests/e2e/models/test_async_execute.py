@@ -1,7 +1,5 @@
 """``async def execute`` in models that answer once: awaited one by one, or overlapping where the model allows it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """``auto_complete_config``: when it is called, what of its result counts, and every way in which it can go wrong."""
 
-from __future__ import annotations
-
 import json
 import time
 

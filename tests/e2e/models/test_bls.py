@@ -1,7 +1,5 @@
 """Models that run other models and wait for them: results, errors, what of a request reaches the other model, nesting."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

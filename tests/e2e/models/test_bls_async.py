@@ -1,7 +1,5 @@
 """Models that run other models without waiting for each: coroutines, gathered calls, many at once, their order, their end."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

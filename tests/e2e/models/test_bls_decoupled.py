@@ -1,7 +1,5 @@
 """Models that run models which answer any number of times: iterators, their ends, and what is called off."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

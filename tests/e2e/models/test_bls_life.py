@@ -1,7 +1,5 @@
 """Calls before a model serves, after it has served, and while the server stops."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

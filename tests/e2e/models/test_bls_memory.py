@@ -1,7 +1,5 @@
 """Memory of models that call models: what a call takes comes back with it, and what a model keeps stays as it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls from a model's own threads, and from the processes that it forks: pools, forks of forks, their errors, their end."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

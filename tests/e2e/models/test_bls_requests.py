@@ -1,7 +1,5 @@
 """What a model can say in a request of its own, and what of it reaches the other model, or comes back."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

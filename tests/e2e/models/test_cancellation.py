@@ -1,7 +1,5 @@
 """Clients that go away: what the model is told while it runs, what is never run, and what becomes of the memory."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 

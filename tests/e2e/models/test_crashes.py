@@ -1,7 +1,5 @@
 """Processes of models that end on their own: what clients and probes see, and what is left of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Custom metrics from a model to the page that Prometheus reads, and what becomes of them when models end."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Decoupled models as HTTP clients and other models meet them: refused by the one, called by the others."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

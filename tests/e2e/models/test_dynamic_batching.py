@@ -1,7 +1,5 @@
 """Dynamic batching as clients and models see it: what is executed together, in which order, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import select
 import time

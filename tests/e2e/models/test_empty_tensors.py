@@ -1,7 +1,5 @@
 """``Tensor.empty``: outputs that are filled where they are sent from, and what becomes of their memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

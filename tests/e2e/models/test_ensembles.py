@@ -1,7 +1,5 @@
 """Ensembles as clients and other models see them: over HTTP, by calls from models, and when models load and unload parts."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the log says about a model's errors: the whole chain, the requests, how often, and what is wrong with its class."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 

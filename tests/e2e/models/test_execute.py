@@ -1,7 +1,5 @@
 """``execute`` as HTTP clients see it: what it is given, what it may return, and what becomes of everything else."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Answers of unusual size or content, and bursts: every request gets its own answer, and the model lives on."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 

@@ -3,8 +3,6 @@
 They lie in ``tests/models``; nothing in them knows of this server. Clients are tritonclient's.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import textwrap

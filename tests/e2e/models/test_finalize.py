@@ -1,7 +1,5 @@
 """``finalize``, and the end of models in general: when the server stops, whatever they do with it."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

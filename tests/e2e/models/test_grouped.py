@@ -1,7 +1,5 @@
 """The tests of calls and ensembles once more, with all models of a repository in one process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ensembles whose steps share a process: they run there one after the other, and nothing else about them changes."""
 
-from __future__ import annotations
-
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor

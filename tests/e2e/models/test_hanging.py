@@ -1,7 +1,5 @@
 """A model that hangs: ``pybackend stack``, ``pybackend top``, the metrics and the route."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -1,7 +1,5 @@
 """The same model in a server and in a harness gives the same answers, the same errors and the same texts."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

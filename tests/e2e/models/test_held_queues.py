@@ -1,7 +1,5 @@
 """The variables that hold queues, for tests of batchers: so many requests wait before the first one is executed."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Cores of the processes of instances, chosen by the policy that their group, or their kind, names."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

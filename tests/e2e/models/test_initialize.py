@@ -1,7 +1,5 @@
 """``initialize``: what it is told, how long it may take, and what follows when it fails."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

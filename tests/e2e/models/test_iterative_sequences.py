@@ -1,7 +1,5 @@
 """Requests that a model has executed more than once, in both modes, as clients and models see it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

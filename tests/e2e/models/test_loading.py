@@ -1,7 +1,5 @@
 """Where a model's code comes from, what it can import, and the process it finds itself in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

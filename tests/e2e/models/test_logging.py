@@ -1,7 +1,5 @@
 """Lines that a model writes with ``pb_utils.Logger``: levels, places, and what is filtered."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 

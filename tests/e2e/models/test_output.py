@@ -1,7 +1,5 @@
 """What a model prints, and logs without ``pb_utils``: every line in the server's log, in order, labelled."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

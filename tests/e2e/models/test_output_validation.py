@@ -1,7 +1,5 @@
 """Outputs that are not as configured: passed on by default, refused for models that ask for it."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 

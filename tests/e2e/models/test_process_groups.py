@@ -1,7 +1,5 @@
 """Models with a PROCESS_GROUP: they share a process, and come, go and die in it without losing a request."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

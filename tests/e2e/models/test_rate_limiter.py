@@ -1,7 +1,5 @@
 """Resources that instances hold while they execute: what runs together, and who comes first."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """``is_ready``: what a model says about itself, and who heeds it."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The response cache in a real Redis server: shared by servers, kept across restarts, and no danger when it fails."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import socketserver

@@ -1,7 +1,5 @@
 """Responses that need no execution: what is the same request, what is kept, and what is counted."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Response senders: their rules as models meet them, and what clients get where sender and return value both answer."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -1,7 +1,5 @@
 """Implicit state: tensors that the server keeps for a model from one request of a sequence to the next."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

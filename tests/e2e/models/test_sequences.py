@@ -1,7 +1,5 @@
 """Sequences as clients and models see them: who executes what, with which control tensors, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

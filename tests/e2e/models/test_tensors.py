@@ -1,7 +1,5 @@
 """Tensors inside a model: datatypes, shapes, text, memory that is edited, kept, shared and handed to other libraries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

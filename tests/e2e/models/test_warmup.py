@@ -1,7 +1,5 @@
 """Samples that a model's instances run before the model is ready: their kinds, their order, and what goes wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Models without inputs, without outputs, and with neither: they load, describe themselves and serve."""
 
-from __future__ import annotations
-
 import pytest
 import tritonclient.http
 

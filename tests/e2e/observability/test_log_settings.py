@@ -1,7 +1,5 @@
 """The log's settings are read and changed over both ports while the server runs."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Spans of OpenTelemetry: what a collector gets, and how a trace goes on from the client through models."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The settings of traces are read and changed over both ports, for the whole server and for single models."""
 
-from __future__ import annotations
-
 import os
 
 import grpc

@@ -1,7 +1,5 @@
 """``pybackend pack environment.yml``: real packages from a channel on this disk, solved, installed, packed, and used elsewhere."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tarfile

@@ -1,7 +1,5 @@
 """A pack that is ended in the middle: no half archive, nothing left after the next one, a status that says it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Recipes and their locks: those in ``envs/``, of which two are packed and served, and those of backends."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ``pybackend pack`` says when it cannot, and with which status it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

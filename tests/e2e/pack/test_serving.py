@@ -1,7 +1,5 @@
 """Environments with different Pythons, packed from a channel, and models in them that work together."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``pybackend pack`` of requirements and projects: a CPython of this machine, copied, with wheels beside it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

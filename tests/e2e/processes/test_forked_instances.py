@@ -1,7 +1,5 @@
 """Instances that are forked from a process that has imported what they need: a model cannot tell, but by what they share."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Clients list, load and unload models, over HTTP and over gRPC."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Which models a server loads at start, and what the loads of its life leave behind."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

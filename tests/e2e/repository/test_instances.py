@@ -1,7 +1,5 @@
 """Instance groups: how many executions run at once, under which names, and in which order requests reach them."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 

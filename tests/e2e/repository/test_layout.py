@@ -1,7 +1,5 @@
 """What a repository looks like on disk: which directories are models, which are versions, and what is served of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

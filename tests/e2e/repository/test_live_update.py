@@ -1,7 +1,5 @@
 """Models that are loaded again, resized and unloaded while clients use them, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Configurations that the model completes, or that need nothing written at all; and who may not contradict whom."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

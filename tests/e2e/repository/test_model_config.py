@@ -1,7 +1,5 @@
 """config.pbtxt as operators write it: every field and form of it, and the words for everything that can be wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 

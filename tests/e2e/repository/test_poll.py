@@ -1,7 +1,5 @@
 """Mode poll: the server follows its repositories."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Models that are loaded again while clients use them; another model asks for it."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights of versions and a shadow: who answers requests that name no version, and who gets copies of them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
