@@ -1,7 +1,5 @@
 """What every test of the project shares: skips that name what is missing, bytecode, and a look for leftover processes."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import os

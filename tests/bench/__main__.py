@@ -4,8 +4,6 @@ With ``VS=triton`` in the environment everything is measured on the reference se
 ``VS=mlserver,litserve`` models without code are measured on these.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

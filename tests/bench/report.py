@@ -1,7 +1,5 @@
 """Prints what was measured as Markdown: medians over the rounds, with the foreign load they ran under."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Ratios are formed within a round, between windows that lay seconds apart, and th
 judged: the machine may drift between rounds without touching it.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Callable, Iterator

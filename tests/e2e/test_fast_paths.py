@@ -4,8 +4,6 @@ Both get the same bytes on the same connections: requests changed in every field
 unloads and changes of settings. ``make fuzz`` plays other games, and as many as one likes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """What the author of a model may put into its directory, or write into its configuration, without harm to the others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Clients that go away and processes that stand still: who waits behind them is served, and what nobody wants is not done."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Models that run other models, while processes die, stand still, wait for each other, or talk all at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

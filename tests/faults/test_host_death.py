@@ -1,7 +1,5 @@
 """The host is killed -9: its models' processes end at once, whatever they do, and nothing stays behind."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

@@ -1,7 +1,5 @@
 """Fifty deaths leave nothing behind in the host: no descriptor, no mapping, no process, no thread, and hardly any memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

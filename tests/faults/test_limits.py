@@ -1,7 +1,5 @@
 """Patience has limits: how long ``execute`` may run, how often a process may die, how long the end may take."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The memory for tensors is full: a clear refusal, and service as before once there is room again."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How a dead process comes back: more and more slowly if it dies again and again, and for as long as it takes."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """A model's process that does not keep to the protocol: it is killed, its requests are answered, another one starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A model's process dies: before, during and between requests, alone or beside others, while clients go on asking."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

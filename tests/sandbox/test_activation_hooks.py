@@ -1,7 +1,5 @@
 """Activation hooks come from where models come from, and are run by the server: they may do less than any model."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

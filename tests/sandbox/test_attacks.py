@@ -1,7 +1,5 @@
 """Every attack of the table, against every kind of server, at both levels: what the table says is what happens."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_stub.sandbox import landlock

@@ -1,7 +1,5 @@
 """Models whose files are closed to the users that their processes can have: each is served, or refused with what helps."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What somebody tries who brings the Python of a model's environment, and with it the code that runs before any other."""
 
-from __future__ import annotations
-
 import glob
 import json
 import shutil

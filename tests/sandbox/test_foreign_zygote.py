@@ -1,8 +1,6 @@
 """Models of one environment are forked from a process that runs its code: it can do no more than they can together, they no more
 than if each had been started by itself."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

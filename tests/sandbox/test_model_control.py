@@ -1,7 +1,5 @@
 """Models that load models: what they bring along is never freer than they are, and who may bring anything is the operator's word."""
 
-from __future__ import annotations
-
 import json
 import os
 

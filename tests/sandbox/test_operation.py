@@ -1,7 +1,5 @@
 """What operators and authors see of the sandbox: levels, the floor, what is missing, what is refused, what is left behind."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

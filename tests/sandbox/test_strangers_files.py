@@ -1,7 +1,5 @@
 """Files of frameworks, and environments, hold code of strangers: no command runs it outside of the sandbox."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

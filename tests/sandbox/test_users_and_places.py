@@ -1,7 +1,5 @@
 """What models try with the names, users and directories by which a server keeps them apart."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """API keys: which calls need one, where it may stand, and how the set of keys changes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

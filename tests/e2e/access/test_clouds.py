@@ -1,7 +1,5 @@
 """The front ends for SageMaker and Vertex AI: routes, media types, variables, and their ports among the others."""
 
-from __future__ import annotations
-
 import json
 import os
 

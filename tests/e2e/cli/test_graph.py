@@ -1,7 +1,5 @@
 """``pybackend graph``: what it draws of ensembles, and what it says of those that cannot be drawn."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

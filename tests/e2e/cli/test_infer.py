@@ -1,7 +1,5 @@
 """``pybackend infer``: one request from the command line, to a running server or to one for its own use."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The command under the reference's name: its spellings, its lines and its exit codes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How a server starts: repositories, ports, models that fail, and what it prints."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

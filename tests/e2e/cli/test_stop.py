@@ -1,7 +1,5 @@
 """How a server stops: what was taken is answered, models are finalized, and the status says whether time was enough."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

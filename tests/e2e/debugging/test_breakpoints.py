@@ -1,7 +1,5 @@
 """``breakpoint()`` and ``pdb.set_trace()`` in a model: on the terminal of ``pybackend dev``, and where there is none."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import pty

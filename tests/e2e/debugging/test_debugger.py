@@ -1,7 +1,5 @@
 """``pybackend serve --debug MODEL``: an editor stops in the model's code while nothing times out."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

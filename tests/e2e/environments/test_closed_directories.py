@@ -1,7 +1,5 @@
 """Environments that lie where this user may not look: told in one sentence by every command, and no end of a server."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

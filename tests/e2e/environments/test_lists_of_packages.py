@@ -1,7 +1,5 @@
 """Models that name a list of packages: packed when they are loaded, once, where the operator allows it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The test harness runs a model in the environment that its configuration names."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

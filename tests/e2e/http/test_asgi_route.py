@@ -1,8 +1,6 @@
 """Infer on every port and form of server answers alike: own connections, those without fast paths, a cloud's port, and the
 application under somebody else's server."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The protocol's documents have the members that the specification names and no others; our own facts have own routes."""
 
-from __future__ import annotations
-
 import platform
 from typing import Any
 

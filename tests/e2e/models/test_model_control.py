@@ -1,7 +1,5 @@
 """Models that load, unload and look for other models, in a server that allows it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

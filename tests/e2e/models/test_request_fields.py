@@ -1,7 +1,5 @@
 """What a request carries beside its tensors, as the model sees it; and what a response carries, as its client sees it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

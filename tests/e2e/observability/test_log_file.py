@@ -1,7 +1,5 @@
 """``--log-file`` and ``--log-access``."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

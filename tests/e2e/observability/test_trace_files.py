@@ -1,7 +1,5 @@
 """Trace files: which requests are in them, and what is said about each."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What ``pybackend pack`` shows: bars on a terminal, one line elsewhere, flags as the manual describes them."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

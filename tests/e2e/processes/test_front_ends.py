@@ -3,8 +3,6 @@
 All of `tests/e2e` runs in this form with PYBACKEND_FRONT_ENDS=2 in the environment; here is what that form alone has.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

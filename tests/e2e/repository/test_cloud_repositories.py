@@ -1,7 +1,5 @@
 """Servers whose models lie in cloud storage: a server that speaks S3 in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Python-based backends: one ``model.py`` in the backend directory serves models that bring nothing but data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

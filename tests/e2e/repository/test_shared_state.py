@@ -1,7 +1,5 @@
 """Two servers that share a bucket and a Redis server, as two machines would."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest
