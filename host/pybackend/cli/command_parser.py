@@ -1,7 +1,5 @@
 """The parser of command lines, and its error."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Files of the operator that are read again while the server runs: API keys, certificates."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """A port: it accepts connections, plain or secure, and looks after those that are open until the server stops."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import resource

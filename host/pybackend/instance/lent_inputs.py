@@ -1,7 +1,5 @@
 """Input memory that a stub has been lent: blocks of its model's arena, until it gives them back."""
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One instance of a model: a process that serves it, through all the lives of its stub."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Follows the requests that a version's instances execute: checks, counts and sends their results."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Tracks a version's unanswered requests, for which unloading waits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The files and configuration that a model version is loaded from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Counters of a model version. The hot path only adds integers; readers format them."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Defaults that depend on several fields, filled in so that later readers see explicit values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

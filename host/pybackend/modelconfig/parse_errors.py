@@ -1,7 +1,5 @@
 """Explains to an author why a config.pbtxt does not parse: the position, the mistake and the likely intention."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

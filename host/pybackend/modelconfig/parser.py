@@ -6,8 +6,6 @@ even at its default, enums as names, 64-bit integers as numbers, map keys as tex
 This is the only module of the package that touches protobuf. ``schema`` has the message classes.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import Counter

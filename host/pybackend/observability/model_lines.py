@@ -1,7 +1,5 @@
 """Splits the output of a model's process into lines: printed text, and log records between it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

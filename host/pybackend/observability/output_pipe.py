@@ -5,8 +5,6 @@ written in small portions, so that requests do not wait for the log either. Outp
 memory speed, and counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """The last lines of the server's log in memory, for those who look at a running server."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Iterable

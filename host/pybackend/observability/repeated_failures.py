@@ -1,7 +1,5 @@
 """Failures of one model on their way to the log: the first of a kind in whole, then how many more there were."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One operating-system process that runs a stub: its connections with the host, its exit cause, and how to kill it."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

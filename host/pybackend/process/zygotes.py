@@ -6,8 +6,6 @@ is confined to what the models of its trust domain may reach together. Its reach
 comes whose files are outside it, another zygote is started in its place.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

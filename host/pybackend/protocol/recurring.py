@@ -1,7 +1,5 @@
 """A memory of things that recur: a dict with a bound."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from random import random
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The known models by name, and what clients may ask about them. Reads only; :mod:`.changes` loads and unloads."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One name in the repository: its known versions and their states."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping

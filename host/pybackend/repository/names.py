@@ -1,7 +1,5 @@
 """Finds the model that a name stands for, when several repositories, which are then namespaces, may have a model of that name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The log's lines when the models are loaded, and while a server stops: which models it waits for, and how not to wait."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

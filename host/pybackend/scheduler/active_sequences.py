@@ -1,7 +1,5 @@
 """The sequences that clients can continue, by correlation id."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from itertools import count

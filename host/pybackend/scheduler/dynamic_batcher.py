@@ -1,7 +1,5 @@
 """The dynamic batcher combines waiting requests into one execution."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """Sends responses in the order of their requests, even if they are ready in another order."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 
 from pybackend.inference.pending import PendingRequest, ResponsePath, guarded

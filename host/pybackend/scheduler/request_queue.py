@@ -1,7 +1,5 @@
 """Waiting requests, ordered by priority, then by arrival, with their queue policy's timeouts."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

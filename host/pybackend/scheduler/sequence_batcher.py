@@ -4,8 +4,6 @@ A new sequence waits, in order of arrival, for a slot at an instance; it keeps t
 answered, or it has been idle for too long. A strategy combines the requests of an instance's sequences into batches.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial

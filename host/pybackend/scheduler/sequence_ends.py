@@ -1,7 +1,5 @@
 """The ends of sequences: of those that are over, and of those that cannot or must not go on."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

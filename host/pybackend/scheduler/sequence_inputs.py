@@ -1,7 +1,5 @@
 """The inputs that the server adds to requests of a sequence: controls and states; and fillers for empty slots."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Collection, Sequence

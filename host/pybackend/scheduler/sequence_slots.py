@@ -1,7 +1,5 @@
 """The slots of sequences: who has which, which are free, and who waits for one."""
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 A small answer of one message needs no object of these: see :meth:`pybackend.frontend.grpc.call.Call.reply`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A large infer request while its message arrives: tensors go directly to the model's memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pybackend.engine.admission import Admission, Sender

@@ -1,7 +1,5 @@
 """``ModelInfer``: one request, one response."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -1,7 +1,5 @@
 """Length-prefixed messages in the data of a stream: a flag, a length, and as many bytes, perhaps compressed."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from struct import Struct
 

@@ -1,7 +1,5 @@
 """Calls of methods other than inference: a function answers each message."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The calls of a port: each gets the handler of its method."""
 
-from __future__ import annotations
-
 from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.frontend import GrpcFrontend

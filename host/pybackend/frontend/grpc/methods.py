@@ -1,7 +1,5 @@
 """The methods of ``inference.GRPCInferenceService`` beside inference, and of ``grpc.health.v1.Health``."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The client of a connection, as its calls see it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Server reflection: clients such as grpcurl ask which services there are, and for their definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``ModelStreamInfer``: any number of requests, and any number of responses to each."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from functools import partial

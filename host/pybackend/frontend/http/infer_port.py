@@ -1,7 +1,5 @@
 """A port of HTTP whose connections answer infer requests themselves."""
 
-from __future__ import annotations
-
 import socket
 
 from pybackend.engine.answers import RefusalReason

@@ -4,8 +4,6 @@ httptools parses heads and chunked bodies. A body whose length the head gives is
 time, so it never acts on bytes that belong to the next one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 Routes write a version as ``{version:digits}``, because Starlette's ``int`` raises for more than 4,300 digits.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any

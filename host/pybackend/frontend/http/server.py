@@ -1,7 +1,5 @@
 """A port of HTTP: who answers its requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pybackend.frontend.flow import ClientMemory

@@ -4,8 +4,6 @@ The parts of the package share it: received frames change it, streams send throu
 to the user.
 """
 
-from __future__ import annotations
-
 from typing import Final, Protocol
 
 from pybackend.frontend.http2 import frames, settings

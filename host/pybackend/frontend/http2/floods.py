@@ -3,8 +3,6 @@
 Work is counted against budgets. Progress gives back, and so does time if the user says how much has passed.
 """
 
-from __future__ import annotations
-
 from math import inf
 
 from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError

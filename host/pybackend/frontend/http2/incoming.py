@@ -7,8 +7,6 @@ Why receivers and no list of events: a unary call is two events, and an object f
 test of its type costs more than the method call that replaces all three.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -7,8 +7,6 @@ translates all indexes in a row, and a new entry moves the marks of the others.
 A block that is not a known head, or that has anything unusual, changes nothing here and is decompressed as any other.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from random import randrange

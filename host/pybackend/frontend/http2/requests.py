@@ -1,7 +1,5 @@
 """From HEADERS, CONTINUATION and DATA to requests (RFC 9113 sections 5.1, 6.1, 6.2, 6.10 and 8.1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The metrics endpoint: an ASGI application on its own port, filled from counters when the page is requested."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence

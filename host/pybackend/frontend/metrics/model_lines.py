@@ -4,8 +4,6 @@ Most versions answer nothing between two readings of the metrics page, so a page
 each figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

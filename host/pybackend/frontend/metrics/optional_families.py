@@ -1,7 +1,5 @@
 """Families that only some servers show: the distributions of latencies, the response cache, and front ends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate

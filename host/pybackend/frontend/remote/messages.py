@@ -4,8 +4,6 @@ A message is a struct on its way as an array: its tag, then its fields. Numbers 
 meets one that does not fit.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct

@@ -1,7 +1,5 @@
 """Front ends from the engine's side: their processes are started, looked after, and started again."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

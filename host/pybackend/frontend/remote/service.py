@@ -5,8 +5,6 @@ end; other front ends and models notice nothing. Requests that reach a model hav
 pass: names, datatypes, shapes and sizes against the signature. A preamble is checked once, and then known by its bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -5,8 +5,6 @@ with the same code and the client's address, so that access rules, logs, counts 
 all connections. The kernel holds back the side that is too fast, and tells either side when the other one has gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

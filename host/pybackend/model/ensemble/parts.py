@@ -1,7 +1,5 @@
 """Finds the versions of the models in an ensemble, and binds them to its steps until one of them changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError

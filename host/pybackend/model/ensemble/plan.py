@@ -3,8 +3,6 @@
 Each plan is made once per change of the parts and set of outputs; requests only follow it.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain as chained

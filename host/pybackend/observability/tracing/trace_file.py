@@ -1,7 +1,5 @@
 """Trace files in the format of Triton's server: a JSON array of fragments, which belong together by their ``id``."""
 
-from __future__ import annotations
-
 import json
 import os
 from operator import attrgetter

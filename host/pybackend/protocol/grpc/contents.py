@@ -4,8 +4,6 @@ Used by: ``request``. The lists are read from the message's bytes: an object for
 as much. Large ones are cut out before protobuf reads the rest, so that the work can be done in steps.
 """
 
-from __future__ import annotations
-
 from struct import Struct
 
 import numpy as np

@@ -5,8 +5,6 @@ message names, and calls :func:`decode_message`. A request whose head was seen b
 read in the order of the reference's checks.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from itertools import product

@@ -4,8 +4,6 @@ Used by: ``infer_request``, for every document that its typed decoder refuses or
 end in an error; some (NaN literals, deep nesting) are valid and give the same plan as the fast path.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

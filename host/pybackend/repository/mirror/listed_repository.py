@@ -1,7 +1,5 @@
 """One repository in cloud storage as it was last listed: its models, the files' digests, and whether storage answers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The models and files of a repository in cloud storage, as its listing names them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

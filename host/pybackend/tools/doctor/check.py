@@ -1,7 +1,5 @@
 """Validates the models of repositories as a load does, as far as that is possible without running their code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

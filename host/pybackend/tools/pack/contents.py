@@ -1,7 +1,5 @@
 """The contents of an archive: every file of an environment with its final name, content and mode."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

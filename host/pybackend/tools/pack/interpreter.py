@@ -1,7 +1,5 @@
 """Finds the CPython for an environment whose file does not provide one, and queries its properties."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

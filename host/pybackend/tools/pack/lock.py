@@ -1,7 +1,5 @@
 """Lock file: pins the contents of an environment, so that the same one can be packed again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

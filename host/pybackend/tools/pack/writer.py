@@ -1,7 +1,5 @@
 """Writes archives on all cores. The same files yield the same bytes."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct
