@@ -16,7 +16,7 @@ from tests.support.client_memory import FLAG, client_region, document
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-H29"), pytest.mark.spec("srv-G18")]
+pytestmark = [pytest.mark.spec("srv-H29"), pytest.mark.spec("srv-G18")]
 
 LARGE = 100_000
 """Elements of a tensor that is too large for a frame."""

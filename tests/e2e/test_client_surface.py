@@ -18,7 +18,7 @@ from tests.support.client_memory import FLAG, ClientRegion
 from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-P09")]
+pytestmark = pytest.mark.spec("srv-P09")
 
 MODULES = {
     "http": tritonclient.http,

@@ -11,8 +11,6 @@ from tritonclient.grpc import service_pb2
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 FLAGS = ("--allow-grpc=true", "--allow-http=true")
 """Of the runtime, behind the model store and the ports, of which tests take free ones."""
 

@@ -12,8 +12,6 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 from tests.e2e.http.models import SPACED, write_models
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

@@ -16,8 +16,6 @@ from onnx import TensorProto, helper
 
 from tests.backends.onnxruntime import graphs
 
-pytestmark = pytest.mark.e2e
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

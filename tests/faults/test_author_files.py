@@ -17,8 +17,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import ServerProcess, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 SECRET = "-----BEGIN PRIVATE KEY-----"
 TERABYTE = 1 << 40
 MOST_HOST_KB = 600_000

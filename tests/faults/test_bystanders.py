@@ -13,8 +13,6 @@ from tests.support.connection import connected, post
 from tests.support.gates import Gate, wait_until
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):

@@ -15,8 +15,6 @@ from tests.support.gates import Gate, wait_until
 from tests.support.server import free_of_processes, serving
 from tests.support.thorough import thorough
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 WAYS = ("call", "call_async", "stream", "stream_async")
 SIGKILLED = (
     "The process was killed by signal 9 (SIGKILL), which is also how the kernel ends a process when memory runs out."

@@ -11,8 +11,6 @@ from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import Gate, wait_until
 from tests.support.repositories import tensors
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 TEXT = ("TYPE_STRING", [1])
 LARGE = "x" * 3_000_000
 """Copied between the steps by another thread."""

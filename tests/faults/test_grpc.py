@@ -19,8 +19,6 @@ from tests.support.gates import Gate, wait_until
 from tests.support.log_lines import server_tracebacks
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 DEADLINE_S = 30
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 

@@ -15,8 +15,6 @@ from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 from tests.support.warm_start import starts
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 BUSY = (
     VICTIM
     + """

@@ -14,8 +14,6 @@ from tests.support.gates import Gate, wait_until
 from tests.support.log_lines import server_tracebacks
 from tests.support.server import ServerProcess, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 INSTANCES, ROUNDS = 10, 5
 
 # Large enough to lie in shared memory, both ways.

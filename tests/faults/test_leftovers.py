@@ -11,8 +11,6 @@ from tests.support.callers import caller, write_caller
 from tests.support.gates import wait_until
 from tests.support.server import free_of_processes, name_of, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 
 WAYS = {

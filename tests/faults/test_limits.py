@@ -15,8 +15,6 @@ from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import write_model
 from tests.support.server import free_of_processes, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 TWO = "instance_group [ { count: 2 kind: KIND_CPU } ]"
 UNAVAILABLE = 4
 OVERTIME = "The process ran `execute` for more than 1 s, its limit, and was killed."

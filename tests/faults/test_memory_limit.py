@@ -10,8 +10,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import ServerProcess, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 MIB = 1 << 20
 
 GATED = GATE + IDENTITY.replace(

@@ -18,8 +18,6 @@ from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 LINGERING = VICTIM.replace(
     "def initialize(self, args):",
     """def initialize(self, args):

@@ -11,8 +11,6 @@ from tests.support.gates import wait_until
 from tests.support.server import serving
 from tests.support.thorough import one_in
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 ROGUE = (
     VICTIM
     + """

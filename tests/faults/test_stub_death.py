@@ -13,8 +13,6 @@ from tests.faults.victims import Asker, ask, command, starts, told, write_victim
 from tests.support.gates import Gate, wait_until
 from tests.support.server import ServerProcess, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 TWO = "instance_group [ { count: 2 kind: KIND_CPU } ]"
 CLIENTS = 8
 

@@ -12,8 +12,6 @@ from tests.support.gates import wait_until
 from tests.support.server import free_of_processes, name_of, serving
 from tests.support.thorough import one_in
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 
 def restart(server, directory):
     """Kill a model's only instance, and wait for the next one."""

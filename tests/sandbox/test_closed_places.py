@@ -25,7 +25,6 @@ from tests.support.server import ServerProcess, serving
 from tests.support.thorough import thorough
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.skipif(not IS_ROOT, reason="only root can close places to itself and be another user"),
     pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
 ]

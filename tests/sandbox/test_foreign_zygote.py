@@ -21,10 +21,7 @@ from tests.support.repositories import write_model
 from tests.support.server import ServerProcess, free_of_processes, serving
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 KINDS = ["root", *thorough("docker", "user", "kubernetes")]
 

@@ -16,10 +16,7 @@ from tests.support.log_lines import log_lines
 from tests.support.server import free_of_processes, serving
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="only a server that is root gives users away")
 

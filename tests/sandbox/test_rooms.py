@@ -10,10 +10,7 @@ from tests.sandbox.hosts import arena
 from tests.sandbox.test_model_control import FLAGS, NEW_CODE, OVERRIDES, Control, configuration
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 MODELS = {"victim": {"SANDBOX": "strict"}, "attacker": {"SANDBOX": "standard"}, "sneak": {"SANDBOX": "strict"}}
 

@@ -18,8 +18,6 @@ from tests.e2e.access.conftest import BODY, grpc_inputs
 from tests.support.connection import connected, head, post
 from tests.support.server import DEADLINE_S, ServerProcess, serving
 
-pytestmark = pytest.mark.e2e
-
 KEYS = ["first-key-0123456789", "second-key-0123456789"]
 INFER = "/v2/models/identity/infer"
 

@@ -10,8 +10,6 @@ from tests.e2e.access.conftest import BODY, grpc_inputs, parameters_of
 from tests.support.connection import connected, post, post_chunked
 from tests.support.server import DEADLINE_S, serving
 
-pytestmark = pytest.mark.e2e
-
 TELL = "/v2/models/tell/infer"
 PATTERN = "^(x-(user|trace).*|priority|triton_a)$"
 

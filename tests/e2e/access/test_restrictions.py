@@ -19,8 +19,6 @@ from tests.support.connection import chunked, connected, head, post
 from tests.support.engine import engine_on
 from tests.support.server import DEADLINE_S, serving
 
-pytestmark = pytest.mark.e2e
-
 ROUTES = {
     "health": ["GET /v2/health/live", "GET /v2/health/ready", "GET /v2/models/identity/ready", "GET /v2/models/no/versions/1/ready"],
     "metadata": ["GET /v2", "GET /v2/models/identity", "GET /v2/models/identity/versions/1", "GET /v2/models/no"],

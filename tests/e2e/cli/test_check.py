@@ -11,8 +11,6 @@ from tests.support.ensembles import step, write_ensemble
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 0

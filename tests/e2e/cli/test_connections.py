@@ -9,8 +9,6 @@ from pybackend.cli.commands import run
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 KEY = "0123456789abcdef0123456789abcdef"
 
 

@@ -7,8 +7,6 @@ import pytest
 from tests.support.repositories import IDENTITY, PREAMBLE, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

@@ -18,8 +18,6 @@ from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 CONFIG = f"""
 backend: "python"
 input [ {tensors(IN=("TYPE_FP32", [1]))} ]

@@ -18,8 +18,6 @@ from tests.support.repositories import write_model
 from tests.support.server import ServerProcess
 from tests.support.warm_start import run_command
 
-pytestmark = pytest.mark.e2e
-
 LAYERS = [
     "python", "kernel", "open files", "processes", "shared memory", "front ends", "model processes", "zygote", "sandbox",
     "environment cache", "packing", "gpu",

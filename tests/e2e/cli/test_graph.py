@@ -8,8 +8,6 @@ import pytest
 from tests.support.ensembles import FP32, step, write_ensemble, write_mix
 from tests.support.repositories import tensors, write_model
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:

@@ -18,8 +18,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 ROOT = Path(__file__).resolve().parents[3]
 ADD_SUB = ROOT / "examples" / "add_sub" / "model_repository"
 SEQUENCE = """

@@ -17,8 +17,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
 
-pytestmark = pytest.mark.e2e
-
 READY = "1 of 1 model is ready"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 

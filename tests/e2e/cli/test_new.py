@@ -11,8 +11,6 @@ from pybackend.cli.new_command import TEMPLATES, run_new
 from pybackend.errors import ServerError
 from tests.support.server import ServerProcess
 
-pytestmark = pytest.mark.e2e
-
 ANSWERS = {
     "plain": "Y: [2.0, 4.0, 6.0]",
     "decoupled": "WORD: once\nWORD: upon\nWORD: a\nWORD: time",

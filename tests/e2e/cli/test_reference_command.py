@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.repositories import IDENTITY, identity_config, write_model
 
-pytestmark = pytest.mark.e2e
-
 TRITONSERVER = Path(sys.executable).with_name("tritonserver")
 FLAGS = (
     "--strict-model-config=false",

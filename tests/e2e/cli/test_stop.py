@@ -14,8 +14,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import ServerProcess, free_of_processes, serving
 
-pytestmark = pytest.mark.e2e
-
 GATED = (
     GATE
     + """

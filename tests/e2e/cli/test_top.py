@@ -19,8 +19,6 @@ from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
 
-pytestmark = pytest.mark.e2e
-
 FAILS = """
 class TritonPythonModel:
     def execute(self, requests):

@@ -22,8 +22,6 @@ from tests.support.log_lines import log_lines
 from tests.support.repositories import tensors, write_model
 from tests.support.server import DEADLINE_S, Reply, serving
 
-pytestmark = pytest.mark.e2e
-
 CONFIG = f"""
 backend: "python"
 input [ {tensors(IN=("TYPE_FP32", [1]))} ]

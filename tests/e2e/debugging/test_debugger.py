@@ -21,8 +21,6 @@ from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 from tests.support.thorough import thorough
 
-pytestmark = pytest.mark.e2e
-
 MODEL = """
 import os
 

@@ -16,7 +16,7 @@ from tests.support.gates import wait_until
 from tests.support.server import serving
 from tests.support.thorough import thorough
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 DEADLINE_S = 90
 _NUMBERS = itertools.count(1)

@@ -10,7 +10,7 @@ import pytest
 from tests.sandbox.hosts import IS_ROOT, OTHER_UID, public_directory, public_python
 from tests.support.repositories import write_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from tests.support.packed_environments import conda_environment, second_minor, skip_without_channel
 from tests.support.server import ServerProcess, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 DEADLINE_S = 240
 """An interpreter is copied, and all of its library compiled."""

@@ -30,8 +30,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
 from tests.support.warm_start import run_command
 
-pytestmark = pytest.mark.e2e
-
 FLOAT = ("TYPE_FP32", [-1])
 IN_OUT = f'backend: "python"\ninput [ {tensors(IN=FLOAT)} ]\noutput [ {tensors(OUT=FLOAT)} ]\n'
 

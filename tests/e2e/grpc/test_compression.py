@@ -15,8 +15,6 @@ from tests.support.grpc_calls import INFER, STREAM_INFER, RawClient, framed
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 FRAME_BYTES = 512 * 1024
 EVEN = np.zeros(300_000, np.float32)
 RANDOM = np.random.default_rng(0).random(100_000, np.float32)

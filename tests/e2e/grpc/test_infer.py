@@ -12,8 +12,6 @@ from tritonclient.utils import InferenceServerException
 from tests.e2e.grpc.conftest import floats, given
 from tests.support.gates import wait_until
 
-pytestmark = pytest.mark.e2e
-
 STATUSES = (
     "UNKNOWN",
     "INTERNAL",

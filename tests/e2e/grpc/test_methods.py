@@ -9,8 +9,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.mark.spec("srv-G01")
 def test_health_metadata_and_configuration(server, grpc_client):

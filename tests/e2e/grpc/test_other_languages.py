@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITIONS = ROOT / "host" / "pybackend" / "schema" / "definitions"
 PEERS = Path(__file__).with_name("peers")

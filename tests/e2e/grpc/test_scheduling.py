@@ -14,8 +14,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import copy_model, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 TELLING = (
     GATE
     + """

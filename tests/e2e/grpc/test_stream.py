@@ -12,8 +12,6 @@ from tests.e2e.grpc.conftest import floats, given
 from tests.support.gates import wait_until
 from tests.support.streams import function
 
-pytestmark = pytest.mark.e2e
-
 DEADLINE_S = 30
 
 

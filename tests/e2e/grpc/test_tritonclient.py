@@ -12,8 +12,6 @@ from tests.e2e.http.models import DATATYPES, SPACED, write_models
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 LABELLED = """
     backend: "python"
     input { name: "IN" data_type: TYPE_FP32 dims: 4 }

@@ -31,8 +31,6 @@ from tests.support.engine import engine_on
 from tests.support.gates import GATE, wait_until
 from tests.support.repositories import identity_config, write_model
 
-pytestmark = pytest.mark.e2e
-
 LIMIT = 200_000
 
 UNTIL_CANCELLED = (

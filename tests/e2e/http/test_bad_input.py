@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.connection import binary_body, post, post_chunked
 
-pytestmark = pytest.mark.e2e
-
 PADDING = 70_000
 """White space behind the JSON that makes a body a large one."""
 

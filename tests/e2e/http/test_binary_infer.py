@@ -8,8 +8,6 @@ import pytest
 
 from tests.support.connection import binary_body
 
-pytestmark = pytest.mark.e2e
-
 FORMATS = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2",
     "INT32": "<i4", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "BF16": "<u2",

@@ -9,8 +9,6 @@ from tests.support.connection import connected, head, post_chunked
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 HUGE = 60_000_000
 SMALL = "the body exceeds 8192 bytes, the most that this route accepts"
 

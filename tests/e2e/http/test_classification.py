@@ -11,8 +11,6 @@ from tests.support.server import serving
 
 httpclient = pytest.importorskip("tritonclient.http")
 
-pytestmark = pytest.mark.e2e
-
 SCORES = np.float32([[0.1, 5, -2, 3], [9, 8, 7, 6]])
 
 

@@ -13,8 +13,6 @@ from tritonclient.http import aio
 
 from tests.support.connection import binary_body, chunked, connected, head, post, post_chunked
 
-pytestmark = pytest.mark.e2e
-
 PATH = "/v2/models/types/infer"
 LIVE = head("GET", "/v2/health/live")
 MIB = 1 << 20

@@ -13,8 +13,6 @@ import pytest
 from tests.support.connection import binary_body, chunked, head, post, post_chunked
 from tests.support.gates import wait_until
 
-pytestmark = pytest.mark.e2e
-
 PATH = "/v2/models/identity/infer"
 LIVE = head("GET", "/v2/health/live")
 

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-pytestmark = pytest.mark.e2e
-
 VERSION = "/versions/{version}"
 MODEL = "/v2/models/{model_name}"
 

@@ -11,8 +11,6 @@ from tests.support.connection import connected, head, post, post_chunked
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 PATH = "/v2/models/probe/infer"
 
 

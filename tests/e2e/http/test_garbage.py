@@ -13,8 +13,6 @@ from tests.support.fuzzing import examples
 from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 MALFORMED = (
     "failed to parse the request JSON buffer",
     "Unable to parse",

@@ -9,8 +9,6 @@ from tests.support.gates import GATE, wait_until
 from tests.support.repositories import model_code, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 TELLS = """
 import json
 import numpy as np

@@ -5,8 +5,6 @@ import pytest
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 BROKEN = "raise ImportError('this model is broken on purpose')"
 BROKEN_AT_VERSION_2 = """
 class TritonPythonModel:

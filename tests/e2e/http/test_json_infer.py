@@ -4,10 +4,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.e2e
-
-BINARY_DEFAULT = {"binary_data_output": True}
-
 
 def tensor(name, datatype, shape, data):
     return {"name": name, "datatype": datatype, "shape": shape, "data": data}

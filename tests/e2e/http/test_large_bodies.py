@@ -16,8 +16,6 @@ from tests.support.connection import binary_body, connected, head, post, post_ch
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 MIB = 1 << 20
 LIMIT = 40 * MIB
 BINARY_OUT = {"parameters": {"binary_data_output": True}}

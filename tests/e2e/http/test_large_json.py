@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.connection import binary_body, connected, head, post, post_chunked
 
-pytestmark = pytest.mark.e2e
-
 MIB = 1 << 20
 PATH = "/v2/models/types/infer"
 LIVE = head("GET", "/v2/health/live")

@@ -10,8 +10,6 @@ from tests.support.connection import binary_body, connected, head, post, post_ch
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 LIMIT = 100_000
 ADVICE = f"the maximum allowed value of {LIMIT} bytes. Use --http-max-input-size to increase the limit."
 RAW = {"Inference-Header-Content-Length": "0"}

@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.connection import connected, post
 
-pytestmark = pytest.mark.e2e
-
 COUNT = 1000
 
 

@@ -5,8 +5,6 @@ import pytest
 from tests.e2e.http.models import DATATYPES
 from tests.support.machine import without_gpu
 
-pytestmark = pytest.mark.e2e
-
 # Every extension that the specification names, in its order, with a request that is answered only where it is served.
 EXTENSIONS = {
     "classification": ("POST", "/v2/models/add_sub/infer"),

@@ -13,8 +13,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 PER_MODEL = {
     "nv_inference_request_success": ("counter", "Number of successful inference requests, all batch sizes"),
     "nv_inference_count": ("counter", "Number of inferences performed (does not include cached requests)"),

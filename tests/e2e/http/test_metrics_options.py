@@ -12,8 +12,6 @@ from tests.support.machine import without_gpu
 from tests.support.repositories import IDENTITY, copy_model, identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 SUMMARIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 LATENCIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 HISTOGRAM = "nv_inference_first_response_histogram_ms"

@@ -18,8 +18,6 @@ from tests.support.server import serving
 
 GPU_METRICS = {name for name, *_ in GPU_FAMILIES}
 
-pytestmark = pytest.mark.e2e
-
 OBSERVE = Path(__file__).resolve().parents[3] / "docs" / "operators" / "observe"
 METRIC = re.compile(r"\b(?:nv|pybackend)_\w+")
 SUFFIX = re.compile(r"_(?:bucket|sum|count)$")

@@ -10,8 +10,6 @@ from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 GATED = (
     GATE
     + """

@@ -9,8 +9,6 @@ from tests.e2e.http.models import SPACED
 from tests.support.connection import head
 from tests.support.log_lines import server_tracebacks
 
-pytestmark = pytest.mark.e2e
-
 NOT_FOUND = '{"error":"Not Found. GET /v2/models lists the models that serve, and /docs all routes"}'
 NOT_ALLOWED = '{"error":"Method Not Allowed. The page /docs says which methods a route has"}'
 IDENTITY_REQUEST = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}

@@ -17,8 +17,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
 from tests.support.server import DEADLINE_S, serving
 
-pytestmark = pytest.mark.e2e
-
 MIB = 1 << 20
 COUNT = 2 * MIB
 LIMIT = 40 * MIB

@@ -13,8 +13,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, copy_model, identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 NOTHING = {"count": 0, "ns": 0}
 KINDS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 RESPONSE_KINDS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")

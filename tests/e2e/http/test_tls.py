@@ -17,8 +17,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 LARGE = np.arange(3_000_000, dtype=np.float32)
 
 

@@ -12,8 +12,6 @@ from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import free_of_processes, serving
 
-pytestmark = pytest.mark.e2e
-
 SLEEPING = f"""
 import asyncio
 import json

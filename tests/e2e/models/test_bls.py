@@ -11,8 +11,6 @@ from tests.support.inference import infer
 from tests.support.repositories import alone, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 CODES = ["UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED"]
 STATUS = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}
 LARGE = INLINE_BYTES // 4 + 1

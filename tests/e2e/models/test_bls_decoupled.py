@@ -11,8 +11,6 @@ from tests.support.inference import infer_message, strings
 from tests.support.repositories import write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 NUMBERS = f"""
 backend: "python"
 input [ {{ name: "IN" data_type: TYPE_FP32 dims: -1 }} ]

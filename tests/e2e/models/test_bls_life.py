@@ -12,8 +12,6 @@ from tests.support.inference import infer
 from tests.support.repositories import write_model
 from tests.support.server import free_of_processes, serving
 
-pytestmark = pytest.mark.e2e
-
 BLS_ONLY = "BLS is only supported during the 'execute' function."
 SIMPLE = f"""
 input [ {{ name: "IN" data_type: TYPE_FP32 dims: -1 }} ]

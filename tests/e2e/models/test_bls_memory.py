@@ -11,8 +11,6 @@ from tests.support.inference import infer
 from tests.support.repositories import write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 MB = 1_000_000
 
 BYTES = f"""

@@ -9,8 +9,6 @@ from tests.support.gates import Gate
 from tests.support.repositories import write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 SIMPLE = f"""
 input [ {{ name: "IN" data_type: TYPE_FP32 dims: -1 }} ]
 output [ {{ name: "OUT" data_type: TYPE_FP32 dims: -1 }} ]

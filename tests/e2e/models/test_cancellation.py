@@ -12,8 +12,6 @@ from tests.support.inference import infer, infer_message
 from tests.support.server import serving
 from tests.support.streams import function, write_streams
 
-pytestmark = pytest.mark.e2e
-
 MEMORY_BYTES = 48 * 1024 * 1024
 LARGE = np.zeros(4 * 1024 * 1024, np.int32)
 """An input of which the memory limit allows two or three at a time."""

@@ -14,8 +14,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import free_of_processes, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
 GATED = """
 import os
 import time

@@ -13,8 +13,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 FAILED = "Failed to process the request for model 'laboratory_0_0', message: "
 CONFIG = """
 backend: "python"

@@ -14,8 +14,6 @@ from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 from tests.support.streams import DECOUPLED, ONE, function, through_front, write_front, write_streams
 
-pytestmark = pytest.mark.e2e
-
 CONFIG = f"""
 backend: "python"
 input [ {tensors(IN=("TYPE_INT32", [-1]))} ]

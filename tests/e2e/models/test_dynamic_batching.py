@@ -12,8 +12,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 WAITING = (
     GATE
     + """

@@ -9,8 +9,6 @@ from pybackend_wire.messages import INLINE_BYTES
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 DLPACK_PEER = Path(__file__).parents[2] / "unit/sdk/dlpack_peer.py"
 SMALL, LARGE = 4, INLINE_BYTES  # elements of 4 bytes: inside the frame, and in shared memory
 MB_OF_FP32 = 1 << 18

@@ -15,8 +15,6 @@ from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 from tests.support.streams import function, write_streams
 
-pytestmark = pytest.mark.e2e
-
 FP32, TEXT, CODE = ("TYPE_FP32", [-1]), ("TYPE_STRING", [-1]), ("TYPE_STRING", [1])
 
 

@@ -16,8 +16,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 CONFIG = f"""
 backend: "python"
 max_batch_size: 8

@@ -13,8 +13,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 PREFIX = "Failed to process the request(s) for model 'laboratory_0_0', message: "
 SLOW_NOW_AND_THEN = (
     GATE

@@ -19,8 +19,6 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer_message, strings
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 ROOT = Path(__file__).parents[3]
 SAMPLES = ROOT / "tests/models"
 MODELS = (

@@ -9,8 +9,6 @@ from tests.support.inference import infer
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import free_of_processes, serving
 
-pytestmark = pytest.mark.e2e
-
 ONE = "instance_group { kind: KIND_CPU }"
 MODEL = """
 import os

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.repositories import GROUPED
 
-pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 
 TESTS = Path(__file__).parents[2]
 FILES = [

@@ -14,8 +14,6 @@ from tests.support.inference import infer, infer_message
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 FLOATS = ("TYPE_FP32", [-1])
 ONE = "instance_group { count: 1 kind: KIND_CPU }"
 GROUP = 'parameters { key: "PROCESS_GROUP" value { string_value: "steps" } }'

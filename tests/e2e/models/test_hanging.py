@@ -11,8 +11,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 HANGS = (
     GATE
     + """

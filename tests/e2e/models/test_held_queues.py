@@ -11,8 +11,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
 from tests.support.server import ServerProcess, serving
 
-pytestmark = pytest.mark.e2e
-
 BATCH = """
 class TritonPythonModel:
     def execute(self, requests):

@@ -12,8 +12,6 @@ from tests.support.machine import without_gpu
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 CONFIG = f"""
 backend: "python"
 max_batch_size: 4

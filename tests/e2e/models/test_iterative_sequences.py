@@ -11,8 +11,6 @@ from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 TENSORS = f"input [ {tensors(IN=('TYPE_INT32', [-1]))} ] output [ {tensors(OUT=('TYPE_STRING', [1]))} ]"
 ITERATIVE = """sequence_batching { iterative_sequence: true control_input [
     { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },

@@ -12,8 +12,6 @@ from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 SAMPLES = Path(__file__).parents[2] / "models"
 
 ADD_SUB = """

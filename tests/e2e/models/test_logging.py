@@ -10,8 +10,6 @@ from tests.support.log_lines import lines_with
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 TALKING = """
 logger = pb_utils.Logger
 logger.log_info("at import")

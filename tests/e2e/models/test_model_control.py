@@ -16,8 +16,6 @@ from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, PREAMBLE, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=laboratory", "--allow-model-overrides")
 TENSORS = {
     "backend": "python",

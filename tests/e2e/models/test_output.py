@@ -20,8 +20,6 @@ from tests.support.log_lines import lines_with, log_lines
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import free_of_processes, serving
 
-pytestmark = pytest.mark.e2e
-
 PLAIN = r"laboratory_0_0/output:\d+"
 TALKING = """
 import logging

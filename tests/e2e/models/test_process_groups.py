@@ -14,8 +14,6 @@ from tests.support.inference import infer, strings
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 CONFIG = identity_config("TYPE_INT32", extra="instance_group { kind: KIND_CPU }")
 IN = {"IN": np.zeros(1, np.int32)}
 PID = """

@@ -13,8 +13,6 @@ from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 from tests.support.streams import DECOUPLED, ONE
 
-pytestmark = pytest.mark.e2e
-
 MODEL = """
 import asyncio
 import os

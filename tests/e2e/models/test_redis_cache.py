@@ -23,10 +23,9 @@ redis_client = pytest.importorskip("redis")
 
 REDIS = shutil.which("redis-server")
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(REDIS is None, reason="there is no redis-server: Debian has it in the package of that name"),
-]
+pytestmark = pytest.mark.skipif(
+    REDIS is None, reason="there is no redis-server: Debian has it in the package of that name"
+)
 
 
 def free_port():

@@ -12,8 +12,6 @@ from tests.support.inference import infer
 from tests.support.server import serving
 from tests.support.streams import function, write_streams
 
-pytestmark = pytest.mark.e2e
-
 FIELDS = """
 request_id, correlation_id, flags = request.request_id(), request.correlation_id(), request.flags()
 told = {

@@ -11,8 +11,6 @@ from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 from tests.support.streams import DECOUPLED, ONE, function, write_front, write_streams
 
-pytestmark = pytest.mark.e2e
-
 RULES = '''
 import json
 import unittest

@@ -7,8 +7,6 @@ from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 LARGE = 5000
 """Elements of a state that does not travel inside a frame."""
 

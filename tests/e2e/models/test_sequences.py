@@ -15,8 +15,6 @@ from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 TELLING = (
     GATE
     + """

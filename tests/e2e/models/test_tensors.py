@@ -12,8 +12,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 SMALL, LARGE = 4, INLINE_BYTES  # elements of 4 bytes: inside the frame, and in shared memory
 DLPACK_PEER = Path(__file__).parents[2] / "unit/sdk/dlpack_peer.py"
 BF16 = """

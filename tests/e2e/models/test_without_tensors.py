@@ -6,8 +6,6 @@ import tritonclient.http
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 CODE = """
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -14,8 +14,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import ServerProcess, serving
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.mark.spec("srv-M15")
 def test_a_file_has_all_lines_and_is_opened_again(models, tmp_path):

@@ -12,8 +12,6 @@ from tests.e2e.observability.conftest import REQUEST
 from tests.support.gates import wait_until
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 DEFAULTS = {
     "log_file": "",
     "log_info": True,

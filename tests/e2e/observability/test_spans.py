@@ -17,8 +17,6 @@ from tests.support.connection import connected
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 BODY = json.dumps(REQUEST).encode()
 CONTEXT = """
 import numpy as np

@@ -14,8 +14,6 @@ from tests.support.repositories import IDENTITY, identity_config, tensors, write
 from tests.support.server import serving
 from tests.support.trace_files import fragments_in
 
-pytestmark = pytest.mark.e2e
-
 CALLER = """
 import triton_python_backend_utils as pb_utils
 

@@ -10,8 +10,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 SERVER, MODEL = "/v2/trace/setting", "/v2/models/identity/trace/setting"
 
 

@@ -9,8 +9,6 @@ from tests.support.callers import caller, sender, write_caller
 from tests.support.gates import wait_until
 from tests.support.server import name_of, serving
 
-pytestmark = pytest.mark.e2e
-
 
 def parameter(name, value):
     return f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}\n'

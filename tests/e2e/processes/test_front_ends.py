@@ -25,8 +25,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
 
-pytestmark = pytest.mark.e2e
-
 BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()
 PATH = "/v2/models/identity/infer"
 MIB = 1 << 20

@@ -18,8 +18,6 @@ from tests.support.repositories import PREAMBLE, write_model
 from tests.support.s3_server import CREDENTIALS, Gate, S3Server, s3_server
 from tests.support.server import ServerProcess, serving
 
-pytestmark = pytest.mark.e2e
-
 TENSORS = """
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]

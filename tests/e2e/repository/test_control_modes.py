@@ -12,8 +12,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 EXPLICIT = "--model-control-mode=explicit"
 LOAD_NEW = """
 config = json.dumps({

@@ -11,8 +11,6 @@ from tests.support.machine import without_gpu
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 WAITING = (
     GATE
     + """

@@ -9,8 +9,6 @@ import pytest
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 ALL = identity_config(extra="version_policy { all {} }")
 
 

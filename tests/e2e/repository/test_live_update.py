@@ -17,8 +17,6 @@ from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 from tests.support.thorough import thorough
 
-pytestmark = pytest.mark.e2e
-
 CLIENTS, RELOADS = 32, 5
 TENSORS = f"""
 backend: "python"

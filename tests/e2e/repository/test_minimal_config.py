@@ -7,8 +7,6 @@ import pytest
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 COMPLETING = """
 class TritonPythonModel:
     @staticmethod

@@ -10,8 +10,6 @@ from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 MODEL_CONFIG = pytest.importorskip("tritonclient.grpc.model_config_pb2").ModelConfig
 
 EVERY_FIELD = """

@@ -11,8 +11,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 FLAGS = ("--model-control-mode=explicit", "--load-model=laboratory")
 CONFIG = f"""
 backend: "python"
