@@ -16,7 +16,7 @@ from pybackend.frontend.flow import Flow
 from pybackend.frontend.grpc.call import Call, open_calls, open_messages
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.grpc.method_table import MethodTable
+from pybackend.frontend.grpc.methods import MethodTable
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.upkeep import Upkeep
 from pybackend.frontend.http2 import (
