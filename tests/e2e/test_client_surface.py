@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.client_memory import FLAG, ClientRegion
 from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
-from tests.support.server import serving
+from tests.support.served import served
 
 pytestmark = pytest.mark.spec("srv-P09")
 
@@ -29,14 +29,11 @@ MODULES = {
 VALUES = np.array([1, 2, 3], np.float32)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("surface")
+@served(flags=("--model-control-mode=explicit", "--load-model=*", FLAG))
+def server(repository):
     for name in ("identity", "other"):
         write_model(repository, name, IDENTITY, identity_config())
     copy_model(repository, "repeat")
-    with serving(repository, flags=("--model-control-mode=explicit", "--load-model=*", FLAG)) as server:
-        yield server
 
 
 class Client:

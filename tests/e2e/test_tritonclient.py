@@ -10,15 +10,12 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from tests.e2e.http.models import SPACED, write_models
-from tests.support.server import serving
+from tests.support.served import served
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("tritonclient") / "models"
+@served()
+def server(repository):
     write_models(repository)
-    with serving(repository) as server:
-        yield server
 
 
 class Blocking:

@@ -14,6 +14,7 @@ from tests.support.connection import connected
 from tests.support.inference import answer_of, infer, infer_message
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import identity_config, tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
 
 CONFIG = f"""
@@ -78,9 +79,8 @@ class TritonPythonModel:
 PREFIX = "Failed to process the request(s) for model 'laboratory_0_0', message: "
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("execute")
+@served()
+def server(repository):
     write_laboratory(repository)
     for name, code in (
         ("counting", COUNTING),
@@ -88,9 +88,6 @@ def server(tmp_path_factory):
         ("asynchronous", ASYNC),
     ):
         write_model(repository, name, code, CONFIG)
-    with serving(repository) as server:
-        server.repository = repository
-        yield server
 
 
 @pytest.fixture(scope="module")

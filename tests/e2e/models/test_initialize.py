@@ -10,6 +10,7 @@ import pytest
 from tests.support.inference import infer
 from tests.support.machine import without_gpu
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
 
 CONFIG = f"""
@@ -137,15 +138,11 @@ BAD = {
 """Code after the two imports of every model, and why the model cannot be loaded."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("initialize")
+@served()
+def server(repository):
     for name, (group, _) in KINDS.items():
         write_model(repository, name, TELL, CONFIG + group + PARAMETERS)
     write_model(repository, "no_methods", EXECUTE_ALONE, CONFIG)
-    with serving(repository) as server:
-        server.repository = repository
-        yield server
 
 
 @pytest.fixture(scope="module")

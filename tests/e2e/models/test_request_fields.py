@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.gates import wait_until
 from tests.support.inference import infer
-from tests.support.server import serving
+from tests.support.served import served
 from tests.support.streams import function, write_streams
 
 FIELDS = """
@@ -33,12 +33,9 @@ DEFAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("fields")
+@served()
+def server(repository):
     write_streams(repository, "single", "")
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from tests.support.gates import wait_until
 from tests.support.inference import infer, strings
 from tests.support.repositories import tensors, write_model
-from tests.support.server import serving
+from tests.support.served import served
 from tests.support.streams import DECOUPLED, ONE, function, write_front, write_streams
 
 RULES = '''
@@ -172,15 +172,12 @@ UNANSWERED = "The model returned no response for this request"
 DROPPED = "The model dropped this request's response sender"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("senders")
+@served()
+def server(repository):
     write_model(repository, "rules", f"DECOUPLED = False\n{RULES}", CONFIG)
     write_model(repository, "decoupled_rules", f"DECOUPLED = True\n{RULES}", f"{CONFIG}\n{DECOUPLED}")
     write_front(repository, count=1)
     write_streams(repository, "single", "")
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pytest
 
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
 
 LARGE = 5000
@@ -61,9 +62,8 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("states")
+@served()
+def server(repository):
     for name, text in MODELS.items():
         directory = write_model(repository, name, ADDING, f'backend: "python" {TENSORS} {text}')
         if name == "filed":
@@ -73,8 +73,6 @@ def server(tmp_path_factory):
     write_model(repository, "words", JOINING, f'backend: "python" {TENSORS} {words}')
     visible = TENSORS.replace("output [", f"output [ {tensors(NEXT=('TYPE_FP32', [1]))},")
     write_model(repository, "visible", ADDING, f'backend: "python" {visible} {SEQUENCES % TOTAL}')
-    with serving(repository) as server:
-        yield server
 
 
 def step(server, model, value, sequence_id=1, outputs=None, **flags):
