@@ -85,6 +85,12 @@ class StubMemory:
             del self._segments[segment]
             return True
 
+    def detach_all(self) -> None:
+        """Forget every segment, at the end of an instance whose process lives on."""
+        with self._lock:
+            self._segments.clear()
+            self.progress = [0]
+
     def disown(self) -> None:
         """In a fork, stop reporting releases: the host does not wait for its copies of input arrays."""
         self._on_release = lambda: None

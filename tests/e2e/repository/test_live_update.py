@@ -201,7 +201,7 @@ def test_no_request_fails_while_a_model_is_replaced(server):
     assert server.get("/v2/health/ready").status == 200
 
 
-@pytest.mark.spec("srv-R10")
+@pytest.mark.spec("srv-R10", "srv-R34")
 @pytest.mark.parametrize(
     ("name", "limiter", "scheduling"),
     [
