@@ -4,6 +4,8 @@ A tensor is copied once in each direction: from memory of the stub that sends it
 model, large ones off the event loop. No stub ever maps another model's memory.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
