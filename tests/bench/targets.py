@@ -150,7 +150,6 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def _goals(results: Results) -> Iterator[Goal]:
-    """The targets that are ratios."""
     for rows, loads in (
         (_versus_reference(results), results.loads),
         (_grpc_versus_reference(results), results.grpc_loads),
