@@ -13,7 +13,7 @@ import numpy as np
 from pybackend.in_process.errors import InvalidArgumentError, UnsupportedError
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
-from pybackend_wire.dlpack import DlpackError, export_memory, import_memory
+from pybackend_wire.dlpack import DlpackError, check_destination, export_memory, import_memory
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES, ITEMSIZE
 
 DataType = StrEnum("DataType", [(name, name) for name in DATATYPES])  # type: ignore[misc]  # the table is the only list
@@ -100,8 +100,9 @@ class Tensor:
             )
         return np.frombuffer(self._data, dtype).reshape(self._shape)
 
-    def __dlpack__(self, *, stream: Any = None, **_options: Any) -> Any:
+    def __dlpack__(self, *, stream: Any = None, dl_device: Any = None, **_options: Any) -> Any:
         """A DLPack capsule, which shares the tensor's memory."""
+        check_destination(dl_device)
         if self._datatype == _STRINGS:
             raise UnsupportedError("DLPack has no strings: use to_string_array() or to_bytes_array()")
         octets = np.frombuffer(self._data, np.uint8)

@@ -85,6 +85,8 @@ def test_an_array_goes_in_and_comes_out(server: pybackend.Server, array: np.ndar
     np.testing.assert_array_equal(np.asarray(output), array)
     np.testing.assert_array_equal(np.from_dlpack(output), array)
     assert output.__dlpack_device__() == (1, 0)
+    with pytest.raises(BufferError, match="lies in host memory, and a library wants it on device"):
+        output.__dlpack__(dl_device=(2, 0))
     np.asarray(output)[:1] = 0  # the caller's own memory
 
 
