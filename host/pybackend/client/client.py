@@ -19,6 +19,7 @@ from pybackend.client.errors import (
 from pybackend.client.http import AsyncHttpTransport, HttpCodec, HttpTransport, Server
 from pybackend.client.retries import Attempts, Budget, Retries
 from pybackend.client.tensors import Answer, Ask, Metadata, tensors_of
+from pybackend.tools.client.values import Tensor
 
 _GRPC = ("grpc://", "grpcs://")
 _DEFAULT_TIMEOUT_S = 60.0
@@ -117,23 +118,25 @@ class Model(_Model):
 
     def infer(self, **inputs: Any) -> Answer:
         """Send one request with these inputs, and return the outputs by name; raises :class:`ClientError`."""
-        for is_fresh in (False, True):
-            metadata = self._client.described(self._ask, self._timeout_s, fresh=is_fresh)
-            try:
-                tensors = tensors_of(inputs, metadata)
-                break
-            except WrongInputError:
-                if is_fresh:
-                    raise
+        _, tensors = self._tensors(inputs)
         call = self._client.codec.infer(self._ask, tensors)
         answer: Answer = self._client.send(call, self._timeout_s, repeatable=self._repeatable)
         return answer
 
     def stream(self, **inputs: Any) -> Iterator[Answer]:
         """Send one request, and yield each response as it arrives. Leaving the loop cancels the request."""
-        metadata = self._client.described(self._ask, self._timeout_s)
-        call = self._client.codec.stream(self._ask, tensors_of(inputs, metadata), metadata)
+        metadata, tensors = self._tensors(inputs)
+        call = self._client.codec.stream(self._ask, tensors, metadata)
         return iter(self._client.transport.stream(call, self._timeout_s))
+
+    def _tensors(self, inputs: Mapping[str, Any]) -> tuple[Metadata, list[Tensor]]:
+        """The inputs of a request for the model as it is known, or as it is now."""
+        metadata = self._client.described(self._ask, self._timeout_s)
+        try:
+            return metadata, tensors_of(inputs, metadata)
+        except WrongInputError:
+            metadata = self._client.described(self._ask, self._timeout_s, fresh=True)
+            return metadata, tensors_of(inputs, metadata)
 
     def metadata(self) -> Metadata:
         """The inputs and outputs, as the server describes them now."""
@@ -206,28 +209,30 @@ class AsyncModel(_Model):
 
     async def infer(self, **inputs: Any) -> Answer:
         """Send one request with these inputs, and return the outputs by name; raises :class:`ClientError`."""
-        for is_fresh in (False, True):
-            metadata = await self._client.described(self._ask, self._timeout_s, fresh=is_fresh)
-            try:
-                tensors = tensors_of(inputs, metadata)
-                break
-            except WrongInputError:
-                if is_fresh:
-                    raise
+        _, tensors = await self._tensors(inputs)
         call = self._client.codec.infer(self._ask, tensors)
         answer: Answer = await self._client.send(call, self._timeout_s, repeatable=self._repeatable)
         return answer
 
     async def stream(self, **inputs: Any) -> AsyncIterator[Answer]:
         """Send one request, and yield each response as it arrives. Closing the generator cancels the request."""
-        metadata = await self._client.described(self._ask, self._timeout_s)
-        call = self._client.codec.stream(self._ask, tensors_of(inputs, metadata), metadata)
+        metadata, tensors = await self._tensors(inputs)
+        call = self._client.codec.stream(self._ask, tensors, metadata)
         replies = self._client.transport.stream(call, self._timeout_s)
         try:
             async for answer in replies:
                 yield answer
         finally:
             await replies.aclose()
+
+    async def _tensors(self, inputs: Mapping[str, Any]) -> tuple[Metadata, list[Tensor]]:
+        """The inputs of a request for the model as it is known, or as it is now."""
+        metadata = await self._client.described(self._ask, self._timeout_s)
+        try:
+            return metadata, tensors_of(inputs, metadata)
+        except WrongInputError:
+            metadata = await self._client.described(self._ask, self._timeout_s, fresh=True)
+            return metadata, tensors_of(inputs, metadata)
 
     async def metadata(self) -> Metadata:
         """The inputs and outputs, as the server describes them now."""
