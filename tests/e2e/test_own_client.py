@@ -189,6 +189,25 @@ def test_a_server_that_is_not_there_is_unreachable():
             Client(url)
     with pytest.raises(ValueError, match="the header 'Authorization' has a line break"):
         AsyncClient("localhost:1", api_key="key\r\nx: y")
+    for headers in ({"a b": "c"}, {"": "c"}, {"a": "\u20ac"}):
+        with pytest.raises(ValueError, match="has a line break or another character that no header has"):
+            Client("localhost:1", headers=headers)
+
+
+def test_a_closed_client_of_grpc_is_an_error_of_the_client():
+    client = Client("grpc://localhost:1")
+    client.close()
+    for use in (client.is_ready, lambda: client("m").infer(X=1)):
+        with pytest.raises(ClientError, match="the client is closed"):
+            use()
+
+    async def asked():
+        client = AsyncClient("grpc://localhost:1")
+        await client.close()
+        await client("m").infer(X=1)
+
+    with pytest.raises(ClientError, match="the client is closed"):
+        asyncio.run(asked())
 
 
 # Servers that fail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from pybackend.client.tensors import Answer, Ask, Metadata, tensors_of
 from pybackend.tools.client.values import Tensor
 
 _GRPC = ("grpc://", "grpcs://")
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _DEFAULT_TIMEOUT_S = 60.0
 _DEFAULT_CONNECTIONS = 32
 
@@ -55,7 +57,7 @@ class _Base(Generic[_ModelT]):
         if api_key is not None:
             sent["Authorization"] = f"Bearer {api_key}"
         for name, value in sent.items():
-            if not f"{name}{value}".isprintable():
+            if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
                 raise ValueError(f"the header '{name}' has a line break or another character that no header has")
         whole = url if "://" in url or url.startswith("unix:") else f"http://{url}"
         self.codec: Any = HttpCodec()
