@@ -136,6 +136,7 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
         ([models, out, "device", "--resume"], "holds no results of `pybackend analyze`"),
         ([models, out, "device", "--p99=fast"], "'fast' is no value such as 20ms"),
         ([models, out, "device", "--instances=4..x"], "is no list such as 1,2,4"),
+        ([models, out, "device", "--rate=nan"], "'nan' is no number such as 0.5"),
         ([models, out, "device", "--clients=8..1"], "is no list such as 1,2,4"),
         ([models, out, "device", "--delays=0us,5m"], "'5m' is no value such as 0 or 500us"),
         ([models, out, "device", f"--compare={tmp_path}/none.json"], "cannot read"),
