@@ -3,8 +3,6 @@
 A new flag is a row here and its field in :mod:`pybackend.settings`; `make flags` writes it into the manual.
 """
 
-from __future__ import annotations
-
 import re
 from operator import not_
 from pathlib import Path
@@ -38,7 +36,7 @@ from pybackend.cli.flag_values import (
     restrictions,
     verbosity,
 )
-from pybackend.cli.ray_flags import replica_range, share
+from pybackend.cli.ray_flags import replica_pool, replica_range, share
 from pybackend.cli.trace_config import trace_level, trace_setting
 from pybackend.observability.tracing.settings import SIGNED_32, UNSIGNED_32
 from pybackend.settings import ApiGroup, KeyExemption, SandboxSettings, half_of_memory_bytes, quarter_of_memory_bytes
@@ -107,7 +105,7 @@ _MODELS = (
     Flag("--gpu-models", "MODE",
          "on a machine without a GPU, models configured for one (KIND_GPU): refuse to load them, or run them on the cpu",
          "models.gpu_models_on_cpu", then=lambda mode: mode == "cpu", default="refuse", choices=("refuse", "cpu"),
-         page="without a GPU: `cpu` runs models with `KIND_GPU` on the CPU, see [GPUs](placement.md#models-for-gpus)"),
+         page="without a GPU: `cpu` runs models with `KIND_GPU` on the CPU, see [GPUs](gpus.md#without-a-gpu)"),
     Flag("--model-memory-limit", "BYTES",
          "limit on tensor memory, for each model's inputs and for each instance's outputs",
          "models.memory_limit_bytes", _MEMORY, lambda limit: limit or half_of_memory_bytes(), default=None, default_text="half of the server's",
@@ -383,6 +381,13 @@ _MACHINES = (
          "0: only `--target-ongoing` counts"),
     Flag("--scale-down-secs", "SECONDS", "with --on=ray, how long fewer replicas must suffice until some are removed",
          read=share, default="60"),
+    Flag("--pool", "NAME,SETTING=VALUE...",
+         "with --on=ray, replicas for some of the models: vision,model=resnet,replicas=1..4,cpus=2,gpus=1; may be repeated",
+         read=replica_pool, repeats=True, default_text="all models are in one",
+         page="with `--on=ray`, replicas for some of the models: see [Pools](many-machines.md#pools); may be repeated"),
+    Flag("--pools-file", "FILE", "names the models that other servers have, and these servers; --on=ray writes it",
+         "pools_file", Path, default_text="none",
+         page="names the models that other servers have, and these servers; `--on=ray` writes it: see [Pools](many-machines.md#pools)"),
     Flag("--entrances", "N", "with --on=ray, the number of machines that clients may connect to",
          read=integer(1, 1000), default=1),
     switch("--update", "with --on=ray, change the application that runs, and end", default=False,
@@ -403,7 +408,6 @@ _CONFIGURATION = (
 _LOOP = "one event loop serves all connections"
 _GPU_MEMORY = "tensors lie in the host's memory"
 _NO_POOL = "messages are not pooled"
-_GPU_CHOICE = "models choose their GPUs themselves"
 UNUSED = (
     Flag("--http-thread-count", "N", _LOOP, read=_NUMBER),
     Flag("--grpc-infer-thread-count", "N", _LOOP, read=integer(2, 128)),
@@ -415,8 +419,8 @@ UNUSED = (
     Flag("--pinned-memory-pool-byte-size", "BYTES", _GPU_MEMORY, read=_COUNT),
     Flag("--cuda-memory-pool-byte-size", "DEVICE:BYTES", _GPU_MEMORY, read=pool),
     Flag("--cuda-virtual-address-size", "DEVICE:BYTES", _GPU_MEMORY, read=pool),
-    Flag("--min-supported-compute-capability", "VERSION", _GPU_CHOICE, read=float),
-    Flag("--model-load-gpu-limit", "DEVICE:FRACTION", _GPU_CHOICE, read=device_limit),
+    Flag("--min-supported-compute-capability", "VERSION", "models may use every GPU that the driver serves", read=float),
+    Flag("--model-load-gpu-limit", "DEVICE:FRACTION", "models choose how much memory of a GPU they take", read=device_limit),
     Flag("--enable-peer-access", "BOOL", _GPU_MEMORY, read=boolean),
     Flag("--cache-directory", "DIR", "the caches `local` and `redis` are built in", read=str),
     Flag("--repoagent-directory", "DIR", "agents in compiled libraries are not loaded", read=str),
