@@ -16,7 +16,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.framework_program import ANSWER, QUESTION, REQUEST
-from pybackend.tools.importing.trial import Answer, Request, Trial, arrays_of, last_line
+from pybackend.tools.importing.trial import Answer, Request, Trial, arrays_of, cause_of
 
 _PROGRAM = Path(__file__).with_name("framework_program.py")
 _FILES = "files"
@@ -80,7 +80,7 @@ class FrameworkModel:
             return [self._answer(trial, request) for request in requests]
         except InferenceError as error:
             raise ServerError(
-                f"the framework alone cannot compute the sample requests: {last_line(error.message)}"
+                f"the framework alone cannot compute the sample requests: {cause_of(error.message)}"
             ) from None
 
     def _answer(self, trial: Trial, request: Request) -> dict[str, list[Any]]:

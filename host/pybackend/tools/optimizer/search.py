@@ -38,7 +38,7 @@ from pybackend.tools.importing.run import (
     rights_of,
     signature_text,
 )
-from pybackend.tools.importing.trial import Answer, Request, Trial, last_line
+from pybackend.tools.importing.trial import Answer, Request, Trial, cause_of
 from pybackend.tools.importing.verification import FrameworkModel, inner_file
 from pybackend.tools.optimizer.accuracy import Metric, MetricError, Original, UnequalError, difference_of
 from pybackend.tools.optimizer.conversion_program import FILES, NAMES, QUESTION, REQUEST
@@ -53,7 +53,9 @@ _CONVERSION = {
     "output": [{"name": name, "data_type": "TYPE_STRING", "dims": [-1]} for name in (NAMES, FILES)],
     "instance_group": [{"count": 1}],
 }
-_OWN_NAME = re.compile(r"^model '[^']*': ")
+_OWN_NAMES = re.compile(
+    r"^failed to load '[^']*', failed to poll from model repository: |^model '[^']*': | of model '[^']*'(?= needs )| \([^ ()]*/config\.pbtxt\)$"
+)
 _PATIENCE_S, _AGAIN_S = 60.0, 0.5
 
 
@@ -147,8 +149,8 @@ class Search:
 
     def _reason(self, error: PybackendError) -> str:
         """An error in a line, without the names of models that exist for the search only."""
-        said = last_line(error.message if isinstance(error, InferenceError) else str(error))
-        return _OWN_NAME.sub("", said.replace(f"{self.entry.directory}/", ""))
+        said = cause_of(error.message if isinstance(error, InferenceError) else str(error))
+        return _OWN_NAMES.sub("", said.replace(f"{self.entry.directory}/", ""))
 
     def _measured(self, form: Form) -> Outcome:
         found = self.files_of(form)
