@@ -125,6 +125,26 @@ def test_a_configuration_with_which_the_model_fails_is_one_that_failed(tmp_path)
     assert "No configuration is better than the present one." in shown
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        ("len(requests) > 1 and __import__('os')._exit(3)", "is not healthy"),
+        ("while len(requests) > 1: pass", "had no answer for 30 s"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_a_model_that_dies_or_hangs_in_the_middle_is_a_configuration_that_failed(work, reason, tmp_path):
+    config = repository(tmp_path / "models", "rows", f"{work}\n        time.sleep(0.01)")
+    flags = ("--trials=2", "--instances=1", "--batch-sizes=2", "--delays=5ms", "--", "--exit-timeout-secs=1")
+    shown, found = analyze(tmp_path / "models", "rows", *flags)
+    assert reason in found["outcomes"][1]["failed"]
+    assert "No configuration is better than the present one." in shown
+    assert config.read_text() == CONFIG
+    assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and str(tmp_path).encode() in _command_of(pid)]
+
+
 def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
     repository(tmp_path / "models", "device", ONE_AT_A_TIME)
     models, out = f"--repository={tmp_path}/models", f"--output={tmp_path}/out"

@@ -94,7 +94,9 @@ class Search:
     _requests: list[Request] = field(default_factory=list)
     _expected: Original = ()
     _samples: list[Request] = field(default_factory=list)  # for conversions
-    _made: dict[tuple[str, ...], Path | str] = field(default_factory=dict)  # by the steps: a file, or why there is none
+    _made: dict[tuple[str, ...], Found | str] = field(
+        default_factory=dict
+    )  # by the steps: files, or why there are none
 
     def run(self, url: str, metrics_url: str) -> None:
         """Try all forms, and compare the best one with the original once more.
@@ -117,7 +119,7 @@ class Search:
 
     def files_of(self, form: Form) -> Found:
         """The files of a form, which are made if it needs that. Raises FormError if that is impossible."""
-        return backed_by(detect(self._path(form.steps)) if form.steps else self.found, form.backend)
+        return backed_by(self._made_by(tuple(form.steps)), form.backend)
 
     def configuration_of(self, form: Form) -> dict[str, Any]:
         """The configuration to start a form with: the tensors of the original, the settings of the form, the user's choices."""
@@ -240,21 +242,22 @@ class Search:
 
     # Conversions
 
-    def _path(self, steps: Sequence[str]) -> Path:
-        key = tuple(steps)
-        if key not in self._made:
+    def _made_by(self, steps: tuple[str, ...]) -> Found:
+        """The files after some steps. Raises FormError if one of them fails, now or earlier."""
+        if not steps:
+            return self.found
+        if steps not in self._made:
             try:
-                source = detect(self._path(key[:-1])) if key[:-1] else self.found
-                self._made[key] = self._converted(source, key)
-            except (InferenceError, ServerError) as error:
-                self._made[key] = self._reason(error)
-        made = self._made[key]
+                self._made[steps] = self._converted(self._made_by(steps[:-1]), steps)
+            except (InferenceError, FormError) as error:
+                self._made[steps] = self._reason(error)
+        made = self._made[steps]
         if isinstance(made, str):
             raise FormError(made)
         return made
 
-    def _converted(self, source: Found, steps: tuple[str, ...]) -> Path:
-        """The path of the main file that a step makes."""
+    def _converted(self, source: Found, steps: tuple[str, ...]) -> Found:
+        """The files that a step makes."""
         name = self._name(f"to-{'-'.join(steps)}")
         rights = rights_of(self._original, self.wishes.environments, self.entry.directory / self._original["name"])
         with StagedEntry(Place(self.entry.directory, name, 1, adds=False, replaces=False)) as entry:
@@ -278,12 +281,9 @@ class Search:
             with suppress(ServerError, InferenceError):
                 trial.unload()
             shutil.rmtree(entry.place.model, ignore_errors=True)
-        names, contents = (output.values.ravel().tolist() for output in answer.outputs)
         directory = self.entry.directory / self._name(_MADE) / name
         directory.mkdir(parents=True)
-        for each, data in zip(names, contents, strict=True):
-            (directory / os.path.basename(each.decode())).write_bytes(data)
-        return max(directory.iterdir(), key=lambda path: path.suffix != ".bin")
+        return written(directory, *(output.values.ravel().tolist() for output in answer.outputs))
 
     # The end
 
@@ -309,6 +309,16 @@ class Search:
 
     def _value(self, bench: Bench) -> float:
         return self.results.goal.value(bench.measure(self.wishes.load, self.wishes.load.clients[0]))
+
+
+def written(directory: Path, names: Sequence[bytes], contents: Sequence[bytes]) -> Found:
+    """Write the files of a conversion into an empty directory. Raises FormError if they are no model: strangers' code has made them."""
+    try:
+        for name, data in zip(names, contents, strict=True):
+            (directory / os.path.basename(name.decode())).write_bytes(data)
+        return detect(max(directory.iterdir(), key=lambda path: path.suffix != ".bin"))  # weights lie beside the model
+    except (OSError, ValueError, ServerError) as error:
+        raise FormError(f"its conversion has made no model: {error}") from None
 
 
 _KEPT = ("input", "output", "max_batch_size", "dynamic_batching")
