@@ -15,7 +15,7 @@ import pytest
 
 from pybackend.cli.commands import run
 from tests.support.repositories import write_model
-from tests.support.server import DEADLINE_S
+from tests.support.server import DEADLINE_S, serving
 
 pytestmark = pytest.mark.e2e
 
@@ -123,6 +123,29 @@ def test_a_configuration_with_which_the_model_fails_is_one_that_failed(tmp_path)
     assert "requests with an error" in found["outcomes"][1]["failed"]
     assert "one row only" in found["outcomes"][1]["failed"]
     assert "No configuration is better than the present one." in shown
+
+
+def test_requests_recorded_from_a_running_server_are_sent_again(tmp_path):
+    config = repository(
+        tmp_path / "models",
+        "device",
+        "assert float(pb_utils.get_input_tensor_by_name(requests[0], 'IN').as_numpy()[0][0]) == 7",
+    )
+    trace = tmp_path / "trace.json"
+    with serving(tmp_path / "models", flags=(f"--trace-config=triton,file={trace}",)) as server:
+        wanted = {"trace_level": ["TENSORS"], "trace_rate": "1", "trace_count": "2"}
+        assert server.request("POST", "/v2/trace/setting", json.dumps(wanted).encode()).status == 200
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [7, 2, 3, 4]}
+        for _ in range(3):
+            assert (
+                server.request("POST", "/v2/models/device/infer", json.dumps({"inputs": [tensor]}).encode()).status
+                == 200
+            )
+    assert trace.stat().st_mode & 0o777 == 0o600
+    flags = ("--trials=1", "--instances=1", "--batch-sizes=2", "--delays=0", f"--data={trace}")
+    _, found = analyze(tmp_path / "models", "device", *flags)
+    assert found["outcomes"][0]["failed"] == ""
+    assert config.read_text() == CONFIG
 
 
 @pytest.mark.thorough
