@@ -44,7 +44,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
+.PHONY: help demo test test-all test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console test-gpu test-hosts pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -91,6 +91,9 @@ pictures: $(MARK)-dev $(MARK)-test-console ## take the manual's pictures of the 
 
 test-hosts: $(MARK)-dev $(MARK)-hosts ## the tests of a server inside gunicorn and Jupyter, which it installs
 	$(BIN)/python -m pytest --all -n 0 tests/hosts $(PYTEST_ARGS)
+
+test-gpu: $(MARK)-dev ## the tests that need a GPU of NVIDIA, with the torch that is installed; it says what it could not run
+	$(BIN)/python -m pytest --all -n 0 tests/gpu $(PYTEST_ARGS)
 
 locks: $(MARK)-dev ## write the newest versions of packages into the locks of the backends' environments
 	$(BIN)/python -m tests.support.backend_locks $(BACKENDS)

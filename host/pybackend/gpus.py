@@ -24,6 +24,9 @@ _ANSWER_S = 60.0
 
 _CONTROL, _CAPABILITIES = "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap"
 _COMMON_FILES = (_CONTROL, "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+_OTHER_FILES = ("/dev/dri", "/dev/kfd")
+"""Device files of other makers' GPUs, which models of kind ``MODEL`` may use. The server does not count those GPUs."""
+
 _DRIVER = Path("/proc/driver/nvidia")
 _MINOR = re.compile(r"DeviceFileMinor: (\d+)")
 
@@ -91,18 +94,18 @@ class Gpus:
     library_path: str = ""  # likewise; see GpuAccess
 
     def access(self, kind: str, device_id: int) -> GpuAccess:
-        """What an instance may use: its own GPU, of kind ``MODEL`` all, of kind ``CPU`` none."""
+        """What an instance may use: its own GPU, of kind ``MODEL`` all, other makers' too, of kind ``CPU`` none."""
         if kind == "MODEL":
-            return self._access(None, self.found)
-        if kind != "GPU" or not 0 <= device_id < len(self.found):  # without such a GPU, its model is refused later
+            return self._access(None, self.found, tuple(filter(os.path.exists, _OTHER_FILES)))
+        if kind != "GPU" or not 0 <= device_id < len(self.found):  # without such a GPU, its model is refused
             return NO_GPU
         own = self.found[device_id]
         return self._access(own.visible, [own])
 
-    def _access(self, visible: str | None, chosen: Sequence[Gpu]) -> GpuAccess:
+    def _access(self, visible: str | None, chosen: Sequence[Gpu], others: tuple[str, ...] = ()) -> GpuAccess:
         if not chosen:
-            return GpuAccess(visible)
-        files = (*_COMMON_FILES, *dict.fromkeys(path for gpu in chosen for path in gpu.files))
+            return GpuAccess(visible, others)
+        files = (*_COMMON_FILES, *dict.fromkeys(path for gpu in chosen for path in gpu.files), *others)
         return GpuAccess(visible, files, self.libraries, self.library_path)
 
     @property

@@ -33,10 +33,12 @@ class ServerProcess:
     Args:
         flags: of ``pybackend serve``.
         find: the model with a name; None if there is none.
-        on_end: called once, in another thread, when it has ended without having been told to.
+        on_end: called with ``end`` to come, in another thread, when it has ended without having been told to.
     """
 
-    def __init__(self, flags: Sequence[str], find: Callable[[str], Bound | None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, flags: Sequence[str], find: Callable[[str], Bound | None], on_end: Callable[[str], None]
+    ) -> None:
         self.addresses: dict[str, str] = {}
         self.end = ""  # how it ended, in a sentence; empty while it runs
         self._find = find
@@ -145,11 +147,12 @@ class ServerProcess:
         self._socket.close()
         status = self._process.wait()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        with self._changed:
-            self.end = f"the server, process {self.pid}, {how}: its requests are lost, and run() starts another one"
-            self._changed.notify_all()
+        end = f"the server, process {self.pid}, {how}: its requests are lost, and run() starts another one"
         if not self._told_to_end:
-            self._on_end()
+            self._on_end(end)
+        with self._changed:
+            self.end = end
+            self._changed.notify_all()
 
     def _take(self, data: bytes, descriptors: list[int]) -> None:
         kind, fields = message_in(data)

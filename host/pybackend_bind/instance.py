@@ -258,6 +258,7 @@ class _Loop(StubLoop):
         if self._runtime is not None:
             detach(self._runtime)
         self._attendant.end()
+        self._memory.detach_all()
         with suppress(OSError):
             self._channel.close()
 

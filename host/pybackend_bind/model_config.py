@@ -33,7 +33,7 @@ class Tensor:
         """The datatype of the protocol. Raises PyTritonValidationError: there is none for the dtype."""
         row = None
         with suppress(TypeError):  # it is no dtype at all
-            dtype = np.dtype(self.dtype)
+            dtype = np.dtype("void" if self.dtype is None else self.dtype)
             row = DATATYPES["BYTES"] if dtype.kind in "OSU" else BY_NUMPY.get(dtype)
         if row is None:
             raise PyTritonValidationError(
@@ -215,10 +215,10 @@ class TritonModelConfig:
 
         from pybackend.schema.messages import message_class
 
-        document = self.document()
         try:
+            document = self.document()
             message = ParseDict(document, message_class("inference.ModelConfig")())
-        except ParseError as error:
+        except (ParseError, AttributeError, TypeError, ValueError) as error:  # values of wrong types
             raise PyTritonModelConfigError(
                 f"the configuration of model '{self.model_name}' is wrong: {error}"
             ) from None
@@ -252,6 +252,12 @@ def named(tensors: Any, prefix: str) -> list[Tensor]:
         raise PyTritonValidationError(
             f"{prefix.lower()}s is {tensors!r}: pass a list of Tensor(name=..., dtype=..., shape=...)"
         )
+    for number, each in enumerate(tensors, 1):
+        if not isinstance(each.shape, Sequence) or not all(isinstance(size, int | np.integer) for size in each.shape):
+            raise PyTritonValidationError(
+                f"the shape of tensor '{each.name or f'{prefix}_{number}'}' is {each.shape!r}: pass a tuple of whole numbers, -1 for any "
+                "size, such as (-1, 3)"
+            )
     found = [
         Tensor(tuple(each.shape), each.dtype, each.name or f"{prefix}_{number}", each.optional)
         for number, each in enumerate(tensors, 1)
@@ -273,7 +279,7 @@ def check_name(model_name: Any) -> None:
         or model_name.startswith(".")
     ):
         raise PyTritonValidationError(
-            f"{model_name!r} is no name for a model: use letters, digits, dots, underscores and dashes, and no dot at the begin"
+            f"{model_name!r} is no name for a model: use letters, digits, dots, underscores and dashes, and no dot at the beginning"
         )
 
 

@@ -122,13 +122,17 @@ class TritonConfig:
         return cls.from_dict(found)
 
 
+_TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
 def _converted(value: Any, kind: Any) -> Any:
+    """A value of the kind of a field; the server refuses texts that stand for none, and names them."""
     kinds = typing.get_args(kind)
     if not isinstance(value, str):
         return list(value) if list[str] in kinds and value is not None else value
     if bool in kinds:
-        return value.lower() in {"1", "true", "yes", "on"}
-    if int in kinds:
+        return _TRUTHS.get(value.lower(), value)
+    if int in kinds and value.isdecimal():
         return int(value)
     return value.split(",") if list[str] in kinds else value
 
@@ -154,6 +158,8 @@ class Triton:
         workspace: str | Path | None = None,
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
     ) -> None:
+        if config is not None:
+            _check_type("config", config, TritonConfig)
         settings = TritonConfig.from_env()
         for each in fields(settings):
             value = None if config is None else getattr(config, each.name)
@@ -192,8 +198,9 @@ class Triton:
 
         Raises PyTritonError: an argument is wrong, the name is taken, or the server cannot load the model.
         """
-        config = config or ModelConfig()
+        config = ModelConfig() if config is None else config
         check_name(model_name)
+        _check_type("config", config, ModelConfig)
         if trace_config is not None:
             log.warning("trace_config is for the whole server: pass it to TritonConfig")
         if type(model_version) is not int or model_version < 1:
@@ -269,8 +276,10 @@ class Triton:
                 self._server.wait_ready()
             except BaseException as error:  # Ctrl-C, too
                 self._end()
+                self._failure = None  # this error tells it
                 if isinstance(error, OSError):
-                    raise PyTritonRuntimeError(f"the server cannot be started: {error.strerror}") from None
+                    where = f"{error.filename}: " if error.filename else ""
+                    raise PyTritonRuntimeError(f"the server cannot be started: {where}{error.strerror}") from None
                 raise
             where = " and ".join(f"{kind.upper()} {address}" for kind, address in self.addresses.items() if address)
             log.info("%d functions of this process are served at %s; they are not confined", len(self._bound), where)
@@ -281,15 +290,16 @@ class Triton:
         """Start the server, and wait until :meth:`stop`, Ctrl-C or SIGTERM, then stop it.
 
         ``monitoring_period_s`` has no effect: the end of the server shows at once. Raises PyTritonRuntimeError: the server has ended
-        by itself; PyTritonUnrecoverableError: a function has raised it.
+        by itself, perhaps before this call; PyTritonUnrecoverableError: a function has raised it, likewise.
         """
         with _termination() as was_terminated:
             try:
-                self.run()
-                self._ended.wait()
+                if self._failure is None:
+                    self.run()
+                    self._ended.wait()
             except KeyboardInterrupt:
                 log.info("The server is stopped: %s.", "SIGTERM" if was_terminated() else "Ctrl-C")
-            failure = self._failure
+            failure, self._failure = self._failure, None
             self.stop()
         if failure is not None:
             raise failure
@@ -349,11 +359,11 @@ class Triton:
         yield "--disable-auto-complete-config"
         for each in fields(self._settings):
             value = getattr(self._settings, each.name)
-            if each.name == "flags":
-                yield from value or ()
-            elif value is not None:
-                for one in value if isinstance(value, list) else [value]:
-                    yield f"--{each.name.replace('_', '-')}={str(one).lower() if isinstance(one, bool) else one}"
+            if value is None:
+                continue
+            for one in value if isinstance(value, list | tuple) else [value]:
+                text = str(one).lower() if isinstance(one, bool) else str(one)
+                yield text if each.name == "flags" else f"--{each.name.replace('_', '-')}={text}"
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -363,11 +373,11 @@ class Triton:
 
     # In other threads
 
-    def _on_end(self) -> None:
+    def _on_end(self, end: str) -> None:
         server = self._server
         if server is not None and server.addresses:  # otherwise `run` says it
-            self._failure = self._failure or PyTritonRuntimeError(server.end)
-            log.error("%s", server.end)
+            self._failure = self._failure or PyTritonRuntimeError(end)
+            log.error("%s", end)
         self._ended.set()
 
     def _give_up(self, why: str) -> None:
@@ -375,6 +385,11 @@ class Triton:
         log.critical("%s", why)
         self._failure = PyTritonUnrecoverableError(why)
         threading.Thread(target=self.stop, name="pybackend-bind-stop", daemon=True).start()
+
+
+def _check_type(what: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise PyTritonValidationError(f"{what} is of type {type(value).__name__}: pass {kind.__name__}(...)")
 
 
 def _functions(

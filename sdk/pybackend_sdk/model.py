@@ -16,7 +16,7 @@ class InitializeArguments(TypedDict):
         model_config: the final configuration as JSON.
         model_instance_kind: ``CPU``, ``GPU`` or ``MODEL``.
         model_instance_name: e.g. ``add_sub_0_0``.
-        model_instance_device_id: decimal, ``0`` for CPU.
+        model_instance_device_id: decimal, ``0``: the process sees the GPU of its instance alone.
         model_repository: the model's folder.
         model_version: decimal.
         model_name: the model's name.

@@ -210,9 +210,12 @@ class Tensor:
         Raises:
             TritonModelException: the datatype is BYTES.
         """
+        return self._capsule(copies=self._copy)
+
+    def _capsule(self, *, copies: bool) -> Any:
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
-        if self._copy:
+        if copies:
             copy = Tensor._from_wire(self._name, self._datatype, self._shape, bytearray(self._data))
             return dlpack.export_memory(copy, copy._address(), copy._shape, copy._datatype)
         return dlpack.export_memory(self, self._address(), self._shape, self._datatype)
@@ -226,9 +229,15 @@ class Tensor:
         address: int = data.__array_interface__["data"][0]
         return address
 
-    def __dlpack__(self, stream: Any = None) -> Any:
-        """Like :meth:`to_dlpack`: host memory needs no stream."""
-        return self.to_dlpack()
+    def __dlpack__(
+        self, stream: Any = None, *, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
+        """Like :meth:`to_dlpack`: host memory needs no stream.
+
+        Raises BufferError: a library wants it in the memory of another device.
+        """
+        dlpack.check_destination(dl_device)
+        return self._capsule(copies=self._copy or bool(copy))
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         """DLPack's device type and id: ``(1, 0)``, host memory."""

@@ -63,7 +63,6 @@ class StubMemory:
         self._dropped: Deque[int] = deque()
 
     def attach(self, segment: int, descriptor: int, size_bytes: int, role: int) -> None:
-        """Map a segment and close its descriptor."""
         try:
             mapping = mmap.mmap(descriptor, size_bytes)
         finally:
@@ -73,7 +72,6 @@ class StubMemory:
             self.progress = memoryview(mapping).cast("Q")
 
     def add(self, segment: int, mapping: mmap.mmap, role: int) -> None:
-        """Use a mapping as a segment."""
         with self._lock:
             self._segments[segment] = _Segment(role, mapping)
 
@@ -86,6 +84,12 @@ class StubMemory:
                 return False
             del self._segments[segment]
             return True
+
+    def detach_all(self) -> None:
+        """Forget every segment, at the end of an instance whose process lives on."""
+        with self._lock:
+            self._segments.clear()
+            self.progress = [0]
 
     def disown(self) -> None:
         """In a fork, stop reporting releases: the host does not wait for its copies of input arrays."""

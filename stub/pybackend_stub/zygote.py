@@ -89,8 +89,7 @@ class Zygote:
             signal.signal(number, signal.SIG_IGN)
         try:
             self._warm_up()
-            threads = len(os.listdir("/proc/self/task")) - 1
-            failure = f"its modules have started {threads} threads, which forks would lack" if threads else ""
+            failure = _hindrance()
         except Exception as error:  # noqa: BLE001  any error of a module: its instances start without a zygote
             failure = f"{type(error).__name__}: {error}"
         if failure:
@@ -249,6 +248,18 @@ class Zygote:
         if count > 1:
             for set_threads in self._blas:
                 set_threads(count)
+
+
+def _hindrance() -> str:
+    """Something that the imported modules have made and no fork would have; empty if there is nothing."""
+    threads = len(os.listdir("/proc/self/task")) - 1
+    if threads:
+        return f"its modules have started {threads} threads, which forks would lack"
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the directory is closed again
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/nvidia"):
+                return "its modules have opened a GPU, which forks could not use"
+    return ""
 
 
 def _rehearse() -> None:

@@ -101,6 +101,18 @@ class _ForeignMemory:
             self._deleter(self._address)
 
 
+def check_destination(device: Any) -> None:
+    """Check the ``dl_device`` of a library that asks for host memory: DLPack's type and number, or None.
+
+    Raises BufferError: it is another device's.
+    """
+    if device is not None and tuple(device) != (DeviceType.CPU, 0):
+        raise BufferError(
+            f"The tensor lies in host memory, and a library wants it on device {tuple(device)} of DLPack: take it without a device, "
+            "and copy it there, with torch by torch.from_dlpack(tensor).to('cuda')."
+        )
+
+
 def import_memory(source: Any) -> "Tuple[np.ndarray, str]":
     """Take over memory of a capsule named ``dltensor``, or of an object with ``__dlpack__`` and ``__dlpack_device__``.
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.console.conftest import Visit, wait_until
+from tests.support.nvidia import StandIn, needs_stand_in
 from tests.support.server import ServerProcess
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -59,6 +60,8 @@ def test_a_server_with_keys_and_headers_starts_a_console_that_knows_them(
     page.get_by_role("cell", name="add_sub_0_0").wait_for()
     page.get_by_role("cell", name="diagnostics:admin-key=(hidden)").wait_for()
     page.get_by_label("Log", exact=True).get_by_text("successfully loaded 'add_sub'").wait_for()
+    page.get_by_role("button", name="Check now").click()
+    page.get_by_text("checks have found nothing to say").wait_for()
     page.get_by_label("Search the log").fill("no such words")
     page.get_by_text("No lines.").wait_for()
     assert "s3cret" not in page.content()
@@ -77,4 +80,17 @@ def test_the_console_ends_with_a_killed_server(models: Path) -> None:
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
     wait_until(lambda: not is_listening(console), "the console has ended with its server")
+    server.stop()
+
+
+@needs_stand_in
+def test_figures_of_gpus(tmp_path: Path, models: Path, browser: Any, visit: Callable[..., Visit]) -> None:
+    machine = StandIn(tmp_path / "machine")
+    server = ServerProcess(
+        [models], "--console", "--metrics-interval-ms=100", python=machine.python(), env=machine.environment()
+    )
+    page = visit(Beside(server)).open("/server")  # type: ignore[arg-type]
+    figures = page.get_by_text("25 % busy, 3,221 MB of 85,899 MB, 70 W")
+    figures.first.wait_for()
+    assert figures.count() == 2
     server.stop()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 
 import pytest
 
+from tests.sandbox.hosts import public_directory, public_python
 from tests.support.connection import connected, post
+from tests.support.environments import copy_of
 from tests.support.gates import wait_until
 from tests.support.nvidia import StandIn, needs_stand_in
 from tests.support.repositories import tensors, write_model
@@ -41,7 +46,7 @@ class TritonPythonModel:
             "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"]
         about = {"kind": self.args["model_instance_kind"], "device_id": self.args["model_instance_device_id"],
                  "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid(), "cuda": found,
-                 "files": [name for name in files if opens("/dev/" + name)], "bus": opens("/sys/bus/pci", os.O_RDONLY)}
+                 "files": [name for name in [*files, "dri/renderD128"] if opens("/dev/" + name)], "bus": opens("/sys/bus/pci", os.O_RDONLY)}
         out = pb_utils.Tensor("OUT", np.array([json.dumps(about).encode()], dtype=object))
         return [pb_utils.InferenceResponse([out]) for _ in requests]
 """
@@ -95,7 +100,9 @@ def repository(tmp_path_factory):
 def server(machine, repository):
     flags = ["--model-control-mode=explicit", "--metrics-interval-ms=50"]
     flags += [f"--load-model={name}" for name in MODELS if name not in {"wrong", "elsewhere"}]
-    with serving(repository, flags=tuple(flags), python=machine.python(), env=machine.environment()) as server:
+    with serving(
+        repository, flags=tuple(flags), python=machine.python("dri/renderD128"), env=machine.environment()
+    ) as server:
         yield server
 
 
@@ -122,6 +129,7 @@ def on_gpu(number, **more):
 
 
 EVERY_FILE = [*OF_DRIVER, "nvidia0", "nvidia1", "nvidiactl"]
+OF_OTHERS = "dri/renderD128"
 NO_GPU = {"kind": "CPU", "device_id": "0", "visible": "", "cuda": [100, 100, 0], "files": [], "bus": True}
 
 
@@ -131,7 +139,7 @@ NO_GPU = {"kind": "CPU", "device_id": "0", "visible": "", "cuda": [100, 100, 0],
     [
         ("every", [on_gpu(0), on_gpu(1)]),
         ("second", [on_gpu(1), on_gpu(1)]),
-        ("free", [on_gpu(1, files=EVERY_FILE)]),
+        ("free", [on_gpu(1, files=[*EVERY_FILE, OF_OTHERS])]),
         ("auto", [on_gpu(1)]),
         ("cpu", [NO_GPU]),
         (
@@ -144,8 +152,11 @@ NO_GPU = {"kind": "CPU", "device_id": "0", "visible": "", "cuda": [100, 100, 0],
                 }
             ],
         ),
-        ("cpu_free", [{**NO_GPU, "files": EVERY_FILE, "cuda": [0, 100, 0]}]),
-        ("model", [{**on_gpu(0), "kind": "MODEL", "visible": None, "cuda": [0, 0, 2], "files": EVERY_FILE}]),
+        ("cpu_free", [{**NO_GPU, "files": [*EVERY_FILE, OF_OTHERS], "cuda": [0, 100, 0]}]),
+        (
+            "model",
+            [{**on_gpu(0), "kind": "MODEL", "visible": None, "cuda": [0, 0, 2], "files": [*EVERY_FILE, OF_OTHERS]}],
+        ),
     ],
 )
 def test_an_instance_sees_its_own_gpu_alone_and_as_the_first(server, model, expected):
@@ -175,6 +186,18 @@ def test_instances_of_a_group_that_share_a_process_share_its_gpu(server):
     )
 
 
+def test_a_model_of_a_group_cannot_leave_its_gpu_alone(server, repository):
+    config = repository / "together" / "config.pbtxt"
+    written = config.read_text()
+    (before,) = told(server, "together")
+    config.write_text(written.replace("kind: KIND_GPU gpus: [ 1 ]", "kind: KIND_CPU"))
+    reply = server.request("POST", "/v2/repository/models/together/load", {})
+    config.write_text(written)
+    assert reply.status == 400
+    assert "it has instances on other GPUs than the others, or on none" in reply.error
+    assert told(server, "together") == [before]
+
+
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(server):
     reply = server.request("POST", "/v2/repository/models/wrong/load", {})
     assert reply.status == 400
@@ -184,9 +207,30 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(server):
     ) in reply.error
 
 
+@pytest.mark.thorough
+def test_processes_that_are_forked_for_an_environment_have_a_gpu_each():
+    """Their zygote may do what any of them may: so it needs a Python that other users can run, and they users of their own."""
+    public = public_directory()
+    try:
+        machine = StandIn(public / "machine")
+        python = machine.python(program=public_python(public))
+        environment = copy_of(None, public / "environment")
+        path = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{environment}" }} }}'
+        groups = "instance_group { kind: KIND_GPU count: 2 } instance_group { kind: KIND_CPU }"
+        write_model(public / "models", "packed", TELL, CONFIG + groups + path)
+        with serving(public / "models", python=python, env=machine.environment()) as server:
+            found = told(server, "packed", 5)
+            assert len(server.zygote_pids()) == 1
+    finally:
+        shutil.rmtree(public)
+    assert [{**each, "pid": 0} for each in found] == [
+        {**each, "pid": 0} for each in (NO_GPU, on_gpu(0), on_gpu(0), on_gpu(1), on_gpu(1))
+    ]
+
+
 def test_an_instance_that_dies_comes_back_on_its_gpu(server):
     (before,) = told(server, "auto")
-    __import__("os").kill(before["pid"], 9)
+    os.kill(before["pid"], 9)
     server.wait_for("instance 'auto_0_0' is restarted")
     server.wait_until("/v2/models/auto/ready", 200)
     assert {**told(server, "auto")[0], "pid": 0} == {**on_gpu(1), "pid": 0}
@@ -259,3 +303,57 @@ def test_a_server_ends_while_its_driver_hangs(machine, tmp_path):
             assert server.stop() == 0
         finally:
             machine.tell()
+
+
+def findings(machine, *arguments, **python):
+    """What ``pybackend doctor`` finds on the machine: status, facts and advice by layer."""
+    done = subprocess.run(
+        [*machine.python(**python), "-m", "pybackend", "doctor", "--json", *map(str, arguments)],
+        env=machine.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return {row["layer"]: (row["status"], row["found"], row["advice"]) for row in json.loads(done.stdout)}
+
+
+def test_the_doctor_starts_cuda_where_models_would_and_says_which_gpus_they_see(machine, repository):
+    machine.tell()
+    found = findings(machine, repository, "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--exit-on-error=false")
+    assert found["gpu"] == (
+        "ok",
+        "This machine has GPU 0: NVIDIA Stand-in, 80 GiB, GPU-stand-in-0; GPU 1: NVIDIA Stand-in, 80 GiB, GPU-stand-in-1. "
+        f"Driver 580.65.06, for CUDA 13.0 and older, in {machine.libraries}",
+        "",
+    )
+    assert found["gpu in models"] == (
+        "ok",
+        "CUDA starts at standard and at strict, and an instance on GPU 0 sees that one alone",
+        "",
+    )
+    facts = {name: found[f"model '{name}'"][1] for name in ("every", "second", "cpu")}
+    assert facts == {
+        "every": "version 1: 2 processes on the server's Python, GPU 0, 1; sandbox standard",
+        "second": "version 1: 2 processes on the server's Python, GPU 1; sandbox strict",
+        "cpu": "version 1: 1 process on the server's Python; sandbox standard",
+    }
+    assert "specifies invalid or unsupported gpu id 2" in found["model 'wrong'"][2]
+
+
+def test_the_doctor_names_a_driver_that_refuses_and_a_device_file_that_is_missing(machine):
+    machine.tell(fault=9)
+    try:
+        found = findings(machine)
+    finally:
+        machine.tell()
+    driver = "The NVIDIA driver answers 'Driver Not Loaded'. Load it (modprobe nvidia), or install it again."
+    assert found["gpu"] == ("warn", "none", driver)
+    assert "gpu in models" not in found
+    found = findings(machine, left_out="nvidia-uvm")
+    status, text, advice = found["gpu"]
+    assert (status, text.rpartition("; ")[2]) == ("warn", "/dev/nvidia-uvm is missing")
+    assert advice == "make it: nvidia-modprobe -u -c=0, as root"
+    missing = "CUDA answers CUDA_ERROR_NO_DEVICE"
+    assert found["gpu in models"][:2] == ("warn", f"at standard {missing}; at strict {missing}")

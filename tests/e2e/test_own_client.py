@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -190,6 +191,15 @@ class Unreliable:
                 elif treatment == "garbage":
                     self.wfile.write(b"\x00\x01garbage\r\n\r\n")
                     self.close_connection = True
+                elif treatment == "half":
+                    body = b'{"outputs": []}'
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (2 * len(body), body))
+                    self.close_connection = True
+                elif treatment == "half a stream":
+                    event = b"data: {}\n\n"
+                    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+                    self.wfile.write(head + b"%x\r\n%b\r\n" % (len(event), event))
+                    self.close_connection = True
                 elif treatment == "no protocol":
                     self.answer(200, [1])
                 else:
@@ -246,7 +256,7 @@ def test_a_busy_server_is_asked_again_but_not_for_ever(ask):
         assert busy.count == 2, "the budget has one retry"
 
 
-@pytest.mark.parametrize("treatment", ["close", "garbage", 503])
+@pytest.mark.parametrize("treatment", ["close", "garbage", "half", 503])
 def test_a_request_that_may_have_run_is_repeated_only_on_demand(ask, treatment):
     with Unreliable(treatment) as frail:
         with pytest.raises(UnavailableError if treatment == 503 else ConnectionLostError):
@@ -255,6 +265,40 @@ def test_a_request_that_may_have_run_is_repeated_only_on_demand(ask, treatment):
     with Unreliable(treatment) as frail:
         assert dict(ask(frail.url, repeatable=True, retries=Retries(first_pause_s=0.001))) == {}
         assert frail.count == 2
+
+
+def test_a_stream_that_breaks_off_is_an_error_after_what_has_arrived():
+    with Unreliable("half a stream", "half a stream") as frail:
+        with Client(frail.url) as client:
+            answers = client("m").stream(X=1)
+            assert dict(next(answers)) == {}
+            with pytest.raises(ConnectionLostError):
+                next(answers)
+
+        async def streamed():
+            async with AsyncClient(frail.url) as client:
+                answers = client("m").stream(X=1)
+                assert dict(await anext(answers)) == {}
+                with pytest.raises(ConnectionLostError):
+                    await anext(answers)
+
+        asyncio.run(streamed())
+
+
+def test_a_server_that_says_nothing_is_not_ready():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for scheme in ("http", "grpc"):
+            url = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}"
+            with Client(url, timeout_s=0.1) as client:
+                assert not client.is_ready()
+            with Client(url) as client:
+                assert not client("m", timeout_s=0.1).is_ready()
+
+        async def asked():
+            async with AsyncClient(url, timeout_s=0.1) as client:
+                return await client.is_ready()
+
+        assert not asyncio.run(asked())
 
 
 def test_other_failures_are_not_repeated(ask):

@@ -3,8 +3,6 @@
 A new flag is a row here and its field in :mod:`pybackend.settings`; `make flags` writes it into the manual.
 """
 
-from __future__ import annotations
-
 import re
 from operator import not_
 from pathlib import Path
@@ -107,7 +105,7 @@ _MODELS = (
     Flag("--gpu-models", "MODE",
          "on a machine without a GPU, models configured for one (KIND_GPU): refuse to load them, or run them on the cpu",
          "models.gpu_models_on_cpu", then=lambda mode: mode == "cpu", default="refuse", choices=("refuse", "cpu"),
-         page="without a GPU: `cpu` runs models with `KIND_GPU` on the CPU, see [GPUs](placement.md#models-for-gpus)"),
+         page="without a GPU: `cpu` runs models with `KIND_GPU` on the CPU, see [GPUs](gpus.md#without-a-gpu)"),
     Flag("--model-memory-limit", "BYTES",
          "limit on tensor memory, for each model's inputs and for each instance's outputs",
          "models.memory_limit_bytes", _MEMORY, lambda limit: limit or half_of_memory_bytes(), default=None, default_text="half of the server's",
@@ -410,7 +408,6 @@ _CONFIGURATION = (
 _LOOP = "one event loop serves all connections"
 _GPU_MEMORY = "tensors lie in the host's memory"
 _NO_POOL = "messages are not pooled"
-_GPU_CHOICE = "models choose their GPUs themselves"
 UNUSED = (
     Flag("--http-thread-count", "N", _LOOP, read=_NUMBER),
     Flag("--grpc-infer-thread-count", "N", _LOOP, read=integer(2, 128)),
@@ -422,8 +419,8 @@ UNUSED = (
     Flag("--pinned-memory-pool-byte-size", "BYTES", _GPU_MEMORY, read=_COUNT),
     Flag("--cuda-memory-pool-byte-size", "DEVICE:BYTES", _GPU_MEMORY, read=pool),
     Flag("--cuda-virtual-address-size", "DEVICE:BYTES", _GPU_MEMORY, read=pool),
-    Flag("--min-supported-compute-capability", "VERSION", _GPU_CHOICE, read=float),
-    Flag("--model-load-gpu-limit", "DEVICE:FRACTION", _GPU_CHOICE, read=device_limit),
+    Flag("--min-supported-compute-capability", "VERSION", "models may use every GPU that the driver serves", read=float),
+    Flag("--model-load-gpu-limit", "DEVICE:FRACTION", "models choose how much memory of a GPU they take", read=device_limit),
     Flag("--enable-peer-access", "BOOL", _GPU_MEMORY, read=boolean),
     Flag("--cache-directory", "DIR", "the caches `local` and `redis` are built in", read=str),
     Flag("--repoagent-directory", "DIR", "agents in compiled libraries are not loaded", read=str),

@@ -8,7 +8,14 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from pybackend.client.errors import ClientError, UnreachableError, WrongInputError
+from pybackend.client.errors import (
+    ClientError,
+    ConnectionLostError,
+    DeadlineError,
+    UnavailableError,
+    UnreachableError,
+    WrongInputError,
+)
 from pybackend.client.http import AsyncHttpTransport, HttpCodec, HttpTransport, Server
 from pybackend.client.retries import Attempts, Budget, Retries
 from pybackend.client.tensors import Answer, Ask, Metadata, tensors_of
@@ -16,6 +23,8 @@ from pybackend.client.tensors import Answer, Ask, Metadata, tensors_of
 _GRPC = ("grpc://", "grpcs://")
 _DEFAULT_TIMEOUT_S = 60.0
 _DEFAULT_CONNECTIONS = 32
+
+_NOT_READY = (UnreachableError, ConnectionLostError, DeadlineError, UnavailableError)
 
 
 _ModelT = TypeVar("_ModelT", bound="_Model")
@@ -137,8 +146,8 @@ class Model(_Model):
         return dict(self._client.send(call, self._timeout_s, repeatable=True))
 
     def is_ready(self) -> bool:
-        """True if the model answers requests."""
-        return bool(self._client.is_ready(self._ask))
+        """True if the model answers requests, False if not or if the server does not answer in time."""
+        return bool(self._client.is_ready(self._ask, self._timeout_s))
 
 
 class Client(_Base[Model]):
@@ -150,11 +159,11 @@ class Client(_Base[Model]):
 
     _model = Model
 
-    def is_ready(self, ask: Ask | None = None) -> bool:
-        """True if the server takes requests, or one of its models."""
+    def is_ready(self, ask: Ask | None = None, timeout_s: float | None = None) -> bool:
+        """True if the server takes requests, or one of its models, False if not or if it does not answer in time."""
         try:
-            return bool(self.transport.send(self._ready(ask), self.timeout_s))
-        except UnreachableError:
+            return bool(self.transport.send(self._ready(ask), self.timeout_s if timeout_s is None else timeout_s))
+        except _NOT_READY:
             return False
 
     def close(self) -> None:
@@ -231,8 +240,8 @@ class AsyncModel(_Model):
         return dict(await self._client.send(call, self._timeout_s, repeatable=True))
 
     async def is_ready(self) -> bool:
-        """True if the model answers requests."""
-        return bool(await self._client.is_ready(self._ask))
+        """True if the model answers requests, False if not or if the server does not answer in time."""
+        return bool(await self._client.is_ready(self._ask, self._timeout_s))
 
 
 class AsyncClient(_Base[AsyncModel]):
@@ -241,11 +250,11 @@ class AsyncClient(_Base[AsyncModel]):
     _model = AsyncModel
     _is_async = True
 
-    async def is_ready(self, ask: Ask | None = None) -> bool:
-        """True if the server takes requests, or one of its models."""
+    async def is_ready(self, ask: Ask | None = None, timeout_s: float | None = None) -> bool:
+        """True if the server takes requests, or one of its models, False if not or if it does not answer in time."""
         try:
-            return bool(await self.transport.send(self._ready(ask), self.timeout_s))
-        except UnreachableError:
+            return bool(await self.transport.send(self._ready(ask), self.timeout_s if timeout_s is None else timeout_s))
+        except _NOT_READY:
             return False
 
     async def close(self) -> None:

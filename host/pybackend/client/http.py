@@ -18,13 +18,12 @@ import numpy as np
 
 from pybackend.client.errors import ClientError, ConnectionLostError, DeadlineError, UnreachableError, refused
 from pybackend.client.tensors import Answer, Ask, Metadata
-from pybackend.tools.client.connection import Address, Reply, model_path
+from pybackend.tools.client.connection import Address, Events, Reply, model_path
 from pybackend.tools.client.inference import Request, decoded, encoded, flat_values
 from pybackend.tools.client.values import Tensor, WantedTensor
 from pybackend_wire.dtypes import DATATYPES
 
 _LENGTH = "Inference-Header-Content-Length"
-_EVENT = b"data: "
 _MOST_HEAD_BYTES = 64 * 1024
 _READ_BYTES = 1024 * 1024
 
@@ -179,6 +178,7 @@ class Server:
 def _read_until(sock: socket.socket, response: http.client.HTTPResponse, end_s: float) -> bytes:
     """The whole body; raises TimeoutError at the end of the time, although parts of the body may still arrive."""
     parts: list[bytes] = []
+    left_bytes = response.length  # None for chunks, and for a body that ends with the connection
     while True:
         left_s = end_s - time.monotonic()
         if left_s <= 0:
@@ -186,7 +186,11 @@ def _read_until(sock: socket.socket, response: http.client.HTTPResponse, end_s: 
         if sock is not None:  # the response has it alone if it ends with the connection
             sock.settimeout(left_s)
         part = response.read1(_READ_BYTES)
+        if left_bytes is not None:
+            left_bytes -= len(part)
         if not part:
+            if left_bytes:
+                raise EOFError(f"{left_bytes} bytes of it are missing")
             response.close()  # the connection can be used again
             return b"".join(parts)
         parts.append(part)
@@ -225,9 +229,8 @@ class HttpTransport:
             _, response = self._answered(call, timeout_s, opened)
             if response.status != 200:
                 _checked(call, response.status, Reply({}, response.read()))
-            for line in response:
-                if line.startswith(_EVENT):
-                    yield _checked(call, 200, Reply({}, line[len(_EVENT) :]))
+            for event in Events.of(response):
+                yield _checked(call, 200, Reply({}, event))
 
     def _answered(
         self, call: Call, timeout_s: float, opened: ExitStack
@@ -307,13 +310,11 @@ class AsyncHttpTransport:
                 status, headers = await self._head(reader)
                 if status != 200:
                     _checked(call, status, Reply(headers, await _body(reader, headers)))
-            text = b""
+            events = Events()
             try:
                 async for piece in _pieces(reader, headers, timeout_s):
-                    *events, text = (text + piece).split(b"\n\n")
-                    for event in events:
-                        if event.startswith(_EVENT):
-                            yield _checked(call, 200, Reply({}, event[len(_EVENT) :]))
+                    for event in events.in_part(piece):
+                        yield _checked(call, 200, Reply({}, event))
             finally:
                 await _closed(writer)
 

@@ -211,9 +211,12 @@ class PythonModel(Model):
         """True if :meth:`change_instances` can bring it up to date with a source of which only the instances differ."""
         if self._serving is None or self.state is not ModelState.READY or self._processes.is_debugged:
             return False
+        group = self._processes.group
+        if group is None:
+            return True
+        # Those of a group with one number live in one process, and all of them on one GPU.
         planned = planned_instances(source.config, len(self._host.gpus.found))
-        # In a group, those with one number live in one process, and all of them on one GPU.
-        return self._processes.group is None or not any(gpu.files for gpu in gpu_accesses(self._host, planned))
+        return not any(gpu.files for gpu in (*group.terms.gpus, *gpu_accesses(self._host, planned)))
 
     async def change_instances(self, source: ModelSource) -> None:
         """Start and end instances as another configuration says. The others go on, with the configuration they have.

@@ -1,11 +1,10 @@
 """Loads a version: the first process lets the model complete its configuration, then all instances are initialised."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from pybackend.model.output_check import OutputWarnings
 from pybackend.model.processes import ModelProcesses, gpu_accesses
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.labels import read_labels
-from pybackend.modelconfig.loader import finish_config, on_cpu, planned_instances
+from pybackend.modelconfig.loader import check_instances, finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.normalisation import with_scheduling
 from pybackend.modelconfig.openai_tensors import openai_tensors_of
 from pybackend.modelconfig.options import ModelOptions, options_of
@@ -46,12 +45,14 @@ class Rehearsal:
     """The outcome of preparing a version without running its code.
 
     Attributes:
+        gpus: the numbers of those that its instances would see.
         environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
         level: of its sandbox, None without one.
         missing: layers of the sandbox that cannot be applied, with reasons, as far as that is known without a process.
     """
 
     process_count: int
+    gpus: Sequence[int]
     environment: Mapping[str, Any] | None
     level: str | None
     missing: Mapping[str, str]
@@ -62,11 +63,12 @@ async def rehearse(source: ModelSource, host: ModelHost) -> Rehearsal:
     processes = ModelProcesses(source, host, None)
     try:
         planned = await VersionLoader(source, host, processes).open()
-        count, sandbox = max(1, len(planned)), processes.sandbox
-        if sandbox is None:
-            return Rehearsal(count, processes.environment, None, {})
-        missing = sandbox.of_instance(0, gpu_accesses(host, planned)[0]).confinement.missing
-        return Rehearsal(count, processes.environment, sandbox.level, missing)
+        gpus = sorted({spec.device_id for spec in planned if spec.kind == "GPU"})
+        prepared = partial(Rehearsal, max(1, len(planned)), gpus, processes.environment)
+        if processes.sandbox is None:
+            return prepared(None, {})
+        missing = processes.sandbox.of_instance(0, gpu_accesses(host, planned)[0]).confinement.missing
+        return prepared(processes.sandbox.level, missing)
     finally:
         await processes.close()
 
@@ -182,7 +184,9 @@ class VersionLoader:
         Returns the instances, according to the configuration before the model has completed it.
         """
         await apart(self._files, self._source.check_model_file)
-        planned = planned_instances(self._config, len(self._host.gpus.found))
+        gpus = self._host.gpus
+        check_instances(self._config, len(gpus.found), gpus.summary)
+        planned = planned_instances(self._config, len(gpus.found))
         await self._processes.open(planned, [spec.name for spec in planned] or [self._first_name])
         return planned
 

@@ -4,8 +4,6 @@
 the code's additions, fills in defaults and validates the result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -36,7 +34,13 @@ from pybackend.modelconfig.parser import (
     repeated_step_inputs,
 )
 from pybackend.modelconfig.schema import InstanceSpec, ModelConfig, Scheduling, from_document, instances, scheduling_of
-from pybackend.modelconfig.validation import refuse_unserved, unserved_warnings, validate, validate_model_file
+from pybackend.modelconfig.validation import (
+    refuse_unserved,
+    unserved_warnings,
+    validate,
+    validate_instances,
+    validate_model_file,
+)
 
 
 def load_config(
@@ -108,7 +112,16 @@ def finish_ensemble(config: ModelConfig) -> ModelConfig:
 
 def planned_instances(config: ModelConfig, gpu_count: int) -> list[InstanceSpec]:
     """The instances of an unfinished configuration; completion never changes instance groups."""
-    return instances(from_document(with_scheduling(config.document, gpu_count), config.source))
+    return instances(_planned(config, gpu_count))
+
+
+def check_instances(config: ModelConfig, gpu_count: int, gpus: str) -> None:
+    """Check the instance groups of an unfinished configuration; ``gpus`` is for :func:`validate`."""
+    validate_instances(_planned(config, gpu_count), gpu_count, gpus)
+
+
+def _planned(config: ModelConfig, gpu_count: int) -> ModelConfig:
+    return from_document(with_scheduling(config.document, gpu_count), config.source)
 
 
 def _document(

@@ -3,8 +3,6 @@
 Every error names the mistake, the field and the file. Settings without effect are warnings.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,14 +63,19 @@ def validate(config: ModelConfig, gpu_count: int, gpus: str = "") -> None:
         for text, advice in sequence_faults(config):
             raise _wrong(config, text, advice)
     validate_cache(config, [config])
+    validate_instances(config, gpu_count, gpus)
+    for control in config.document.get("model_metrics", {}).get("metric_control", ()):
+        _validate_metric_control(config, control)
+
+
+def validate_instances(config: ModelConfig, gpu_count: int, gpus: str) -> None:
+    """Check the instance groups, which no model completes; ``gpus`` is for :func:`validate`."""
     for group in config.instance_groups:
         _validate_instance_group(config, group, gpu_count, gpus)
     if all(group.passive for group in config.instance_groups):
         raise _wrong(
             config, f"all instance groups of model {config.name} are passive", "No instance could take a request."
         )
-    for control in config.document.get("model_metrics", {}).get("metric_control", ()):
-        _validate_metric_control(config, control)
 
 
 def validate_interface(config: ModelConfig) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from math import isfinite, nan, prod
+from math import nan, prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +29,10 @@ MAX_BODY_BYTES = 6 * 1024 * 1024
 """Bound of a request's body, and of the tensors of an answer: JSON is decoded in one go."""
 
 _MOST_LISTS = 100_000
-"""Bound of the lists and objects of a body."""
+"""Bound of the lists and objects of a body, and of the rows of a table."""
+
+_MOST_CELLS = 1_000_000
+"""Bound of the cells of CSV: each is an object of Python, many times as large as its text."""
 
 _MOST_LENIENT_BYTES = 1024 * 1024
 """Bound of a body with NaN, which is no JSON: the decoder for it is slow."""
@@ -67,7 +70,7 @@ def parse_invocation(body: bytes, signature: ModelSignature, version: str, *, is
         request.parameters = _parameters(document.pop("params", None))
         given = yield from _given(document)
     for name, values in (yield from _by_input(given, signature)).items():
-        request.inputs.append((yield from _tensor(signature, signature.inputs[name], values)))
+        request.inputs.append((yield from _tensor(signature, signature.inputs[name], values, is_text=is_csv)))
     validate_header(request, signature)
     return request
 
@@ -76,24 +79,22 @@ def parse_invocation(body: bytes, signature: ModelSignature, version: str, *, is
 
 
 def _csv_table(body: bytes) -> Steps[_Table]:
+    if max(body.count(b"\n"), body.count(b"\r")) > _MOST_LISTS or body.count(b",") > _MOST_CELLS:
+        raise invalid(
+            f"the body has more than {_MOST_LISTS} lines or {_MOST_CELLS} cells: use /infer with binary tensors"
+        )
     try:
         reader = csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True)
         columns = next(reader, [])
         rows = []
         for row in reader:
             if row:
-                rows.append([None if cell == "" else _Cell(cell) for cell in row])
-            if len(rows) % 1024 == 0:
+                rows.append([cell or None for cell in row])
+            if reader.line_num % 1024 == 0:
                 yield
     except (UnicodeDecodeError, csv.Error) as error:
         raise invalid(f"the body is no CSV in UTF-8: {error}") from None
     return _checked_table(columns, rows)
-
-
-class _Cell(str):
-    """A cell of CSV: text, which the type of its column reads."""
-
-    __slots__ = ()
 
 
 def _document(body: bytes) -> dict[str, Any]:
@@ -177,6 +178,8 @@ def _checked_table(columns: Sequence[str], rows: Sequence[Any]) -> _Table:
 def _by_input(given: _Given, signature: ModelSignature) -> Steps[dict[str, Any]]:
     """The values of each input that is given. Columns that the model does not know are left out, as MLflow does."""
     inputs = signature.inputs
+    if not inputs:
+        return {}
     if isinstance(given, dict):
         if not inputs.keys().isdisjoint(given):
             return {name: _listed(value) for name, value in given.items() if name in inputs}
@@ -210,7 +213,7 @@ def _columns(given: _Table, signature: ModelSignature) -> Steps[dict[str, Any]]:
             if not inputs[name].optional or any(value is not None for value in values):
                 found[name] = values
             yield
-    if not found and inputs:
+    if not found:
         raise invalid(
             f"the table has the columns {_few(given.columns)}, and model '{signature.model_name}' has the inputs "
             f"{_few(list(inputs))}"
@@ -226,6 +229,8 @@ def _of_columns(given: Mapping[str, Any]) -> _Table:
     columns = [_listed(value) for value in given.values()]
     if len({len(each) for each in columns}) > 1:
         raise invalid("the lists of 'inputs' have different lengths")
+    if len(columns[0]) > _MOST_LISTS:
+        raise invalid(f"the lists of 'inputs' have more than {_MOST_LISTS} rows: use /infer with binary tensors")
     return _Table(list(given), list(zip(*columns, strict=True)))
 
 
@@ -253,7 +258,9 @@ def _few(names: Sequence[str]) -> str:
 # Tensors
 
 
-def _tensor(signature: ModelSignature, expected: TensorSignature, values: Sequence[Any]) -> Steps[InputTensor]:
+def _tensor(
+    signature: ModelSignature, expected: TensorSignature, values: Sequence[Any], *, is_text: bool
+) -> Steps[InputTensor]:
     nested, elements = yield from _flat(expected.name, values)
     dims = (-1, *expected.dims) if signature.max_batch_size else expected.dims
     for shape in (nested, [*nested, *[1] * (len(dims) - len(nested))], [1, *nested]):
@@ -267,8 +274,11 @@ def _tensor(signature: ModelSignature, expected: TensorSignature, values: Sequen
     read = _reader(expected)
     parts = []
     for start in range(0, len(elements), _SLICE):
+        part = elements[start : start + _SLICE]
+        if is_text:
+            part = [_from_text(expected.datatype, cell) for cell in part]
         try:
-            parts.append(encode_values(expected.datatype, read(elements[start : start + _SLICE])))
+            parts.append(encode_values(expected.datatype, read(part)))
         except UnicodeEncodeError:
             raise invalid(f"input '{expected.name}' has text that is no Unicode") from None
         yield
@@ -298,8 +308,24 @@ def _flat(name: str, values: Sequence[Any]) -> Steps[tuple[list[int], Sequence[A
 _Reader = Callable[[Sequence[Any]], Sequence[Any]]
 
 
+def _from_text(datatype: str, cell: str | None) -> Any:
+    """The value in a cell of CSV; the cell itself if its text has another datatype."""
+    if cell is None or datatype == "BYTES":
+        return cell
+    if datatype == "BOOL":
+        return _TRUTHS.get(cell, cell)
+    try:
+        is_whole = datatype not in FLOATS and cell.lstrip("+-").isdigit() and len(cell) <= 20
+        return int(cell) if is_whole else float(cell)
+    except ValueError:
+        return cell
+
+
+_TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
 def _reader(expected: TensorSignature) -> _Reader:
-    """Reads values for an input: what MLflow's types hold without loss, and cells of CSV."""
+    """Reads values for an input: those that MLflow's types hold without loss."""
     datatype = expected.datatype
     if datatype in FLOATS:
         return lambda part: [_float(expected, each) for each in part]
@@ -320,36 +346,25 @@ def _float(expected: TensorSignature, value: Any) -> float:
         return value  # type: ignore[no-any-return]
     if value is None:
         return nan
-    if kind is int or kind is _Cell:
+    if kind is int:
         try:
             return float(value)
-        except (ValueError, OverflowError):
+        except OverflowError:
             pass
     raise _misfit(expected, value)
 
 
 def _whole(expected: TensorSignature, value: Any, least: int, most: int) -> int:
-    number: Any = value
-    if type(value) is _Cell:
-        try:
-            number = int(value) if value.lstrip("+-").isdigit() and len(value) <= 20 else float(value)
-        except ValueError:
-            raise _misfit(expected, value) from None
-    if type(number) is float and isfinite(number) and number.is_integer():
-        number = int(number)
+    number = int(value) if type(value) is float and value.is_integer() else value
     if type(number) is not int or not least <= number <= most:
         raise _misfit(expected, value)
     return number
 
 
-_TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-
-
 def _truth(expected: TensorSignature, value: Any) -> bool:
-    truth = _TRUTHS.get(value) if type(value) is _Cell else value
-    if type(truth) is not bool:
+    if type(value) is not bool:
         raise _misfit(expected, value)
-    return truth
+    return value
 
 
 def _text(expected: TensorSignature, value: Any) -> str:
@@ -359,7 +374,7 @@ def _text(expected: TensorSignature, value: Any) -> str:
 
 
 def _misfit(expected: TensorSignature, value: Any) -> InferenceError:
-    text = "an empty value" if value is None else repr(str(value) if isinstance(value, str) else value)[:100]
+    text = "an empty value" if value is None else repr(value)[:100]
     return invalid(f"input '{expected.name}' takes {expected.datatype}, and {text} is none")
 
 

@@ -147,9 +147,15 @@ class _Common:
             return arrays
         return {name: np.asarray(array)[np.newaxis] for name, array in arrays.items()}
 
-    @staticmethod
-    def _outputs(config: TritonModelConfig, answer: Mapping[str, np.ndarray], *, as_sample: bool) -> Arrays:
-        return {name: array[0] if as_sample and config.batching else array for name, array in answer.items()}
+    def _outputs(self, config: TritonModelConfig, answer: Mapping[str, np.ndarray], *, as_sample: bool) -> Arrays:
+        if not as_sample or not config.batching:
+            return dict(answer)
+        for name, array in answer.items():
+            if not array.ndim or not len(array):
+                raise PyTritonClientInferenceServerError(
+                    f"model '{self._model_name}' has answered without a sample in output '{name}', whose shape is {list(array.shape)}"
+                )
+        return {name: array[0] for name, array in answer.items()}
 
     def _late(self, timeout_s: float) -> PyTritonClientTimeoutError:
         return PyTritonClientTimeoutError(
@@ -193,24 +199,25 @@ class ModelClient(_Common):
         self._is_closed = True
         self._client.close()
 
-    def _model(self, parameters: Mapping[str, Any] | None = None) -> Model:
+    def _model(self, parameters: Mapping[str, Any] | None = None, timeout_s: float | None = None) -> Model:
         self._check_open()
-        return self._client(self._model_name, self._model_version or "", parameters=parameters)
+        return self._client(self._model_name, self._model_version or "", parameters=parameters, timeout_s=timeout_s)
 
     def wait_for_server(self, timeout_s: float) -> None:
         """Wait until the server takes requests. Raises PyTritonClientTimeoutError."""
-        self._wait(self._client.is_ready, timeout_s)
+        self._wait(lambda left_s: self._client.is_ready(timeout_s=left_s), timeout_s)
 
     def wait_for_model(self, timeout_s: float) -> None:
         """Wait until the model answers requests. Raises PyTritonClientTimeoutError."""
-        self._wait(self._model().is_ready, timeout_s)
+        self._wait(lambda left_s: self._model(timeout_s=left_s).is_ready(), timeout_s)
 
-    def _wait(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
+    def _wait(self, is_ready: Callable[[float], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        while not is_ready():
-            if time.monotonic() > deadline_s:
-                raise self._late(timeout_s)
-            time.sleep(_ASK_AGAIN_S)
+        with _translated():
+            while not is_ready(max(_ASK_AGAIN_S, deadline_s - time.monotonic())):
+                if time.monotonic() > deadline_s:
+                    raise self._late(timeout_s)
+                time.sleep(_ASK_AGAIN_S)
 
     @property
     def model_config(self) -> TritonModelConfig:
@@ -368,17 +375,18 @@ class AsyncioModelClient(_Common):
         self._is_closed = True
         await self._client.close()
 
-    def _model(self, parameters: Mapping[str, Any] | None = None) -> AsyncModel:
+    def _model(self, parameters: Mapping[str, Any] | None = None, timeout_s: float | None = None) -> AsyncModel:
         self._check_open()
-        return self._client(self._model_name, self._model_version or "", parameters=parameters)
+        return self._client(self._model_name, self._model_version or "", parameters=parameters, timeout_s=timeout_s)
 
     async def wait_for_model(self, timeout_s: float) -> None:
         """Wait until the model answers requests. Raises PyTritonClientTimeoutError."""
         deadline_s = time.monotonic() + timeout_s
-        while not await self._model().is_ready():
-            if time.monotonic() > deadline_s:
-                raise self._late(timeout_s)
-            await asyncio.sleep(_ASK_AGAIN_S)
+        with _translated():
+            while not await self._model(timeout_s=max(_ASK_AGAIN_S, deadline_s - time.monotonic())).is_ready():
+                if time.monotonic() > deadline_s:
+                    raise self._late(timeout_s)
+                await asyncio.sleep(_ASK_AGAIN_S)
 
     @property
     def model_config(self) -> Awaitable[TritonModelConfig]:

@@ -57,7 +57,7 @@ class ModelHarness:
         parameters: values of the configuration's ``parameters`` to set, all strings.
         auto_complete: whether the model may complete its configuration.
         instance_kind: ``CPU``, ``GPU`` or ``MODEL``; None for the configured one.
-        device_id: the device id passed to the model; None for the configured one.
+        device_id: the device id passed to the model. A server passes 0: a process sees its own GPU alone.
         models: other models that this one may call, by name: a function, a model's directory, or another harness. See
             :mod:`pybackend_sdk.testing.fakes` for the arguments and results of functions.
         strict: treat outputs that do not match the configuration, and an exception from ``finalize``, as errors. If
@@ -80,7 +80,7 @@ class ModelHarness:
         parameters: Optional[Mapping[str, str]] = None,
         auto_complete: bool = True,
         instance_kind: Optional[str] = None,
-        device_id: Optional[int] = None,
+        device_id: int = 0,
         models: Optional[Mapping[str, Target]] = None,
         strict: bool = True,
         wait_s: float = WAIT_S,

@@ -23,7 +23,7 @@ PathLike = Union[str, "os.PathLike[str]"]
 class ModelPlan(NamedTuple):
     """A model to load, its configuration read and not yet completed.
 
-    None stands for the configured kind or device, for the test's own process as environment, and for no debugger. A debugger's port
+    None stands for the configured kind, for the test's own process as environment, and for no debugger. A debugger's port
     is for a model in an environment.
     """
 
@@ -36,7 +36,7 @@ class ModelPlan(NamedTuple):
     configuration: Configuration
     auto_complete: bool
     kind: Optional[str]
-    device_id: Optional[int]
+    device_id: int
     wait_s: float
     environment: Optional[str]
     debug_port: Optional[int]
@@ -58,12 +58,11 @@ def open_model(plan: ModelPlan, table: ModelTable, log: ModelLog) -> "Tuple[Mode
         signature, turns = signature_of(document), turns_of(document)
         decoupled = bool(document.get("model_transaction_policy", {}).get("decoupled", False))
         host.reschedules, host.streams = turns is not None, decoupled
-        kind, device_id = _placement(plan, document)
         args = {
             "model_config": json.dumps(document, separators=(",", ":")),
-            "model_instance_kind": kind,
+            "model_instance_kind": plan.kind or document["instance_group"][0]["kind"][len("KIND_") :],
             "model_instance_name": name,
-            "model_instance_device_id": str(device_id),
+            "model_instance_device_id": str(plan.device_id),
             "model_repository": plan.directory,
             "model_version": str(plan.version),
             "model_name": plan.name,
@@ -112,13 +111,6 @@ def _gpu_count(configuration: Configuration) -> int:
         return 0
     highest: int = max([0, *(gpu for group in groups for gpu in group.get("gpus", ()))])
     return highest + 1
-
-
-def _placement(plan: ModelPlan, document: Mapping[str, Any]) -> Tuple[str, int]:
-    group = document["instance_group"][0]
-    kind = plan.kind or group["kind"][len("KIND_") :]
-    configured = group["gpus"][0] if kind == "GPU" and group["gpus"] else 0
-    return kind, configured if plan.device_id is None else plan.device_id
 
 
 # --- Files of a model ---------------------------------------------------------------------------------------------------

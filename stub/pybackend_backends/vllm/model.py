@@ -124,8 +124,6 @@ class TritonPythonModel:
         parameters = read_parameters(config, _PARAMETERS)
         arguments = read_engine_arguments(config)
         adapters = read_adapters(config, arguments)
-        if args["model_instance_kind"] == "GPU":
-            _use_gpu(int(args["model_instance_device_id"]))
         vllm = require("vllm", backend=_BACKEND, extra=_BACKEND)
         made = make_engine_arguments(config, arguments, vllm.AsyncEngineArgs)
         loggers = [stat_logger_factory(config["name"], args["model_version"])]
@@ -162,9 +160,3 @@ def _start(config: Dict[str, Any], arguments: Any, loggers: Any) -> Any:
             f"model '{config['name']}': vLLM {import_module('vllm').__version__} cannot start the engine of {ENGINE_FILE}: "
             f"{type(error).__name__}: {error}"
         ) from None
-
-
-def _use_gpu(number: int) -> None:
-    """Show vLLM, and the processes that it starts, only the GPU of the instance. Before CUDA is initialised."""
-    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if number < len(visible) else str(number)

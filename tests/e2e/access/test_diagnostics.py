@@ -1,7 +1,5 @@
 """The routes about the server itself: the last lines of its log, its settings and its processes, for this machine alone."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
@@ -13,8 +11,6 @@ import pytest
 from tests.support.server import ServerProcess
 
 MODEL = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def initialize(self, args):
         print("hello from the model")
@@ -23,8 +19,6 @@ class TritonPythonModel:
         raise RuntimeError("this model is broken")
 """
 CALLER = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:

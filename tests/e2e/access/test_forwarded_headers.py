@@ -1,18 +1,17 @@
 """Headers that become request parameters, over HTTP and gRPC."""
 
-from __future__ import annotations
-
+import asyncio
 import json
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2
 
 from tests.e2e.access.conftest import BODY, grpc_inputs, parameters_of
 from tests.support.connection import connected, post, post_chunked
+from tests.support.grpc_calls import RawClient, framed
 from tests.support.server import DEADLINE_S, serving
-
-pytestmark = pytest.mark.e2e
 
 TELL = "/v2/models/tell/infer"
 PATTERN = "^(x-(user|trace).*|priority|triton_a)$"
@@ -66,6 +65,29 @@ def test_reserved_names(server, name):
         client.infer("tell", grpc_inputs(triton), headers={name.lower(): "1"}, client_timeout=DEADLINE_S)
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
     assert caught.value.message() == f"Header '{name.lower()}' is reserved for Triton usage and cannot be forwarded."
+
+
+@pytest.mark.spec("srv-G21")
+def test_metadata_of_grpc_is_trimmed_and_may_have_capitals(server):
+    """As gRPC's own servers read it. Clients of gRPC's refuse to send this."""
+    request = service_pb2.ModelInferRequest(model_name="tell", raw_input_contents=[bytes(4)])
+    request.inputs.add(name="IN", datatype="FP32", shape=[1])
+
+    async def told_by(*fields):
+        host, _, port = server.grpc_url.partition(":")
+        async with await RawClient.connect((host, int(port))) as client:
+            answers = []
+            for _ in range(2):  # the second head is remembered
+                call = client.call(
+                    "/inference.GRPCInferenceService/ModelInfer", framed(request.SerializeToString()), *fields
+                )
+                assert await client.status(call) == ("0", "")
+                answer = service_pb2.ModelInferResponse.FromString(client.bodies[call][5:])
+                answers.append(json.loads(answer.raw_output_contents[0][4:]))
+            return answers
+
+    spelled = asyncio.run(told_by(("X-User", " ann \t"), ("x-trace-id", "\t 7 b ")))
+    assert spelled == 2 * [{"x-user": "ann", "x-trace-id": "7 b"}]
 
 
 @pytest.mark.spec("srv-H37")

@@ -60,6 +60,7 @@ def addresses() -> Iterator[dict[str, str]]:
         triton.bind("add_one", add_one, PAIR, SUM, config=ModelConfig(batching=False))
         triton.bind("count", count, PAIR[:1], SUM, config=ModelConfig(decoupled=True))
         triton.bind("fail", fail, PAIR[:1], SUM)
+        triton.bind("scalar", lambda requests: [{"sum": np.array(1, np.float32)}] * len(requests), PAIR[:1], SUM)
         yield {"http": triton.addresses["http"], "grpc": f"grpc://{triton.addresses['grpc']}"}
         GO_ON.set()
 
@@ -185,6 +186,25 @@ def test_a_model_or_server_that_is_not_there(addresses) -> None:
             client.infer_sample(ones(1))
         with pytest.raises(clients.PyTritonClientTimeoutError):
             client.wait_for_server(0.01)
+
+
+def test_a_server_that_says_nothing_is_late() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        ModelClient(f"localhost:{silent.getsockname()[1]}", "m") as client,
+    ):
+        for wait in (client.wait_for_server, client.wait_for_model):
+            with pytest.raises(clients.PyTritonClientTimeoutError, match=r"was not ready within 0.1 s"):
+                wait(0.1)
+
+
+def test_an_output_without_samples_is_an_error(addresses) -> None:
+    with ModelClient(addresses["http"], "scalar") as client:
+        with pytest.raises(
+            clients.PyTritonClientInferenceServerError, match=r"without a sample in output 'sum'.* \[\]"
+        ):
+            client.infer_sample(ones(1))
+        assert client.infer_batch(ones(1, 1))["sum"].shape == ()
 
 
 @pytest.mark.parametrize("url", ["", "ftp://localhost", "http://", "localhost:port", 3])

@@ -388,6 +388,12 @@ def test_warm_up(model) -> None:
             PyTritonValidationError,
             "is optional",
         ),
+        ({"inputs": [Tensor((1.5,), np.float32, "x")]}, PyTritonValidationError, "the shape of tensor 'x' is (1.5,)"),
+        ({"inputs": [Tensor(3, np.float32)]}, PyTritonValidationError, "the shape of tensor 'INPUT_1' is 3"),
+        ({"inputs": [Tensor((1,), None, "x")]}, PyTritonValidationError, "tensor 'x' has dtype None"),
+        ({"config": {"batching": True}}, PyTritonValidationError, "config is of type dict: pass ModelConfig(...)"),
+        ({"config": ModelConfig(batcher=3)}, PyTritonModelConfigError, "the configuration of model 'wrong' is wrong"),
+        ({"config": ModelConfig(parameters=3)}, PyTritonModelConfigError, "the configuration of model 'wrong' is"),
         ({"config": ModelConfig(max_batch_size=0)}, PyTritonBadParameterError, "max_batch_size is 0"),
     ],
 )

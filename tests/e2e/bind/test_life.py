@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
@@ -19,7 +21,7 @@ import pytest
 
 from pybackend.client import Client, UnavailableError
 from pybackend_bind.decorators import batch
-from pybackend_bind.exceptions import PyTritonRuntimeError, PyTritonUnrecoverableError
+from pybackend_bind.exceptions import PyTritonRuntimeError, PyTritonUnrecoverableError, PyTritonValidationError
 from pybackend_bind.model_config import ModelConfig, Tensor
 from pybackend_bind.triton import Triton, TritonConfig
 from tests.support.gates import wait_until
@@ -348,6 +350,27 @@ def test_an_error_that_is_unrecoverable_stops_the_server_and_is_raised_by_serve(
     assert not triton.is_alive()
 
 
+def test_an_end_of_the_server_before_serve_is_raised_by_serve() -> None:
+    @batch
+    def broken(x):
+        raise PyTritonUnrecoverableError("the weights are gone")
+
+    triton = Triton(config=TritonConfig(**FREE))
+    bind(triton, broken)
+    triton.run()
+    with Client(triton.addresses["http"]) as client:
+        Call(client, "identity").result()
+    wait_until(lambda: not triton.is_alive(), "the server does not stop")
+    with pytest.raises(PyTritonUnrecoverableError, match="the weights are gone"):
+        triton.serve()
+    triton.run()
+    assert triton.server_pid is not None
+    os.kill(triton.server_pid, signal.SIGKILL)
+    wait_until(lambda: not triton.is_alive(), "the server does not end")
+    with pytest.raises(PyTritonRuntimeError, match="was killed by signal 9"):
+        triton.serve()
+
+
 def test_a_port_that_is_taken_is_a_sentence_and_another_one_may_follow() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         triton = Triton(config=TritonConfig(**{**FREE, "http_port": taken.getsockname()[1]}))
@@ -368,6 +391,39 @@ def test_flags_and_variables_reach_the_server(monkeypatch: pytest.MonkeyPatch) -
         assert triton.addresses["grpc"] == triton.addresses["metrics"] == ""
         with urlopen(f"http://{triton.addresses['http']}/v2") as reply:
             assert b"from the environment" in reply.read()
+
+
+def test_wrong_settings_are_sentences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PyTritonValidationError, match=r"config is of type dict: pass TritonConfig\(...\)"):
+        Triton(config={"http_port": 0})
+    with pytest.raises(PyTritonRuntimeError, match=r"cannot be started: .*/file: File exists"):
+        Triton(config=TritonConfig(**FREE), workspace=tmp_path / "file").run()
+    for name, flag in (("GRPC_KEEPALIVE_TIME", "--grpc-keepalive-time"), ("ALLOW_GPU_METRICS", "--allow-gpu-metrics")):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"PYTRITON_TRITON_CONFIG_{name}", "perhaps")
+            with pytest.raises(PyTritonRuntimeError, match=f"cannot start: .*{flag}.*perhaps"):
+                Triton(config=TritonConfig(**FREE)).run()
+
+
+def test_a_server_that_is_stopped_leaves_no_memory_in_the_program() -> None:
+    def mapped() -> set[str]:
+        return {line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line}
+
+    gc.collect()
+    before = mapped()
+    gc.disable()  # the program may be busy with few, large objects
+    try:
+        triton = Triton(config=TritonConfig(**FREE))
+        bind(triton)
+        triton.run()
+        with Client(triton.addresses["http"]) as client:
+            client("identity").infer(x=np.ones((1, 100_000), np.float32))
+        assert mapped() - before
+        triton.stop()
+        wait_until(lambda: not mapped() - before, "the memory of the server stays")
+    finally:
+        gc.enable()
 
 
 def test_a_flag_that_does_not_exist_is_a_sentence() -> None:

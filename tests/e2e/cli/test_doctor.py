@@ -1,7 +1,5 @@
 """``pybackend doctor``: what it finds on a machine that has all, and on machines that lack something."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,11 +14,10 @@ import pytest
 
 from tests.sandbox.hosts import OTHER_UID, ROOT_DIRECTORY, parameters, public_directory, public_python
 from tests.support.laboratory import write_laboratory
+from tests.support.machine import without_gpu
 from tests.support.repositories import write_model
 from tests.support.server import ServerProcess
 from tests.support.warm_start import run_command
-
-pytestmark = pytest.mark.e2e
 
 LAYERS = [
     "python", "kernel", "open files", "processes", "shared memory", "front ends", "model processes", "zygote", "sandbox",
@@ -180,6 +177,19 @@ class TestRepositories:
             "advice": "",
         }
         assert "2 processes of models take 10" in found["open files"]["found"]
+
+    @without_gpu
+    def test_a_model_for_a_gpu_that_is_not_there(self, tmp_path):
+        write_laboratory(tmp_path, "vision", extra="instance_group { kind: KIND_GPU }")
+        refused, found = rows(str(tmp_path), *FREE_PORTS)
+        row = found["model 'vision'"]
+        assert (refused, row["status"]) == (1, "fail")
+        assert (
+            "instance group vision_0 of model vision has kind KIND_GPU but server does not support GPUs. This machine has no NVIDIA "
+            "driver: there is no /dev/nvidiactl. Set kind: KIND_CPU, or start the server with --gpu-models=cpu."
+        ) in row["advice"]
+        moved, found = rows(str(tmp_path), "--gpu-models=cpu", *FREE_PORTS)
+        assert (moved, found["model 'vision'"]["status"]) != (1, "fail")
 
     def test_what_would_fail_has_the_servers_words(self, tmp_path):
         write_model(tmp_path, "text", "", 'backend: "python" inptu { }')

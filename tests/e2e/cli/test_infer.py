@@ -1,7 +1,5 @@
 """``pybackend infer``: one request from the command line, to a running server or to one for its own use."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -20,8 +18,7 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
+DECOUPLED = "model_transaction_policy { decoupled: true }"
 ROOT = Path(__file__).resolve().parents[3]
 ADD_SUB = ROOT / "examples" / "add_sub" / "model_repository"
 SEQUENCE = """
@@ -62,6 +59,19 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("the end")))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+PAUSES = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = args["model_repository"]
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]))
+            pass_gate(self.directory, "execute")
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 REFUSES = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -93,8 +103,7 @@ def repository(tmp_path_factory):
     write_model(directory, "fields", SEQUENCE, out)
     write_model(directory, "refuses", REFUSES, out)
     write_model(directory, "misspelt", MISSPELT, out)
-    decoupled = "model_transaction_policy { decoupled: true }"
-    write_model(directory, "stream", STREAM, identity_config(extra=decoupled))
+    write_model(directory, "stream", STREAM, identity_config(extra=DECOUPLED))
     return directory
 
 
@@ -452,6 +461,18 @@ def test_a_model_whose_process_dies_at_its_start(pybackend, tmp_path):
         "Stub process 'licensed_0' is not healthy. The process exited with status 3. Its last line: no seat is left."
     )
     assert reason in done.stderr.splitlines()[-1]
+
+
+def test_a_stream_that_breaks_off_is_an_error_after_what_has_arrived(tmp_path):
+    model = write_model(tmp_path, "pauses", GATE + PAUSES, identity_config(extra=DECOUPLED))
+    with serving(tmp_path) as server:
+        command = [sys.executable, "-m", "pybackend", "infer", "--url", server.url, "pauses", "--input", "IN=1"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            Gate(model, "execute").wait_reached()
+            server.process.kill()
+            out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "OUT: 1.0\n"), errors
+    assert f"http://{server.url} did not complete its response" in errors
 
 
 def test_a_signal_ends_the_server_of_a_request_after_the_response(tmp_path):

@@ -1,7 +1,5 @@
 """One server for the tests of gRPC, with models that answer, stream, wait and fail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,8 +13,7 @@ from tests.support.streams import write_streams
 PATIENT = """
 import os
 import threading
-import numpy as np
-import triton_python_backend_utils as pb_utils
+
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -31,8 +28,6 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([]) for _ in requests]
 """
 FAILING = """
-import triton_python_backend_utils as pb_utils
-
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
 
 class TritonPythonModel:
@@ -45,9 +40,6 @@ class TritonPythonModel:
         return answers
 """
 FLOOD = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def initialize(self, args):
         self.place = args["model_repository"]

@@ -57,6 +57,15 @@ input [ {tensors(input=("TYPE_FP32", [2]))} ]
 output [ {tensors(output=("TYPE_FP32", [2]))} ]
 parameters {{ key: "MLFLOW_COLUMNS" value {{ string_value: '["a", "b"]' }} }}
 """
+HELLO = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        said = pb_utils.Tensor("said", np.array([b"hello"], object))
+        return [pb_utils.InferenceResponse([said]) for _ in requests]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +73,7 @@ def server(tmp_path_factory):
     models = tmp_path_factory.mktemp("mlflow")
     write_model(models, "table", TABLE, TABLE_CONFIG)
     write_model(models, "sum", SUM, SUM_CONFIG)
+    write_model(models, "hello", HELLO, f'backend: "python"\noutput [ {tensors(said=("TYPE_STRING", [1]))} ]')
     with serving(models, flags=("--allow-mlflow",)) as server:
         yield server
 
@@ -167,7 +177,7 @@ def test_a_model_with_one_input_gets_the_columns_in_its_order(ask):
             "the table has the columns 'prize', and model 'table' has the inputs 'price'",
         ),
         ("table", {"inputs": [[1, 2]]}, "the table has the columns '0', '1', and model 'table' has the inputs 'price'"),
-        ("", {"inputs": 1}, "this one serves 2: POST /v2/models/NAME/invocations"),
+        ("", {"inputs": 1}, "this one serves 3: POST /v2/models/NAME/invocations"),
     ],
 )
 def test_what_no_tensor_holds_is_refused_in_mlflows_form(ask, model, body, message):
@@ -181,6 +191,24 @@ def test_other_media_types_and_models_are_refused(ask):
     assert "UTF-8" in ask("sum", b"{}", "application/json; charset=latin-1", 415)
     assert ask("sum", "a,b\n\xff".encode("latin-1"), "text/csv", 400)["message"].startswith("the body is no CSV")
     assert ask("nobody", {"inputs": 1}, status=400)["error_code"] == "BAD_REQUEST"
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "content_type", "message"),
+    [
+        ("sum", "a,b\n" + "1,2\n" * 100_001, "text/csv", "more than 100000 lines or 1000000 cells"),
+        ("sum", "a,b\n" + "\r" * 100_001, "text/csv", "more than 100000 lines or 1000000 cells"),
+        ("sum", "a,b\n" + "1," * 1_000_001, "text/csv", "more than 100000 lines or 1000000 cells"),
+        ("table", {"inputs": {"prize": [1] * 100_001}}, "application/json", "have more than 100000 rows"),
+    ],
+)
+def test_a_table_that_would_take_hundreds_of_megabytes_is_refused(ask, model, body, content_type, message):
+    assert message in ask(model, body, content_type, 400)["message"]
+
+
+def test_a_model_without_inputs_leaves_every_column_out(ask):
+    for body in ({"instances": [1]}, {"inputs": {"a": 1}}, {"dataframe_split": {"columns": ["a"], "data": [[1]]}}):
+        assert ask("hello", body) == {"predictions": ["hello"]}, body
 
 
 def test_probes_and_a_server_with_one_model(tmp_path):

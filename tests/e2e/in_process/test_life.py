@@ -25,6 +25,7 @@ import pytest
 
 import pybackend
 from pybackend_wire.zygote import MARK
+from tests.support.descriptors import open_descriptors
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import copy_model, write_model
 from tests.support.server import DEADLINE_S, free_of_processes
@@ -545,11 +546,11 @@ def test_a_stopped_server_leaves_nothing_in_memory_and_no_descriptor(repository:
             return weakref.ref(server.model("x")._life.host.server.engine)
 
     engine = serve()
-    before = sorted(_open_files())
+    before = open_descriptors()
     engines = [engine, serve()]
     gc.collect()
     assert [engine() for engine in engines] == [None, None]
-    assert len(_open_files()) == len(before)
+    assert not open_descriptors() - before
 
 
 @pytest.mark.thorough

@@ -1,7 +1,5 @@
 """Spans of OpenTelemetry: what a collector gets, and how a trace goes on from the client through models."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -19,21 +17,14 @@ from tests.support.connection import connected
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.e2e
-
 BODY = json.dumps(REQUEST).encode()
 CONTEXT = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         contexts = [str(request.trace().get_context()) for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([each], object))]) for each in contexts]
 """
 CALLER = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         answers = []

@@ -1,7 +1,5 @@
 """Trace files: which requests are in them, and what is said about each."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -16,11 +14,7 @@ from tests.support.repositories import IDENTITY, identity_config, tensors, write
 from tests.support.server import serving
 from tests.support.trace_files import fragments_in
 
-pytestmark = pytest.mark.e2e
-
 CALLER = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         answers = []
@@ -33,8 +27,6 @@ class TritonPythonModel:
         return answers
 """
 STREAMING = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:

@@ -1,7 +1,5 @@
 """However many requests a client sends, a turn of the event loop does a little for it: counted by what a turn answers."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -150,7 +148,7 @@ def test_a_broken_frame_behind_many_calls(run):
 
 HELD = """
 import time
-import triton_python_backend_utils as pb_utils
+
 
 class TritonPythonModel:
     def execute(self, requests):

@@ -1,9 +1,6 @@
 """A process that speaks the protocol and lies in it: it is killed, its requests are answered, and the host is unharmed."""
 
-from __future__ import annotations
-
 import asyncio
-import os
 import re
 import time
 from itertools import pairwise
@@ -19,6 +16,7 @@ from pybackend.model.model import ModelState
 from pybackend_wire.messages import STREAM_WINDOW
 from tests.integration.ipc.lies import DEATHS, ITERATIVE, LATE, LIES, LOADS
 from tests.integration.models.conftest import running_engine
+from tests.support.descriptors import open_descriptors
 from tests.support.engine import input_tensor, unload
 from tests.support.repositories import identity_config, write_model
 from tests.support.thorough import one_in, rows_of
@@ -195,7 +193,7 @@ def test_oddities_that_hurt_nobody(engine_and_run, what):
     engine, run = engine_and_run
     model = engine.repository.catalogue.find(model_name(what))
     pid = model.instances[0].pid
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     began_ns = time.monotonic_ns()
     for _ in range(3):
         (answer,) = run(answers(engine, what, SMALL))
@@ -208,7 +206,7 @@ def test_oddities_that_hurt_nobody(engine_and_run, what):
     most_ns = 3 * (time.monotonic_ns() - began_ns)
     assert model.instances[0].pid == pid
     # One output segment, at most; processes of other models may begin meanwhile.
-    run(until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1))
+    run(until(lambda: len(open_descriptors() - before) <= 1))
     for name in ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "success_ns"):
         assert 0 <= getattr(statistics, name) <= most_ns, name
 

@@ -1,7 +1,5 @@
 """The output memory of one stub, over a socket pair: when the host asks for segments, and what it still reads of them."""
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import os
@@ -16,6 +14,7 @@ from pybackend.ipc.stub_messages import TensorPlace
 from pybackend_stub.channel import HostChannel
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, FreeOutput, NoOutput
+from tests.support.descriptors import open_descriptors
 
 MIB = 1024 * 1024
 
@@ -119,7 +118,7 @@ def test_however_often_a_byte_is_asked_for_there_are_few_segments_of_one_descrip
 
     async def main():
         ends = Ends(limit_bytes)
-        before, sizes = len(os.listdir("/proc/self/fd")), []
+        before, sizes = open_descriptors(), []
         try:
             while True:
                 ends.memory.grow(1)
@@ -129,10 +128,10 @@ def test_however_often_a_byte_is_asked_for_there_are_few_segments_of_one_descrip
                 sizes.append(message.size_bytes)
                 assert len(sizes) <= 128
                 await asyncio.sleep(0)
-            assert len(os.listdir("/proc/self/fd")) == before + len(sizes)
+            assert len(open_descriptors() - before) == len(sizes)
             assert limit_bytes - mmap.PAGESIZE < sum(sizes) <= limit_bytes
         finally:
             ends.close()
-        assert len(os.listdir("/proc/self/fd")) < before
+        assert not open_descriptors() - before
 
     asyncio.run(main())

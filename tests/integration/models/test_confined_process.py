@@ -1,9 +1,6 @@
 """What confines a process reaches it before any code of a model, and its report reaches the host."""
 
-from __future__ import annotations
-
 import asyncio
-import os
 
 import pytest
 
@@ -22,6 +19,7 @@ from pybackend.sandbox.sandbox import Sandbox
 from pybackend.settings import SandboxSettings
 from pybackend_wire.confinement import LAYERS, STANDARD, Confinement
 from pybackend_wire.host_messages import ModelToLoad
+from tests.support.descriptors import open_descriptors
 
 ANYWHERE = [("/", "rwx")]
 
@@ -104,7 +102,7 @@ def test_what_it_may_do_may_be_long(tmp_path):
 
 
 def test_nothing_of_it_stays_open(tmp_path):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
 
     async def scenario():
         launcher = StubLauncher(stage_bundle())
@@ -114,4 +112,4 @@ def test_nothing_of_it_stays_open(tmp_path):
         stub.discard()
 
     asyncio.run(scenario())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_descriptors() - before

@@ -1,10 +1,7 @@
 """The life of models in an engine: kinds of instances, unloading, memory that comes and goes, answers that do not wait."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-import os
 import time
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.settings import ModelSettings
 from tests.integration.models.conftest import running_engine
+from tests.support.descriptors import open_descriptors
 from tests.support.engine import input_tensor, output_array, unload
 from tests.support.ensembles import held
 from tests.support.gates import GATE, Gate
@@ -293,7 +291,7 @@ def test_descriptors_do_not_pile_up(engine_and_run):
     engine, run = engine_and_run
     for _ in range(3):
         run(answered(engine, "other", np.zeros(300_000)))
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(50):
         run(answered(engine, "other", np.zeros(300_000)))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_descriptors() - before

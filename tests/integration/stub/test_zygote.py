@@ -1,7 +1,5 @@
 """A zygote whose host is the test: what it says when it is ready, and when it must not fork."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -18,6 +16,7 @@ import pytest
 from pybackend.process.bundle import stage_bundle
 from pybackend_wire.zygote import ARGUMENT, SPARE_NAME, Fork, packed
 from tests.support.gates import wait_until
+from tests.support.nvidia import StandIn, needs_stand_in
 from tests.support.server import name_of
 
 DEADLINE_S = 30
@@ -26,13 +25,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextmanager
-def zygote(bundle, *preload):
+def zygote(bundle, *preload, python=(sys.executable,)):
     """A running one: its process, and our end of its socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(DEADLINE_S)
     with ours:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(bundle), ARGUMENT, str(theirs.fileno()), str(os.getpid()), "0", *preload],
+            [*python, "-I", "-B", str(bundle), ARGUMENT, str(theirs.fileno()), str(os.getpid()), "0", *preload],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -66,15 +65,28 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_is_preloaded_can_be_in_the_way(tmp_path, name):
-    code, reason = MODULES[name]
+def answer_with(tmp_path, name, code, **more):
+    """What a zygote says that is to preload a module with this code."""
     bundle = tmp_path / "bundle"
     shutil.copytree(stage_bundle(), bundle)
     (bundle / f"{name}.py").write_text(code)
-    with zygote(bundle, name) as (process, host):
-        assert json.loads(host.recv(1000)) == [0, 0, reason]
+    with zygote(bundle, name, **more) as (process, host):
+        answer = json.loads(host.recv(1000))
         assert process.wait(DEADLINE_S) == 0
+    return answer
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_preloaded_can_be_in_the_way(tmp_path, name):
+    code, reason = MODULES[name]
+    assert answer_with(tmp_path, name, code) == [0, 0, reason]
+
+
+@needs_stand_in
+def test_a_gpu_that_is_open_is_in_the_way(tmp_path):
+    python = StandIn(tmp_path / "machine").python()
+    answer = answer_with(tmp_path, "opens_gpu", "CONTROL = open('/dev/nvidiactl', 'rb')", python=python)
+    assert answer == [0, 0, "its modules have opened a GPU, which forks could not use"]
 
 
 def test_a_request_whose_descriptors_are_lost_is_refused(adopting):

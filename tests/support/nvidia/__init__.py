@@ -4,8 +4,6 @@ The libraries are found as anybody's are, by LD_LIBRARY_PATH. The device files l
 those below it; any of them may be opened, and does what /dev/null does.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -68,10 +66,10 @@ class StandIn:
         file.parent.mkdir(parents=True)
         file.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
 
-    def python(self, *more: str, left_out: str = "") -> list[str]:
+    def python(self, *more: str, left_out: str = "", program: str = sys.executable) -> list[str]:
         """The command of a Python that runs on the machine, which has these device files too and lacks one."""
         names = {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", *more} - {left_out}
-        arguments = [self._dev, " ".join(sorted(names)), self._driver, sys.executable]
+        arguments = [self._dev, " ".join(sorted(names)), self._driver, program]
         return ["unshare", "-m", "sh", "-c", _MACHINE, "sh", *map(str, arguments)]
 
     def environment(self, **variables: str) -> Mapping[str, str]:

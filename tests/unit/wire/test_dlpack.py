@@ -1,7 +1,5 @@
 """DLPack both ways, against a producer and a consumer of the tests' own, NumPy's, and torch's where it is installed."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import subprocess
@@ -185,10 +183,30 @@ def test_stream_is_ignored_and_device_is_host_memory():
         tensor.__dlpack__(stream=None),
         tensor.__dlpack__(stream=1),
         tensor.__dlpack__(2),
+        tensor.__dlpack__(max_version=(1, 0), dl_device=(1, 0), copy=False),
     ):
         assert name_of(capsule) == b"dltensor"
     assert tensor.__dlpack_device__() == (1, 0)
     assert [type(number) for number in tensor.__dlpack_device__()] == [int, int]
+
+
+@pytest.mark.parametrize("make", [lambda: Tensor("X", _array()), _received], ids=["local", "received"])
+def test_a_library_may_ask_for_a_copy(make):
+    tensor = make()
+    consumers = [Consumer(tensor.__dlpack__(copy=copy)) for copy in (True, False)]
+    tensor.as_numpy()[...] = -1
+    assert [consumer.array().tolist() for consumer in consumers] == [_array().tolist(), [[-1] * 3] * 2]
+    for consumer in consumers:
+        consumer.release()
+
+
+def test_a_library_that_wants_it_on_a_gpu_is_told_how_to_get_it_there():
+    with pytest.raises(BufferError) as raised:
+        Tensor("X", _array()).__dlpack__(dl_device=(CUDA, 1))
+    assert str(raised.value) == (
+        "The tensor lies in host memory, and a library wants it on device (2, 1) of DLPack: take it without a device, and copy it "
+        "there, with torch by torch.from_dlpack(tensor).to('cuda')."
+    )
 
 
 @pytest.mark.spec("pb-T08")

@@ -312,7 +312,6 @@ class ModelCalls:
             raise _not_ready(message.model_name, error.message) from None
 
     def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
-        """Submit a call to the engine as a request."""
         message, admission = call.message, call.admission
         assert admission is not None
         request = InferenceRequest(

@@ -50,8 +50,10 @@ from pybackend.protocol.openai.request import (
 _SENDER = Sender("http")
 _JSON = "application/json"
 _AT_ONCE = 16
-_PIECE_BYTES = 100  # what a piece takes besides its contents
 """Requests of one list of texts to embed that wait in the model's queue at a time."""
+
+_PIECE_BYTES = 100
+"""The room that a piece of an answer takes beside its contents."""
 
 _T = TypeVar("_T")
 

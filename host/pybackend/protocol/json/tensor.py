@@ -4,8 +4,6 @@ Used by: ``infer_request`` for inputs' ``data`` members, ``infer_response`` for 
 type already; ``infer_document`` or msgspec checks it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -199,16 +197,19 @@ def decode_values(datatype: str, data: Buffer) -> Sequence[Any]:
     """
     if datatype == "BYTES":
         return [element.decode() for element in decode_elements(data)]
-    if datatype == "BF16":
-        upper = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
-        return upper.view(np.float32).tolist()  # type: ignore[no-any-return]
     count = len(data) // DATATYPES[datatype].itemsize
-    if count <= _SMALL_COUNT:
+    array: np.ndarray[Any, Any]
+    if datatype == "BF16":
+        array = (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    elif count <= _SMALL_COUNT:
         return _STRUCTS[datatype][count].unpack(data)
-    if datatype == "BOOL":
+    elif datatype == "BOOL":
         # Any non-zero byte is true. numpy requires 0 or 1 in a bool array, so the bytes are not viewed as one.
-        return (np.frombuffer(data, dtype=np.uint8) != 0).tolist()  # type: ignore[no-any-return]
-    return np.frombuffer(data, dtype=_little_endian(datatype)).tolist()  # type: ignore[no-any-return]
+        array = np.frombuffer(data, dtype=np.uint8) != 0
+    else:
+        array = np.frombuffer(data, dtype=_little_endian(datatype))
+    values: list[Any] = array.tolist()
+    return values
 
 
 def unpacker(datatype: str, nbytes: int) -> Callable[[Buffer], Sequence[Any]]:

@@ -60,7 +60,33 @@ def read_key(path: Path) -> str:
     return keys[0]
 
 
-_EVENT = b"data: "
+class Events:
+    """Finds the server-sent events in the parts of a body, which come from ``read1``: it notices a body that breaks off."""
+
+    _BEGIN = b"data: "
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def in_part(self, part: bytes) -> list[bytes]:
+        """The events that end with this part."""
+        known = max(0, len(self._rest) - 1)
+        self._rest += part
+        if self._rest.find(b"\n\n", known) < 0:
+            return []
+        *events, rest = bytes(self._rest).split(b"\n\n")
+        self._rest = bytearray(rest)
+        return [event.removeprefix(self._BEGIN) for event in events if event.startswith(self._BEGIN)]
+
+    @classmethod
+    def of(cls, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        """The events of a response as they arrive."""
+        events = cls()
+        while part := response.read1(_READ_BYTES):
+            yield from events.in_part(part)
+
+
+_READ_BYTES = 1024 * 1024
 _JSON = {"Content-Type": "application/json"}
 _PORTS = {"http": 80, "https": 443}
 _LOCAL = "unix:"
@@ -145,15 +171,12 @@ class Connection:
         self._context = self._access.tls_context() if self._address.is_secure else None
 
     def get(self, path: str) -> Any:
-        """The JSON document at a path."""
         return self._document(self.get_bytes(path))
 
     def get_bytes(self, path: str) -> bytes:
-        """The body at a path."""
         return self._request("GET", path, None, {}).body
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """The response to a request with a body."""
         return self._request("POST", path, body, headers)
 
     def post_json(self, path: str, document: object) -> Any:
@@ -167,9 +190,8 @@ class Connection:
         try:
             if response.status != 200:
                 raise InferenceError(self._error_text(response.read(), response.status))
-            for line in response:
-                if line.startswith(_EVENT):
-                    yield self._document(line[len(_EVENT) :])
+            for event in Events.of(response):
+                yield self._document(event)
         except (OSError, http.client.HTTPException) as error:
             raise self._cut_short(error) from None
         finally:

@@ -47,6 +47,7 @@ class _Metrics:
     batches: dict[_Version, dict[str, float]] = field(default_factory=dict)
     server: dict[str, float] = field(default_factory=dict)
     front_ends: dict[str, dict[str, float]] = field(default_factory=dict)
+    gpus: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Sample:
     )  # samples without a model, such as those of the event loop
     # of front ends in separate processes, by number; empty without metrics
     front_ends: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    gpus: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by UUID, by the names of families
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Source:
             metrics.batches,
             metrics.server,
             metrics.front_ends,
+            metrics.gpus,
         )
 
     def _statistics(self) -> dict[_Version, Mapping[str, Any]]:
@@ -161,11 +164,8 @@ def _parsed(text: str) -> _Metrics:
             labels = sample.labels
             if isnan(sample.value):
                 continue
-            if sample.name in _FRONT_END_GAUGES and "front_end" in labels:
-                found.front_ends.setdefault(labels["front_end"], {})[_FRONT_END_GAUGES[sample.name]] = sample.value
             if "model" not in labels:
-                if not labels:
-                    found.server[sample.name] = sample.value
+                _note_of_server(found, sample.name, labels, sample.value)
                 continue
             version = full_name(labels.get("namespace", ""), labels["model"]), labels.get("version", "")
             if sample.name == _BATCHES:
@@ -183,6 +183,15 @@ def _parsed(text: str) -> _Metrics:
                 else:
                     figures[name] = figures.get(name, 0) + sample.value  # some have a series for each instance
     return found
+
+
+def _note_of_server(found: _Metrics, name: str, labels: Mapping[str, str], value: float) -> None:
+    if not labels:
+        found.server[name] = value
+    elif "gpu_uuid" in labels:
+        found.gpus.setdefault(labels["gpu_uuid"], {})[name] = value
+    elif "front_end" in labels and name in _FRONT_END_GAUGES:
+        found.front_ends.setdefault(labels["front_end"], {})[_FRONT_END_GAUGES[name]] = value
 
 
 def _name_of(row: Mapping[str, Any]) -> str:

@@ -48,6 +48,7 @@ class Session:
 
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # sent to the server: an API key, for example
     dark: bool | None = None  # None follows the browser
+    kept: list[Any] = field(default_factory=list, repr=False)  # requests to send again
 
 
 @dataclass

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from nicegui import ui
 
 from pybackend.errors import PybackendError
-from pybackend.modelconfig.normalisation import minimal_document
-from pybackend.modelconfig.parser import format_config_text, parse_config_json
 from pybackend.tools.client.connection import model_path
 from pybackend.tools.client.figures import Row
 from pybackend.tools.console import charts
-from pybackend.tools.console.frame import (
-    Page,
-    facts,
-    figures,
-    heading,
-    megabytes,
-    number,
-    paragraph,
-    pre,
-    state,
-)
+from pybackend.tools.console.configuration_view import ConfigurationView
+from pybackend.tools.console.frame import Page, figures, heading, megabytes, number, state
 from pybackend.tools.console.log_view import LogView
 from pybackend.tools.console.steps import Steps
+from pybackend.tools.console.trace_view import TraceView
 from pybackend.tools.console.try_it import TryIt
 
 _REASONS = {"full": "full", "preferred": "preferred size", "delay": "delay over", "idle": "instance idle"}
@@ -63,7 +52,7 @@ class ModelPage:
             )
             with ui.element("div"):
                 with ui.tabs().props("dense align=left no-caps outside-arrows mobile-arrows") as tabs:
-                    for name in ("Try it", "Figures", "Configuration", "Log"):
+                    for name in ("Try it", "Figures", "Traces", "Configuration", "Log"):
                         ui.tab(name)
                 with ui.tab_panels(tabs, value="Try it").props("keep-alive").props('animated="false"'):
                     with ui.tab_panel("Try it") as self._try:
@@ -72,6 +61,8 @@ class ModelPage:
                         self._steps_card: Any = ui.element("section").classes("card")
                         self._steps_card.visible = False
                         self._charts = _Charts()
+                    with ui.tab_panel("Traces"):
+                        TraceView(self._page, self._model, lambda: bool(tabs.value == "Traces"))
                     with ui.tab_panel("Configuration") as self._configuration:
                         ui.label("The configuration comes when the model is ready.").classes("soft")
                     with ui.tab_panel("Log"), ui.element("section").classes("card"):
@@ -109,6 +100,9 @@ class ModelPage:
             state("" if row is None else row.state)
         for action, button in self._acts.items():
             button.visible = (action != "load") == self._is_up
+            refusal = watch.control_refusal if action != "load" else ""
+            button.enabled = not refusal
+            button.props["title"] = refusal or action.capitalize()
         reason = ""
         if row is None:
             known = any(each.model == self._model for each in watch.look.rows)
@@ -134,9 +128,7 @@ class ModelPage:
         except PybackendError as error:
             self._explain(self._try, str(error))
             return
-        config, trouble = await self._answer(f"{path}/config")
-        environment, _ = await self._answer(f"{path}/environment")
-        sandbox, _ = await self._answer(f"{path}/sandbox")
+        config, trouble = await self._config(path)
         self._loaded = True
         self._try.clear()
         try:
@@ -150,49 +142,19 @@ class ModelPage:
             self._explain(
                 self._try, f"The server describes the model in a way that is not of the v2 protocol: {error!r}"
             )
-        self._configuration.clear()
-        with self._configuration, ui.element("div").classes("stack"):
-            _show_environment(environment, sandbox)
-            with ui.element("section").classes("card"):
-                heading("Configuration in force")
-                if trouble:
-                    paragraph(trouble).classes("soft")
-                else:
-                    pre(_config_text(config))
+        await ConfigurationView(self._page, self._model, self._version).show(self._configuration, config, trouble)
 
     def _explain(self, panel: Any, text: str) -> None:
         panel.clear()
         with panel:
             ui.label(text).classes("banner")
 
-    async def _answer(self, path: str) -> tuple[dict[str, Any], str]:
+    async def _config(self, path: str) -> tuple[dict[str, Any], str]:
         try:
-            found = await asyncio.to_thread(self._page.watch.server.get, path)
+            found = await asyncio.to_thread(self._page.watch.server.get, f"{path}/config")
         except PybackendError as error:
             return {}, str(error)
         return (found, "") if isinstance(found, dict) else ({}, "the server answers in another form")
-
-
-def _config_text(config: dict[str, Any]) -> str:
-    """A configuration as config.pbtxt, without the fields that a load fills in; as JSON if the server is another one."""
-    try:
-        return format_config_text(minimal_document(parse_config_json(config, "the server's configuration")))
-    except PybackendError:
-        return json.dumps(config, indent=2, ensure_ascii=False)
-
-
-def _show_environment(environment: dict[str, Any], sandbox: dict[str, Any]) -> None:
-    with ui.element("section").classes("card"):
-        heading("Processes")
-        if not environment and not sandbox:
-            paragraph("This model has no processes, or the server does not tell.").classes("soft")
-            return
-        missing = sandbox.get("not_in_force") or {}
-        facts([
-            ("Python", str(environment.get("python", "-"))), ("numpy", str(environment.get("numpy", "-"))),
-            ("Environment", str(environment.get("path") or "the server's")), ("Sandbox", str(sandbox.get("level", "-"))),
-            *[(f"Not in force: {layer}", str(why)) for layer, why in missing.items()],
-        ])  # fmt: skip
 
 
 class _Charts:

@@ -50,10 +50,11 @@ _INSTANCES_CELL = """<q-td :props="props"><span v-if="!props.row.instances">-</s
   :title="props.row.busy + ' busy, ' + (props.row.instances_ready - props.row.busy) + ' idle, ' + (props.row.instances - props.row.instances_ready) + ' restarting'"
   >{{ props.row.instances_ready }}/{{ props.row.instances }}</span></q-td>"""
 _ACT_CELL = """<q-td :props="props" style="white-space:nowrap"><template v-if="props.row.first">
-  <q-btn flat round dense size="sm" :icon="props.row.is_up ? 'refresh' : 'play_arrow'" :title="props.row.is_up ? 'Reload' : 'Load'"
+  <q-btn flat round dense size="sm" :icon="props.row.is_up ? 'refresh' : 'play_arrow'" :disable="props.row.is_up && !!props.row.refusal"
+    :title="props.row.is_up ? props.row.refusal || 'Reload' : 'Load'"
     :aria-label="(props.row.is_up ? 'Reload ' : 'Load ') + props.row.model"
     @click="() => $parent.$emit('act', [props.row.model, props.row.is_up ? 'reload' : 'load'])" />
-  <q-btn flat round dense size="sm" icon="stop" :disable="!props.row.is_up" title="Unload" :aria-label="'Unload ' + props.row.model"
+  <q-btn flat round dense size="sm" icon="stop" :disable="!props.row.is_up || !!props.row.refusal" :title="props.row.refusal || 'Unload'" :aria-label="'Unload ' + props.row.model"
     @click="() => $parent.$emit('act', [props.row.model, 'unload'])" /></template></q-td>"""
 
 
@@ -144,4 +145,5 @@ def _cells(page: Page, row: Row, reason: str, *, is_first: bool) -> dict[str, An
         "note": reason.strip()[:300],
         "is_up": row.state in {"READY", "LOADING"},
         "first": is_first,
+        "refusal": page.watch.control_refusal,
     }

@@ -8,6 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from pybackend.errors import PybackendError
+from pybackend.tools.console.checks import Checks
 from pybackend.tools.console.frame import Page, facts, figures, heading, megabytes, number, paragraph
 from pybackend.tools.console.log_view import LogView
 
@@ -62,6 +63,7 @@ class ServerPage:
                     self._all.props["aria-label"] = "Also show flags that have their default"
                 self._settings_note: Any = ui.label().classes("soft")
                 self._settings: Any = _table(_SETTINGS, "name", "name", "Flags in force")
+            Checks(self._page)
             with ui.element("section").classes("card"):
                 heading("Log")
                 LogView(self._page)
@@ -91,6 +93,7 @@ class ServerPage:
             facts([
                 ("Name", str(look.server.get("name", "-"))), ("Version", str(look.server.get("version", "-"))),
                 ("Address", watch.server.url), ("Extensions", ", ".join(map(str, look.server.get("extensions", []))) or "-"),
+                *(_gpu_fact(uuid, of) for uuid, of in sorted(look.sample.gpus.items())),
             ])  # fmt: skip
             if watch.metrics_trouble:
                 paragraph(f"No metrics: {watch.metrics_trouble}").classes("soft")
@@ -148,3 +151,11 @@ def _table(columns: list[dict[str, Any]], key: str, order: str, label: str) -> A
     table.classes("list").props('flat dense binary-state-sort :rows-per-page-options="[10, 50, 0]"')
     table.props["aria-label"] = label
     return table
+
+
+def _gpu_fact(uuid: str, figures_of: Mapping[str, float]) -> tuple[str, str]:
+    """The name of a GPU and its figures, "-" for one that it lacks."""
+    rate, watts = figures_of.get("nv_gpu_utilization"), figures_of.get("nv_gpu_power_usage")
+    used, total = (figures_of.get(f"nv_gpu_memory_{which}_bytes") for which in ("used", "total"))
+    busy = number(None if rate is None else 100 * rate, 0, "%")
+    return uuid, f"{busy} busy, {megabytes(used)} of {megabytes(total)}, {number(watts, 0, 'W')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from pybackend.tools.client.values import Tensor, WantedTensor
 from pybackend.tools.console.answers import Stream, StreamView, show_output
 from pybackend.tools.console.form import InputField, Options, optional_names
 from pybackend.tools.console.frame import Page, heading, pre
+from pybackend.tools.console.kept import Kept, KeptRequests
 from pybackend.tools.console.programs import Server, programs_for
 
 _TIMEOUT_S = 300.0
@@ -54,6 +55,8 @@ class TryIt:
                 with ui.element("div").classes("line"):
                     self._button: Any = ui.button("Send", on_click=self._send).props("unelevated")
                     ui.button("Show as code", on_click=self._show_programs).props("flat")
+                    ui.button("Keep", on_click=self._keep).props("flat")
+                self._kept = KeptRequests(page.session.kept, (model, version), config, self._send_again)
             with ui.element("section").classes("card") as answer:
                 answer.props["aria-label"] = "Answer"
                 answer.props["aria-live"] = "polite"
@@ -90,12 +93,21 @@ class TryIt:
             return None
 
     async def _send(self) -> None:
-        self._stop()
         asked = await self._asked()
-        if asked is None:
-            return
-        request, tensors = asked
-        self._options.step()
+        if asked is not None:
+            self._options.step()
+            await self._send_request(*asked)
+
+    async def _send_again(self, kept: Kept) -> None:
+        await self._send_request(kept.request, kept.tensors)
+
+    async def _keep(self) -> None:
+        asked = await self._asked()
+        if asked is not None:
+            self._kept.keep(*asked)
+
+    async def _send_request(self, request: Request, tensors: Sequence[Tensor]) -> None:
+        self._stop()
         access = replace(self._page.watch.access, most_bytes=_MOST_ANSWER_BYTES)
         connection = Connection(self._page.watch.settings.url, _TIMEOUT_S, "Is it still running?", access)
         self._button.props("loading")
@@ -163,7 +175,7 @@ class TryIt:
             self._code.visible = True
             self._write_programs(*asked)
 
-    def _write_programs(self, request: Request, tensors: list[Tensor]) -> None:
+    def _write_programs(self, request: Request, tensors: Sequence[Tensor]) -> None:
         watch = self._page.watch
         server = Server(watch.settings.url, watch.settings.grpc_url, watch.access)
         programs = programs_for(server, request, tensors, self._wanted, decoupled=self._decoupled)
@@ -176,7 +188,8 @@ class TryIt:
             first = "generate" if self._decoupled else "curl"
             with ui.tab_panels(tabs, value=first).props('animated="false"'):
                 for title, text in programs.texts.items():
-                    with ui.tab_panel(title).classes("tight"):
+                    with ui.tab_panel(title).classes("tight") as panel:
+                        panel.props["aria-label"] = title
                         pre(text, wraps=True)
                         with ui.element("div").classes("line"):
                             ui.button("Copy", on_click=lambda text=text: ui.clipboard.write(text)).props("flat dense")

@@ -19,6 +19,7 @@ INTERVAL_S = 2.0
 _SHARE = 10
 """A look that takes long is followed by a pause so many times as long: the console must not load the server."""
 
+_NO_CONTROL = "This server loads and unloads models by itself: --model-control-mode=explicit lets clients do it"
 _POINTS = 150
 _MOST_HISTORIES = 32
 
@@ -45,6 +46,9 @@ class Watch:
         self.looks = 0  # grows with each look
         self.trouble = ""  # why the last look found nothing, ``""`` if it did
         self.is_locked = False  # the server wants an API key or a header
+        self.control_refusal = (
+            ""  # why models cannot be loaded and unloaded, ``""`` if they can, or the server does not tell
+        )
         self.histories: dict[tuple[str, str], deque[tuple[float, Row]]] = {}
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
@@ -60,6 +64,10 @@ class Watch:
         rows = [row for row in self.look.rows if row.model == model and version in {"", row.version}]
         rows.sort(key=lambda row: (row.state == "READY", len(row.version), row.version))
         return rows[-1] if rows else None
+
+    def versions(self, model: str) -> list[str]:
+        """The versions of a model that are ready."""
+        return [row.version for row in self.look.rows if row.model == model and row.state == "READY"]
 
     def history(self, model: str, version: str) -> deque[tuple[float, Row]]:
         """The rows of a version over time; they are kept from now on."""
@@ -95,6 +103,7 @@ class Watch:
                 look = await asyncio.to_thread(self._looked, before)
             except (PybackendError, ValueError, KeyError, TypeError, AttributeError) as error:
                 self._fail(error)
+                before = None  # another server may come
             else:
                 self._take(look)
                 before = look.sample
@@ -106,9 +115,18 @@ class Watch:
 
     def _looked(self, before: Sample | None) -> Look:
         server = self.server.get("/v2")
+        if before is None:
+            self.control_refusal = self._refusal_of_control()
         sample = self._source.sample()
         rows = rows_between(before or sample, sample)
         return Look(tuple(rows), sample, server if isinstance(server, dict) else {})
+
+    def _refusal_of_control(self) -> str:
+        with suppress(PybackendError, KeyError, TypeError):
+            rows = self.server.get("/v2/diagnostics/settings")["settings"]
+            mode = next(row["value"] for row in rows if row["name"] == "--model-control-mode")
+            return "" if mode == "explicit" else _NO_CONTROL
+        return ""
 
     def _take(self, look: Look) -> None:
         self.trouble, self.is_locked, self.look = "", False, look

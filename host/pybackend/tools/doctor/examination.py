@@ -1,7 +1,5 @@
 """The whole examination, layer by layer: ports are bound and files are read as the server does it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex
@@ -250,7 +248,8 @@ async def _prepared(
 def _facts(rehearsal: Rehearsal) -> str:
     count, environment = rehearsal.process_count, rehearsal.environment
     python = "the server's Python" if environment is None else f"Python {environment['python']}, {environment['path']}"
-    return f"{count} {'process' if count == 1 else 'processes'} on {python}; sandbox {rehearsal.level or 'off'}"
+    gpus = f", GPU {', '.join(map(str, rehearsal.gpus))}" if rehearsal.gpus else ""
+    return f"{count} {'process' if count == 1 else 'processes'} on {python}{gpus}; sandbox {rehearsal.level or 'off'}"
 
 
 def _unloadable(name: str, error: PybackendError, *, is_fatal: bool) -> Finding:

@@ -14,7 +14,10 @@ class TritonPythonModel:
     async def answer(self, request):
         values = pb_utils.get_input_tensor_by_name(request, "VALUES")
         calls = [
-            pb_utils.InferenceRequest(model_name=name, inputs=[values], requested_output_names=["RESULT"])
+            # With the trace, the calls are parts of the request where it is traced, and the console draws them.
+            pb_utils.InferenceRequest(
+                model_name=name, inputs=[values], requested_output_names=["RESULT"], trace=request.trace()
+            )
             for name in MODELS
         ]
         responses = await asyncio.gather(*(call.async_exec() for call in calls))

@@ -1,7 +1,5 @@
 """A model's life in a harness: import, complete, initialise, finalize, and nothing left of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -49,7 +47,7 @@ def test_initialize_gets_the_seven_arguments(opened, tmp_path):
         ([], {"instance_kind": "GPU", "device_id": 3}, ("m_0", "GPU", "3")),
         ([], {"instance_kind": "MODEL"}, ("m_0", "MODEL", "0")),
         ([{"kind": "KIND_CPU", "count": 2}], {}, ("m_0_0", "CPU", "0")),
-        ([{"kind": "KIND_GPU", "gpus": [5]}], {}, ("m_0_0", "GPU", "5")),
+        ([{"kind": "KIND_GPU", "gpus": [5]}], {}, ("m_0_0", "GPU", "0")),
         ([{"name": "fast", "kind": "KIND_MODEL"}], {"device_id": 1}, ("fast_0", "MODEL", "1")),
     ],
 )
