@@ -26,7 +26,7 @@ _NAMED_BYTES = 8
 """A stream's first message begins with the model's name, and has come whole, as a rule, when so much of it has come."""
 
 _BODY_BYTES = 64 * 1024
-"""What HAProxy holds of a body."""
+"""The part of a body that HAProxy holds."""
 
 NO_NAME = (
     f"the entrance must choose a replica, and cannot read the model's name and the correlation id in the first {_BODY_BYTES // 1024} KB of this "
