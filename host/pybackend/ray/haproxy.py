@@ -213,7 +213,7 @@ backend grpc_coordinator
 
 def _backend(name: str, pool: str) -> str:
     """The name of a backend of a pool."""
-    return name if pool == DEFAULT_POOL else f"{name}_{pool}"
+    return name if pool == DEFAULT_POOL else f"{name}.{pool}"
 
 
 def _choices(cluster: Cluster, protocol: str, condition: str = "") -> str:

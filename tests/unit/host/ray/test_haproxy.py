@@ -73,12 +73,12 @@ def test_a_sequence_that_cannot_be_read_is_refused(entrance: Entrance) -> None:
 
 
 def test_requests_find_the_pool_of_their_model() -> None:
-    cluster = cluster_with(pools=(Pool("vision", ("res:net",), max_replicas=2),))
+    cluster = cluster_with(pools=(Pool("alive", ("res:net",), max_replicas=2),))
     with started(cluster, "pools") as entrance:
         entrance.apply("one")
         entrance.wait_for("one")
-        report = Report("two", "n", "127.0.0.1", entrance.ports["two"], entrance.ports["two"], 1, "1", pool="vision")
-        first = cluster.seats["vision"][0]
+        report = Report("two", "n", "127.0.0.1", entrance.ports["two"], entrance.ports["two"], 1, "1", pool="alive")
+        first = cluster.seats["alive"][0]
         roster = entrance.roster("one")
         asyncio.run(entrance.runtime.apply(replace(roster, places={**roster.places, first: report})))
         end = time.monotonic() + DEADLINE_S
