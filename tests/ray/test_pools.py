@@ -70,12 +70,13 @@ def test_requests_find_the_pool_of_their_model(application: Application, client:
 
 
 def test_compressed_requests_need_the_path_of_http(application: Application) -> None:
+    large = grpcclient.InferInput("IN", [1000], "FP32")  # a small one would stay as it is
+    large.set_data_from_numpy(np.zeros(1000, np.float32))
     with (
         grpcclient.InferenceServerClient(application.grpc) as client,
         pytest.raises(InferenceServerException, match="send it without compression"),
     ):
-        large = grpcclient.InferInput("IN", [1000], "FP32").set_data_from_numpy(np.zeros(1000, np.float32))
-        client.infer("double", [large], compression_algorithm="gzip")  # a small one would stay as it is
+        client.infer("double", [large], compression_algorithm="gzip")
     with httpclient.InferenceServerClient(application.http) as client:
         assert [doubled(client, number, request_compression_algorithm="gzip") for number in range(4)] == [0, 2, 4, 6]
 
