@@ -1,7 +1,5 @@
 """What every test of the project shares: skips that name what is missing, bytecode, and a look for leftover processes."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import os
@@ -58,7 +56,7 @@ def _has_cuda_device() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``torch``, ``gpu`` or ``one_process`` are skipped, with a reason, where there is none."""
+    """Mark each test with its folder's kind; skip those marked ``torch``, ``gpu`` or ``one_process`` where there is none."""
     missing = {}
     if importlib.util.find_spec("torch") is None:
         missing["torch"] = pytest.mark.skip(reason="torch is not installed")
@@ -67,6 +65,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("PYBACKEND_FRONT_ENDS", "0") != "0":
         missing["one_process"] = pytest.mark.skip(reason="front ends in processes of their own do it otherwise")
     for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in {"e2e", "faults"}:
+            item.add_marker(folder)
         for name, skip in missing.items():
             if item.get_closest_marker(name):
                 item.add_marker(skip)

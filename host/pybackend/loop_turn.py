@@ -4,8 +4,6 @@ A request passes the scheduler and a socket, and a call between models passes th
 loop to poll for other events first.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Finds ports."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import ExitStack
 

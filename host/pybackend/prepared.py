@@ -1,7 +1,5 @@
 """What a server needs before its loop runs: the contents of its repositories, and the means to start processes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

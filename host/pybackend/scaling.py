@@ -3,8 +3,6 @@
 The metrics have both times; Prometheus and Ray Serve decide by the same numbers.
 """
 
-from __future__ import annotations
-
 WAITING = "nv_inference_queue_duration_us"
 COMPUTING = "nv_inference_compute_infer_duration_us"
 

@@ -4,8 +4,6 @@ It changes nothing of its process but the log, so that a server can live in a pr
 does to its process is in :mod:`pybackend.cli.own_process`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Finds the word that somebody meant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 

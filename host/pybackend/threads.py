@@ -1,7 +1,5 @@
 """Starts threads."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

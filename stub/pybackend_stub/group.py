@@ -118,7 +118,6 @@ class Member(StubLoop):
             self._neighbour.offer(message.offered)
 
     def _following(self, execution: int) -> "Optional[FollowingSteps]":
-        """The steps of an ensemble that may follow an execution."""
         then, tail = self._then.pop(execution, (None, bytearray()))
         for number in list(self._then):  # at once: another thread may be adding some
             if number < execution:  # it was handed back

@@ -63,7 +63,6 @@ class StubMemory:
         self._dropped: Deque[int] = deque()
 
     def attach(self, segment: int, descriptor: int, size_bytes: int, role: int) -> None:
-        """Map a segment and close its descriptor."""
         try:
             mapping = mmap.mmap(descriptor, size_bytes)
         finally:
@@ -73,7 +72,6 @@ class StubMemory:
             self.progress = memoryview(mapping).cast("Q")
 
     def add(self, segment: int, mapping: mmap.mmap, role: int) -> None:
-        """Use a mapping as a segment."""
         with self._lock:
             self._segments[segment] = _Segment(role, mapping)
 

@@ -1,7 +1,5 @@
 """The page of proved behaviours lists what tests claim, no more and no less."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

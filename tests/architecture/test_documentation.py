@@ -1,7 +1,5 @@
 """What the documentation says about code is so."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """A run of tests leaves a report that says which files took how much CPU time, that of their processes included."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Tests that share a server get a new one after a test that failed: it may be broken."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The names that tests of models rely on. A change here is a change for every test suite: it needs a changelog line."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

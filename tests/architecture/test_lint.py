@@ -1,7 +1,5 @@
 """The linters of ``tests/lint`` find what they are for, and pass what is right."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

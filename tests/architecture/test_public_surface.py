@@ -1,7 +1,5 @@
 """The names and signatures that models rely on. A change here is a change for every model: it needs a changelog line."""
 
-from __future__ import annotations
-
 import inspect
 import types
 

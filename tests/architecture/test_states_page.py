@@ -1,7 +1,5 @@
 """The page of states has the states, and the legal messages, of the code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

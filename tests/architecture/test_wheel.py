@@ -1,7 +1,5 @@
 """What `pip install pybackend` puts on a machine: the wheel's contents, its metadata, and that it works when installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

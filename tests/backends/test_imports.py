@@ -3,8 +3,6 @@
 One server has all of them; a kind whose framework is not installed is skipped. The command itself is tested in ``tests/e2e/cli``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 

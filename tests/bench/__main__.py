@@ -4,14 +4,13 @@ With ``VS=triton`` in the environment everything is measured on the reference se
 ``VS=mlserver,litserve`` models without code are measured on these.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.bench import (
     bound_functions,
@@ -43,7 +42,7 @@ from tests.bench import (
 )
 from tests.bench.bodies import WrongReplyError
 from tests.bench.packing import PackingError
-from tests.bench.plan import FULL, QUICK
+from tests.bench.plan import FULL, QUICK, Plan
 from tests.bench.reference import ReferenceUnavailableError
 from tests.bench.results import Results, describe_machine
 
@@ -52,138 +51,27 @@ _VERSUS = "triton"
 _LAUNCHERS = {"pybackend": servers.pybackend_launcher, _VERSUS: servers.reference_launcher}
 _MODEL_SERVERS = (model_servers.MLSERVER, model_servers.LITSERVE)
 
-Section = Callable[[Results, Sequence[servers.Launcher], Path], None]
+Measure = Callable[[Sequence[servers.Launcher], Plan, Path], Any]
 
 
-def _startup(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.starts = startup.measure(launchers, results.plan, scratch)
+def _alone(measure: Callable[[Plan, Path], Any]) -> Measure:
+    """A measurement of this server alone."""
+    return lambda _launchers, plan, scratch: measure(plan, scratch)
 
 
-def _footprint(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.footprints = footprint.measure(launchers, results.plan, scratch)
+def _in_memory(measure: Callable[[Plan], Any]) -> Measure:
+    """A measurement without a server."""
+    return lambda _launchers, plan, _scratch: measure(plan)
 
 
-def _instances(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.instances = instances.measure(results.plan, scratch)
-
-
-def _environments(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+def _environments(results: Results, scratch: Path) -> None:
     for name in ("loads", "pack"):
         (scratch / name).mkdir()
     results.environment_loads = packing.measure_loads(results.plan, scratch / "loads")
     results.packs = packing.measure_pack(results.plan, scratch / "pack")
 
 
-def _sandbox(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.sandbox = instances.measure_requests(results.plan, scratch)
-
-
-def _ladder(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.ladder = ladder.measure(launchers, results.plan, scratch)
-
-
-def _noisy(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.noisy = noise.measure(launchers, results.plan, scratch)
-
-
-def _batched(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.batched = ladder.measure_batched(launchers, results.plan, scratch)
-
-
-def _large(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.large = large_tensors.measure_speed(launchers, results.plan, scratch)
-
-
-def _client_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.client_memory = client_memory.measure(launchers, results.plan, scratch)
-
-
-def _growth(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.growth = large_tensors.measure_growth(launchers, results.plan, scratch)
-
-
-def _calls(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.calls = one_client.measure_calls(launchers, results.plan, scratch)
-
-
-def _ensemble(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.ensemble = one_client.measure_ensemble(launchers, results.plan, scratch)
-
-
-def _chain(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.chain = one_client.measure_chain(launchers, results.plan, scratch)
-
-
-def _stream(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.stream = one_client.measure_stream(launchers, results.plan, scratch)
-
-
-def _strings(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.strings = one_client.measure_strings(launchers, results.plan, scratch)
-
-
-def _varied(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.varied = varied.measure(launchers, results.plan, scratch)
-
-
-def _front_ends(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.front_ends = front_ends.measure(launchers, results.plan, scratch)
-
-
-def _grpc(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.grpc = grpc_load.measure_small(launchers, results.plan, scratch)
-
-
-def _grpc_large(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.grpc_large = grpc_load.measure_large(launchers, results.plan, scratch)
-
-
-def _grpc_stream(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.grpc_stream = grpc_load.measure_stream(launchers, results.plan, scratch)
-
-
-def _grpc_idle(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.grpc_idle = grpc_load.measure_idle(launchers, results.plan, scratch)
-
-
-def _queues(results: Results, _launchers: Sequence[servers.Launcher], _scratch: Path) -> None:
-    results.queues = queue_cost.measure(results.plan)
-
-
-def _http2(results: Results, _launchers: Sequence[servers.Launcher], _scratch: Path) -> None:
-    results.http2 = http2_cost.measure(results.plan)
-
-
-def _in_process(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.in_process = in_process_cost.measure(results.plan, scratch)
-
-
-def _bound(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.bound = bound_functions.measure(results.plan, scratch)
-
-
-def _openai(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.openai = openai_streams.measure(results.plan, scratch)
-
-
-def _call_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.call_memory = call_memory.measure(launchers, results.plan, scratch)
-
-
-def _frameworks(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.frameworks = frameworks.measure(launchers, results.plan, scratch)
-
-
-def _framework_memory(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    results.framework_memory = framework_memory.measure(launchers, scratch)
-
-
-def _servers_of_models(results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
-    if len(launchers) > 1:
-        results.model_servers = model_servers.measure(launchers, results.plan, scratch)
-
-
-def _operations(results: Results, _launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+def _operations(results: Results, scratch: Path) -> None:
     for name in ("watching", "reloads", "scrapes"):
         (scratch / name).mkdir()
         (scratch / name).chmod(0o755)
@@ -194,40 +82,55 @@ def _operations(results: Results, _launchers: Sequence[servers.Launcher], scratc
     results.many_models = [many]
 
 
-_SECTIONS: dict[str, Section] = {
-    "startup": _startup,
-    "instances": _instances,
+_MODELS_OF_SERVERS = "model-servers"
+
+_SECTIONS: dict[str, tuple[str, Measure] | Callable[[Results, Path], None]] = {
+    # where the results go, and how they are measured; or a function that does both
+    "startup": ("starts", startup.measure),
+    "instances": ("instances", _alone(instances.measure)),
     "environments": _environments,
-    "footprint": _footprint,
-    "sandbox": _sandbox,
-    "varied": _varied,
-    "ladder": _ladder,
-    "front-ends": _front_ends,
-    "noisy": _noisy,
-    "batched": _batched,
-    "large": _large,
-    "client-memory": _client_memory,
-    "growth": _growth,
-    "calls": _calls,
-    "ensemble": _ensemble,
-    "chain": _chain,
-    "stream": _stream,
-    "strings": _strings,
-    "grpc": _grpc,
-    "grpc-large": _grpc_large,
-    "grpc-stream": _grpc_stream,
-    "grpc-idle": _grpc_idle,
-    "queues": _queues,
-    "http2": _http2,
-    "in-process": _in_process,
-    "bound": _bound,
-    "openai": _openai,
-    "call-memory": _call_memory,
+    "footprint": ("footprints", footprint.measure),
+    "sandbox": ("sandbox", _alone(instances.measure_requests)),
+    "varied": ("varied", varied.measure),
+    "ladder": ("ladder", ladder.measure),
+    "front-ends": ("front_ends", front_ends.measure),
+    "noisy": ("noisy", noise.measure),
+    "batched": ("batched", ladder.measure_batched),
+    "large": ("large", large_tensors.measure_speed),
+    "client-memory": ("client_memory", client_memory.measure),
+    "growth": ("growth", large_tensors.measure_growth),
+    "calls": ("calls", one_client.measure_calls),
+    "ensemble": ("ensemble", one_client.measure_ensemble),
+    "chain": ("chain", one_client.measure_chain),
+    "stream": ("stream", one_client.measure_stream),
+    "strings": ("strings", one_client.measure_strings),
+    "grpc": ("grpc", grpc_load.measure_small),
+    "grpc-large": ("grpc_large", grpc_load.measure_large),
+    "grpc-stream": ("grpc_stream", grpc_load.measure_stream),
+    "grpc-idle": ("grpc_idle", grpc_load.measure_idle),
+    "queues": ("queues", _in_memory(queue_cost.measure)),
+    "http2": ("http2", _in_memory(http2_cost.measure)),
+    "in-process": ("in_process", _alone(in_process_cost.measure)),
+    "bound": ("bound", _alone(bound_functions.measure)),
+    "openai": ("openai", _alone(openai_streams.measure)),
+    "call-memory": ("call_memory", call_memory.measure),
     "operations": _operations,
-    "frameworks": _frameworks,
-    "framework-memory": _framework_memory,
-    "model-servers": _servers_of_models,
+    "frameworks": ("frameworks", frameworks.measure),
+    "framework-memory": (
+        "framework_memory",
+        lambda launchers, _plan, scratch: framework_memory.measure(launchers, scratch),
+    ),
+    _MODELS_OF_SERVERS: ("model_servers", model_servers.measure),
 }
+
+
+def _measure(name: str, results: Results, launchers: Sequence[servers.Launcher], scratch: Path) -> None:
+    found = _SECTIONS[name]
+    if callable(found):
+        found(results, scratch)
+    else:
+        field, measure = found
+        setattr(results, field, measure(launchers, results.plan, scratch))
 
 
 def main() -> int:
@@ -247,8 +150,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
             os.chmod(scratch, 0o755)  # models of a server that is root run as others, who have to reach their files
             try:
-                compared = [launchers[0], *others] if _SECTIONS[name] is _servers_of_models else launchers
-                _SECTIONS[name](results, compared, Path(scratch))
+                if name != _MODELS_OF_SERVERS:
+                    _measure(name, results, launchers, Path(scratch))
+                elif others:
+                    _measure(name, results, [launchers[0], *others], Path(scratch))
             except (servers.ServerError, loadgen.LoadError, WrongReplyError, PackingError) as error:
                 print(f"error: {name} could not be measured: {error}", file=sys.stderr)
                 failed = True

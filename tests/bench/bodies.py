@@ -4,8 +4,6 @@ A request here is everything that goes over the wire, head and body, so that the
 Before a server is measured its reply is checked once: a fast wrong answer is no result.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import struct

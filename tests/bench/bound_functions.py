@@ -1,7 +1,5 @@
 """Small calls of a bound function, and of the same code in a model file: CPU time of server and of function per call."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Memory while a model calls another with large tensors, over and over: what a call took must come back with it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 All servers register the same shared memory object and take turns, so what one has written the next one overwrites.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

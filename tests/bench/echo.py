@@ -4,8 +4,6 @@
 ``Started HTTPService at ADDRESS:PORT`` as the servers under test do.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any

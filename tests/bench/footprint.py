@@ -1,7 +1,5 @@
 """Footprint: memory and threads of the host and of its stubs, with one model and with many."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

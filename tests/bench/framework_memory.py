@@ -3,8 +3,6 @@
 Where a framework maps its file, the weights are shared by all instances. Frameworks that are not installed are left out.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import urllib.request

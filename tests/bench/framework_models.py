@@ -1,7 +1,5 @@
 """The models without code that are measured: each on disk, for a server, and in this process, called without one."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Models without code: the cost of serving them, over the cost of the library alone on the same model and batch."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ What each kind of process spends per request is measured on any machine. From it
 answer at most (:func:`limits`): one process schedules, and the others share the rest.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A target that sections of the benchmark set themselves; ``targets`` judges it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

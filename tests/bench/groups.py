@@ -1,7 +1,5 @@
 """What a call, and a step of an ensemble, cost within a group's process and by the server: ``python -m tests.bench.groups``."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """gRPC under load: small tensors beside HTTP in the same rounds, large tensors, streams of responses, and idle streams."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The calls that are sent over gRPC, and whether a server's answer to them is right."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls to a server in the caller's process: CPU time of that process, which is caller and host, per small call."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

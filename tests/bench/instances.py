@@ -4,8 +4,6 @@ Each model says in its parameters how it wants to be started and how far it is c
 kinds in turn. What confinement costs per request is measured on the same server.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

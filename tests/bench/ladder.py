@@ -1,7 +1,5 @@
 """Small tensors under load: add_sub as JSON and as binary, from one connection to many, and in batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path

@@ -4,8 +4,6 @@ Speed is measured on one connection with the servers taking turns. Memory is mea
 server for every size: reading it costs time, and blocks kept from a larger tensor would hide what a smaller one takes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack

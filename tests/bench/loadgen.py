@@ -1,7 +1,5 @@
 """Builds the load generator and drives a server with it, reading the server's clocks at both ends of the window."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Each is installed from a package index into an environment of its own, at first use.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

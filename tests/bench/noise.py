@@ -4,8 +4,6 @@ The second is a stand-in for a hypervisor that takes a core away. The kernel of 
 runs which does not, and whatever a server concludes from the clock is wrong.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """What a single client waits for when a request is more than one execution: calls, ensembles, streams; and strings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What running a server costs its requests: watching it, reading its metrics page, reloading a model."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import threading

@@ -4,8 +4,6 @@ The parts are done by other means where there are any: a copy of the same files,
 written by what ``pybackend pack`` writes it with, as nothing else here writes it on all cores.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

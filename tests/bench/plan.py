@@ -1,7 +1,5 @@
 """How much is measured: the full benchmark, and a short one to see that everything works."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MB = 1 << 20

@@ -1,7 +1,5 @@
 """What a person watching the benchmark sees while it runs: one line per measurement, on standard error."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -3,8 +3,6 @@
 No server, no process: the batcher of this interpreter on an event loop, before an instance that is free only when asked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

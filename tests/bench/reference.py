@@ -5,8 +5,6 @@ the server would not look into. This module installs the wheel into a virtual en
 backend together, and says with what command and environment the server starts on a plain model repository.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,9 +1,8 @@
 """Prints what was measured as Markdown: medians over the rounds, with the foreign load they ran under."""
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from tests.bench import bodies, framework_memory, frameworks, front_ends, grpc_workloads, packing, startup, targets
 from tests.bench.loadgen import LoadResult, load_median
@@ -16,87 +15,125 @@ def render(results: Results) -> str:
     """The whole report."""
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     sections = (
-        _varied,
-        _ladder,
-        _front_ends,
-        _noisy,
-        _batched,
-        _calls,
-        _ensembles,
-        _streams_and_strings,
-        _large,
-        _client_memory,
-        _growth,
-        _grpc,
-        _grpc_large,
-        _grpc_idle,
-        _queues,
-        _http2,
-        _in_process,
-        _bound,
-        _openai,
-        _call_memory,
-        _starts,
-        _instances,
-        _environments,
-        _footprints,
-        _sandbox,
-        _operations,
-        _frameworks,
-        _framework_memory,
-        _model_servers,
-        _targets,
+        *(_under_load(title, getattr(results, name)) for name, title in _UNDER_LOAD.items()),
+        _front_ends(results),
+        _calls(results),
+        _ensembles(results),
+        _streams_and_strings(results),
+        _large(results),
+        _growth(results),
+        _grpc_large(results),
+        _grpc_idle(results),
+        _queues(results),
+        _http2(results),
+        _in_process(results),
+        _openai(results),
+        _call_memory(results),
+        _starts(results),
+        _instances(results),
+        _environments(results),
+        _footprints(results),
+        _frameworks(results),
+        _framework_memory(results),
+        _targets(results),
     )
-    parts = [machine, *filter(None, (section(results) for section in sections))]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([machine, *filter(None, sections)]) + "\n"
 
 
-def _varied(results: Results) -> str:
-    return _under_load("Small requests that differ from one to the next (CPU per request)", results.varied)
+class _Group(NamedTuple):
+    """The windows of one row."""
+
+    workload: str
+    connections: int
+    server: str
+    windows: Sequence[LoadResult]
 
 
-def _ladder(results: Results) -> str:
-    return _under_load("Small tensors (CPU per request)", results.ladder)
+_Column = Callable[[_Group], object]
 
 
-def _front_ends(results: Results) -> str:
-    rows = []
-    named = {rung.name: rung for rung in front_ends.rungs(1 << 10)}
-    for (workload, _, server), windows in _grouped(results.front_ends).items():
-        kinds = ("host_cpu_us", "front_end_cpu_us", "stub_cpu_us", "client_cpu_us")
-        spent = [load_median(windows, lambda window, kind=kind: getattr(window, kind)) for kind in kinds]  # type: ignore[misc]
-        rung = named.get(server)
-        many = "" if rung is None else f"{front_ends.limits(windows, rung, 1 << 10).least:,.0f}"
-        rows.append(
-            [
-                workload,
-                server,
-                f"{load_median(windows, lambda window: window.infer_per_s):,.0f}",
-                *(f"{each:.1f}" for each in spent),
-                f"{sum(spent[:3]):.1f}",
-                many,
-                _foreign(window.foreign_cores for window in windows),
-                _foreign(window.steal_cores for window in windows),
-                sum(window.errors for window in windows),
-            ]
-        )
-    header = [
-        "request",
-        "server",
-        "infer/s",
-        "server us",
-        "front ends us",
-        "stubs us",
-        "client us",
-        "without the client",
-    ]
-    header += ["infer/s with cores for all", "foreign cores", "stolen cores", "errors"]
-    title = f"Front ends and instances, {front_ends.CONNECTIONS} connections (CPU per request)"
+def _median(value: Callable[[LoadResult], float], form: str) -> _Column:
+    return lambda group: format(load_median(group.windows, value), form)
+
+
+_COLUMNS: Mapping[str, _Column] = {
+    "request": lambda group: group.workload,
+    "connections": lambda group: group.connections,
+    "server": lambda group: group.server,
+    "infer/s": _median(lambda window: window.infer_per_s, ",.0f"),
+    "p50 us": _median(lambda window: window.p50_us, ",.0f"),
+    "p99 us": _median(lambda window: window.p99_us, ",.0f"),
+    "host CPU us": _median(lambda window: window.host_cpu_us, ".1f"),
+    "front end CPU us": _median(lambda window: window.front_end_cpu_us, ".1f"),
+    "stub CPU us": _median(lambda window: window.stub_cpu_us, ".1f"),
+    "both us": _median(lambda window: window.host_cpu_us + window.stub_cpu_us, ".1f"),
+    "client CPU us": _median(lambda window: window.client_cpu_us, ".1f"),
+    "p50 ms": _median(lambda window: window.p50_us / 1e3, ".2f"),
+    "host CPU ms": _median(lambda window: window.host_cpu_us / 1e3, ".2f"),
+    "stub CPU ms": _median(lambda window: window.stub_cpu_us / 1e3, ".2f"),
+    "both ms": _median(lambda window: (window.host_cpu_us + window.stub_cpu_us) / 1e3, ".2f"),
+    "client CPU ms": _median(lambda window: window.client_cpu_us / 1e3, ".2f"),
+    "foreign cores": lambda group: _foreign(window.foreign_cores for window in group.windows),
+    "stolen cores": lambda group: _foreign(window.steal_cores for window in group.windows),
+    "errors": lambda group: sum(window.errors for window in group.windows),
+    "rounds": lambda group: len(group.windows),
+}
+
+
+def _of_windows(
+    title: str, samples: Sequence[LoadSample], names: str, more: Mapping[str, _Column] | None = None
+) -> str:
+    """A table with a row for each request, connections and server; ``names``: its columns, separated by commas."""
+    columns = {**_COLUMNS, **(more or {})}
+    header = names.split(", ")
+    rows = [[columns[name](group) for name in header] for group in _grouped(samples)]
     return section(title, header, rows)
 
 
-def _noisy(results: Results) -> str:
-    return _under_load("Small tensors on a busy machine (CPU per request)", results.noisy)
+_UNDER_LOAD = {
+    "varied": "Small requests that differ from one to the next (CPU per request)",
+    "ladder": "Small tensors (CPU per request)",
+    "noisy": "Small tensors on a busy machine (CPU per request)",
+    "batched": "Batches (CPU per request)",
+    "client_memory": "Shared memory of the client, 1 connection (CPU per request)",
+    "grpc": "gRPC: small tensors (CPU per request)",
+    "grpc_stream": "gRPC: a stream of responses",
+    "bound": "Bound functions (their CPU is that of the program, under stub)",
+    "sandbox": "The sandbox's cost per request",
+    "operations": "Operations: watched, scraped, reloaded (CPU per request)",
+    "model_servers": "Models without code on other servers, in JSON (CPU per request)",
+}
+
+
+def _under_load(title: str, samples: Sequence[LoadSample]) -> str:
+    return _of_windows(
+        title,
+        samples,
+        "request, connections, server, infer/s, p50 us, p99 us, host CPU us, stub CPU us, both us, client CPU us, "
+        "foreign cores, stolen cores, errors, rounds",
+    )
+
+
+def _front_ends(results: Results) -> str:
+    named = {rung.name: rung for rung in front_ends.rungs(1 << 10)}
+
+    def many(group: _Group) -> str:
+        rung = named.get(group.server)
+        return "" if rung is None else f"{front_ends.limits(group.windows, rung, 1 << 10).least:,.0f}"
+
+    kinds = ("host_cpu_us", "front_end_cpu_us", "stub_cpu_us")
+
+    def all_cpu_us(group: _Group) -> str:
+        medians = [load_median(group.windows, lambda window, kind=kind: getattr(window, kind)) for kind in kinds]  # type: ignore[misc]
+        return f"{sum(medians):.1f}"
+
+    return _of_windows(
+        f"Front ends and instances, {front_ends.CONNECTIONS} connections (CPU per request)",
+        results.front_ends,
+        "request, server, infer/s, host CPU us, front end CPU us, stub CPU us, client CPU us, without the client, "
+        "infer/s with cores for all, foreign cores, stolen cores, errors",
+        {"without the client": all_cpu_us, "infer/s with cores for all": many},
+    )
 
 
 def _framework_memory(results: Results) -> str:
@@ -112,81 +149,16 @@ def _frameworks(results: Results) -> str:
     return f"### Models without code, and the library alone (CPU per row)\n\n{frameworks.render(results.frameworks)}"
 
 
-def _model_servers(results: Results) -> str:
-    return _under_load("Models without code on other servers, in JSON (CPU per request)", results.model_servers)
-
-
-def _operations(results: Results) -> str:
-    return _under_load("Operations: watched, scraped, reloaded (CPU per request)", results.operations)
-
-
-def _batched(results: Results) -> str:
-    return _under_load("Batches (CPU per request)", results.batched)
-
-
-def _client_memory(results: Results) -> str:
-    return _under_load("Shared memory of the client, 1 connection (CPU per request)", results.client_memory)
-
-
-def _under_load(title: str, samples: Sequence[LoadSample]) -> str:
-    rows = []
-    for (workload, connections, server), windows in _grouped(samples).items():
-        rows.append(
-            [
-                workload,
-                connections,
-                server,
-                f"{load_median(windows, lambda r: r.infer_per_s):,.0f}",
-                f"{load_median(windows, lambda r: r.p50_us):,.0f}",
-                f"{load_median(windows, lambda r: r.p99_us):,.0f}",
-                f"{load_median(windows, lambda r: r.host_cpu_us):.1f}",
-                f"{load_median(windows, lambda r: r.stub_cpu_us):.1f}",
-                f"{load_median(windows, lambda r: r.host_cpu_us + r.stub_cpu_us):.1f}",
-                f"{load_median(windows, lambda r: r.client_cpu_us):.1f}",
-                _foreign(r.foreign_cores for r in windows),
-                _foreign(r.steal_cores for r in windows),
-                sum(r.errors for r in windows),
-                len(windows),
-            ]
-        )
-    header = ["request", "connections", "server", "infer/s", "p50 us", "p99 us", "host CPU us", "stub CPU us"]
-    header += ["both", "client CPU us", "foreign cores", "stolen cores", "errors", "rounds"]
-    return section(title, header, rows)
-
-
-def _grpc(results: Results) -> str:
-    small = _under_load("gRPC: small tensors (CPU per request)", results.grpc)
-    return "\n\n".join(filter(None, (small, _under_load("gRPC: a stream of responses", results.grpc_stream))))
+def _rate_of(sizes: Mapping[str, int]) -> _Column:
+    """GB/s one way, from the size of each request's tensor."""
+    return lambda group: f"{sizes[group.workload] / load_median(group.windows, lambda r: r.p50_us) / 1e3:.2f}"
 
 
 def _grpc_large(results: Results) -> str:
     sizes = {grpc_workloads.identity_name(size): size for size in results.plan.tensor_bytes}
-    rows = [
-        [
-            workload,
-            server,
-            f"{load_median(windows, lambda r: r.p50_us) / 1e3:.2f}",
-            f"{sizes[workload] / load_median(windows, lambda r: r.p50_us) / 1e3:.2f}",
-            f"{load_median(windows, lambda r: r.host_cpu_us) / 1e3:.2f}",
-            f"{load_median(windows, lambda r: r.stub_cpu_us) / 1e3:.2f}",
-            _foreign(r.foreign_cores for r in windows),
-            sum(r.errors for r in windows),
-            len(windows),
-        ]
-        for (workload, _, server), windows in _grouped(results.grpc_large).items()
-    ]
-    header = [
-        "request",
-        "server",
-        "p50 ms",
-        "GB/s one way",
-        "host CPU ms",
-        "stub CPU ms",
-        "foreign cores",
-        "errors",
-        "rounds",
-    ]
-    return section("gRPC: large tensors, 1 connection", header, rows)
+    names = "request, server, p50 ms, GB/s one way, host CPU ms, stub CPU ms, foreign cores, errors, rounds"
+    title = "gRPC: large tensors, 1 connection"
+    return _of_windows(title, results.grpc_large, names, {"GB/s one way": _rate_of(sizes)})
 
 
 def _grpc_idle(results: Results) -> str:
@@ -195,88 +167,54 @@ def _grpc_idle(results: Results) -> str:
 
 
 def _calls(results: Results) -> str:
-    rows = _rows_over_the_first(results, results.calls)
-    return section("Calls from model to model, 1 connection (CPU per request)", _HEADER_OVER, rows)
+    return _over_the_first("Calls from model to model, 1 connection (CPU per request)", results, results.calls)
 
 
 def _ensembles(results: Results) -> str:
-    rows = [*_rows_over_the_first(results, results.ensemble), *_rows_over_the_first(results, results.chain)]
-    return section("Ensembles, 1 connection (CPU per request)", _HEADER_OVER, rows)
+    tables = (
+        _over_the_first("Ensembles, 1 connection (CPU per request)", results, results.ensemble),
+        _over_the_first("Ensembles of large tensors, 1 connection (CPU per request)", results, results.chain),
+    )
+    return "\n\n".join(filter(None, tables))
 
 
-_HEADER_OVER = ["request", "server", "p50 us", "p99 us", "host CPU us", "stubs CPU us", "both"]
-_HEADER_OVER += ["added p50 us", "added CPU us", "foreign cores", "errors", "rounds"]
-
-
-def _rows_over_the_first(results: Results, samples: Sequence[LoadSample]) -> list[list[object]]:
+def _over_the_first(title: str, results: Results, samples: Sequence[LoadSample]) -> str:
     """What requests take, and how much of that is beyond what the first one, the simplest, takes."""
-    rows: list[list[object]] = []
-    for (workload, _, server), windows in _grouped(samples).items():
-        simplest = samples[0].workload
-        added_p50_us = results.added(server, workload, lambda r: r.p50_us, over=simplest)
-        added_cpu_us = results.added(server, workload, lambda r: r.host_cpu_us + r.stub_cpu_us, over=simplest)
-        rows.append(
-            [
-                workload,
-                server,
-                f"{load_median(windows, lambda r: r.p50_us):,.0f}",
-                f"{load_median(windows, lambda r: r.p99_us):,.0f}",
-                f"{load_median(windows, lambda r: r.host_cpu_us):.1f}",
-                f"{load_median(windows, lambda r: r.stub_cpu_us):.1f}",
-                f"{load_median(windows, lambda r: r.host_cpu_us + r.stub_cpu_us):.1f}",
-                "" if workload == simplest else f"{statistics.median(added_p50_us.values()):,.0f}",
-                "" if workload == simplest else f"{statistics.median(added_cpu_us.values()):,.1f}",
-                _foreign(r.foreign_cores for r in windows),
-                sum(r.errors for r in windows),
-                len(windows),
-            ]
-        )
-    return rows
+
+    def added(value: Callable[[LoadResult], float], form: str) -> _Column:
+        def column(group: _Group) -> str:
+            simplest = samples[0].workload
+            if group.workload == simplest:
+                return ""
+            more = results.added(group.server, group.workload, value, over=simplest)
+            return format(statistics.median(more.values()), form)
+
+        return column
+
+    return _of_windows(
+        title,
+        samples,
+        "request, server, p50 us, p99 us, host CPU us, stub CPU us, both us, added p50 us, added CPU us, foreign cores, "
+        "errors, rounds",
+        {
+            "added p50 us": added(lambda r: r.p50_us, ",.0f"),
+            "added CPU us": added(lambda r: r.host_cpu_us + r.stub_cpu_us, ",.1f"),
+        },
+    )
 
 
 def _streams_and_strings(results: Results) -> str:
-    rows = []
-    for (workload, _, server), windows in _grouped([*results.stream, *results.strings]).items():
-        rows.append(
-            [
-                workload,
-                server,
-                f"{load_median(windows, lambda r: r.p50_us) / 1e3:.2f}",
-                f"{load_median(windows, lambda r: r.host_cpu_us) / 1e3:.2f}",
-                f"{load_median(windows, lambda r: r.stub_cpu_us) / 1e3:.2f}",
-                f"{load_median(windows, lambda r: r.host_cpu_us + r.stub_cpu_us) / 1e3:.2f}",
-                _foreign(r.foreign_cores for r in windows),
-                sum(r.errors for r in windows),
-                len(windows),
-            ]
-        )
-    header = ["request", "server", "p50 ms", "host CPU ms", "stubs CPU ms", "both", "foreign cores", "errors", "rounds"]
     title = f"Streams and strings, 1 connection (ms per {bodies.STREAMED_RESPONSES:,} responses are us per response)"
-    return section(title, header, rows)
+    names = "request, server, p50 ms, host CPU ms, stub CPU ms, both ms, foreign cores, errors, rounds"
+    return _of_windows(title, [*results.stream, *results.strings], names)
 
 
 def _large(results: Results) -> str:
-    size_of = {f"identity {bodies.size_name(size)}": size for size in results.plan.tensor_bytes}
-    rows = []
-    for (workload, _, server), windows in _grouped(results.large).items():
-        p50_us = load_median(windows, lambda r: r.p50_us)
-        rows.append(
-            [
-                workload,
-                server,
-                f"{p50_us / 1e3:.2f}",
-                f"{size_of[workload] / p50_us / 1e3:.2f}",
-                f"{load_median(windows, lambda r: r.host_cpu_us) / 1e3:.2f}",
-                f"{load_median(windows, lambda r: r.stub_cpu_us) / 1e3:.2f}",
-                f"{load_median(windows, lambda r: r.client_cpu_us) / 1e3:.2f}",
-                _foreign(r.foreign_cores for r in windows),
-                sum(r.errors for r in windows),
-                len(windows),
-            ]
-        )
-    header = ["request", "server", "p50 ms", "GB/s one way", "host CPU ms", "stub CPU ms", "client CPU ms"]
-    header += ["foreign cores", "errors", "rounds"]
-    return section("Large tensors, 1 connection", header, rows)
+    sizes = {f"identity {bodies.size_name(size)}": size for size in results.plan.tensor_bytes}
+    names = (
+        "request, server, p50 ms, GB/s one way, host CPU ms, stub CPU ms, client CPU ms, foreign cores, errors, rounds"
+    )
+    return _of_windows("Large tensors, 1 connection", results.large, names, {"GB/s one way": _rate_of(sizes)})
 
 
 def _growth(results: Results) -> str:
@@ -344,10 +282,6 @@ def _in_process(results: Results) -> str:
         )
     header = ["16 callers", "CPU us per call", "range", "calls/s", "cores of all others, the model's among them"]
     return section("Calls in the process, without the model's own CPU", header, rows)
-
-
-def _bound(results: Results) -> str:
-    return _under_load("Bound functions (their CPU is that of the program, under stub)", results.bound)
 
 
 def _openai(results: Results) -> str:
@@ -436,10 +370,6 @@ def _seconds_row(what: str, seconds: Collection[float]) -> list[list[object]]:
     return [[what, f"{statistics.median(seconds):.3f}", f"{min(seconds):.3f} to {max(seconds):.3f}", len(seconds)]]
 
 
-def _sandbox(results: Results) -> str:
-    return _under_load("The sandbox's cost per request", results.sandbox)
-
-
 def _footprints(results: Results) -> str:
     rows = [
         [
@@ -465,12 +395,12 @@ def _targets(results: Results) -> str:
     return section("Targets (median of the rounds, and their range)", ["target", "goal", "measured", "verdict"], rows)
 
 
-def _grouped(samples: Sequence[LoadSample]) -> dict[tuple[str, int, str], list[LoadResult]]:
+def _grouped(samples: Sequence[LoadSample]) -> list[_Group]:
     """Windows by request, connections and server, in an order that puts comparable rows under each other."""
     groups: dict[tuple[str, int, str], list[LoadResult]] = {}
     for sample in samples:
         groups.setdefault((sample.workload, sample.connections, sample.server), []).append(sample.result)
-    return groups
+    return [_Group(*key, windows) for key, windows in groups.items()]
 
 
 def _foreign(cores: Iterable[float]) -> str:

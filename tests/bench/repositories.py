@@ -1,7 +1,5 @@
 """The models that are measured, written as a model repository that every server under test loads unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Everything one run of the benchmark measured, and the machine it ran on; kept as JSON beside the printed tables."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """Starts the servers that are measured, waits until they are ready, and stops them."""
 
-from __future__ import annotations
-
 import compileall
 import http.client
 import importlib.util

@@ -4,8 +4,6 @@ The floor of any server in Python is the import of its web stack, so that is tim
 interpreter.
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

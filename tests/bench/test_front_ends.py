@@ -1,7 +1,5 @@
 """Which rungs of the ladder a machine climbs, and what follows from what was measured there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.bench.front_ends import Rung, limits, rungs

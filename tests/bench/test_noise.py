@@ -1,7 +1,5 @@
 """The noise of the benchmark: processes really stop, and all of them go on afterwards."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.bench import bodies, grpc_targets, grpc_workloads, packing, report, servers, startup, targets
+from tests.bench import bodies, grpc_workloads, packing, report, servers, startup, targets
 from tests.bench.call_memory import CallMemorySample
 from tests.bench.footprint import FootprintSample
 from tests.bench.grpc_load import IdleSample
@@ -282,7 +282,7 @@ def test_grpc_under_load_is_judged_by_cpu_and_rate_against_the_reference_of_the_
 def test_grpc_is_judged_against_http_of_the_same_round_and_several_calls_against_one() -> None:
     several = 32 // grpc_workloads.STREAMS_PER_CONNECTION
     grpc = [
-        grpc_window(servers.PYBACKEND, grpc_targets.BINARY, 32, infer_per_s=500.0),
+        grpc_window(servers.PYBACKEND, targets.BINARY, 32, infer_per_s=500.0),
         grpc_window(servers.PYBACKEND, grpc_workloads.ADD_SUB, 32, infer_per_s=600.0),
         grpc_window(servers.PYBACKEND, grpc_workloads.ADD_SUB_STREAMS, several, infer_per_s=540.0),
     ]

@@ -4,8 +4,6 @@ A ratio is always formed between windows that lay seconds apart, and every other
 that none of the servers always runs first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Each row is a set of requests that are sent in turns, more of them than a server
 requests that are alike in all.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """System shared memory of clients: tritonclient's four clients, and every kind of model, without a tensor byte on the wire."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import contextmanager
 
@@ -16,9 +14,9 @@ from tritonclient.utils import InferenceServerException, shared_memory
 from pybackend_wire.bytes_tensor import encode_elements
 from tests.support.client_memory import FLAG, client_region, document
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
-from tests.support.server import serving
+from tests.support.served import served
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-H29"), pytest.mark.spec("srv-G18")]
+pytestmark = [pytest.mark.spec("srv-H29"), pytest.mark.spec("srv-G18")]
 
 LARGE = 100_000
 """Elements of a tensor that is too large for a frame."""
@@ -90,9 +88,8 @@ sequence_batching {
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("client_shm") / "models"
+@served(flags=(FLAG, "--cache-config=local,size=10000000"))
+def server(repository):
     two = "instance_group [ { count: 2 kind: KIND_CPU } ]"
     view = 'parameters { key: "CLIENT_MEMORY" value: { string_value: "view" } }'
     write_model(repository, "plain", IDENTITY, identity_config(extra=two))
@@ -108,8 +105,6 @@ def server(tmp_path_factory):
     write_model(repository, "cached", COUNTING, identity_config(extra="response_cache { enable: true }"))
     write_model(repository, "stateful", STATEFUL, identity_config(extra=STATES))
     write_model(repository, "chain", None, CHAIN)
-    with serving(repository, flags=(FLAG, "--cache-config=local,size=10000000")) as server:
-        yield server
 
 
 class Blocking:
@@ -466,12 +461,9 @@ def test_refusals_are_counted(server):
     assert after == before + 1
 
 
-@pytest.fixture(scope="module")
-def closed_server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("closed") / "models"
+@served()
+def closed_server(repository):
     write_model(repository, "plain", IDENTITY, identity_config())
-    with serving(repository) as server:
-        yield server
 
 
 def test_it_is_off_by_default(closed_server):

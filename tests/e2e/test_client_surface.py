@@ -1,7 +1,5 @@
 """Every method of tritonclient's four clients is called once: none of them may be forgotten, none may break."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading
@@ -18,9 +16,9 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.client_memory import FLAG, ClientRegion
 from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
-from tests.support.server import serving
+from tests.support.served import served
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-P09")]
+pytestmark = pytest.mark.spec("srv-P09")
 
 MODULES = {
     "http": tritonclient.http,
@@ -31,14 +29,11 @@ MODULES = {
 VALUES = np.array([1, 2, 3], np.float32)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("surface")
+@served(flags=("--model-control-mode=explicit", "--load-model=*", FLAG))
+def server(repository):
     for name in ("identity", "other"):
         write_model(repository, name, IDENTITY, identity_config())
     copy_model(repository, "repeat")
-    with serving(repository, flags=("--model-control-mode=explicit", "--load-model=*", FLAG)) as server:
-        yield server
 
 
 class Client:

@@ -4,8 +4,6 @@ Both get the same bytes on the same connections: requests changed in every field
 unloads and changes of settings. ``make fuzz`` plays other games, and as many as one likes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -15,7 +13,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import hpack
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
@@ -25,8 +22,6 @@ from tests.support.fuzzing import examples
 from tests.support.grpc_calls import INFER, SERVER_LIVE, STREAM_INFER, framed
 from tests.support.repositories import tensors, write_model
 from tests.support.server import DEADLINE_S, ServerProcess, serving
-
-pytestmark = pytest.mark.e2e
 
 KEY = "of-the-whole-team"
 LIMIT_BYTES = 20_000

@@ -1,7 +1,5 @@
 """KServe: the command of its runtime for Triton, its probes, and the requests as its Python client writes them."""
 
-from __future__ import annotations
-
 import json
 import struct
 
@@ -12,8 +10,6 @@ from tritonclient.grpc import service_pb2
 
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 FLAGS = ("--allow-grpc=true", "--allow-http=true")
 """Of the runtime, behind the model store and the ports, of which tests take free ones."""

@@ -1,7 +1,5 @@
 """tritonclient's HTTP clients, blocking and asyncio, as they are: what their users do must simply work."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 
@@ -12,17 +10,12 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from tests.e2e.http.models import SPACED, write_models
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("tritonclient") / "models"
+@served()
+def server(repository):
     write_models(repository)
-    with serving(repository) as server:
-        yield server
 
 
 class Blocking:

@@ -1,7 +1,5 @@
 """One server for all examples, started by the code that `make demo` uses."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

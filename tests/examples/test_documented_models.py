@@ -1,7 +1,5 @@
 """The models that README and the manual show are written to disk, served and called as shown there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -17,8 +15,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.backends.onnxruntime import graphs
-
-pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
 

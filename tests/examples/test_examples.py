@@ -1,7 +1,5 @@
 """Every example does what its README says: its client passes, its curl lines get an answer."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -12,7 +10,7 @@ import urllib.request
 import pytest
 
 # The first one packs an environment, unless that was done before.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 CURL_LINE = re.compile(r"^\$ (curl .+)$", re.MULTILINE)
 

@@ -1,7 +1,5 @@
 """The project's own examples in a harness, as their authors would test them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The manual's page about tests without a server: its examples run, its texts are the harness's."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """Models that run other models, and models that answer in streams, as a request tells them; all of them can be killed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a host must not gather: descriptors, mappings, processes, and complaints of its event loop."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

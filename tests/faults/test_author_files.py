@@ -1,7 +1,5 @@
 """What the author of a model may put into its directory, or write into its configuration, without harm to the others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -18,8 +16,6 @@ from tests.support.inference import infer
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import ServerProcess, serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 SECRET = "-----BEGIN PRIVATE KEY-----"
 TERABYTE = 1 << 40

@@ -1,7 +1,5 @@
 """Clients that go away and processes that stand still: who waits behind them is served, and what nobody wants is not done."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -14,8 +12,6 @@ from tests.faults.victims import Asker, command, starts, told, write_victim
 from tests.support.connection import connected, post
 from tests.support.gates import Gate, wait_until
 from tests.support.server import serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Models that run other models, while processes die, stand still, wait for each other, or talk all at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,8 +14,6 @@ from tests.faults.victims import Asker, ask, starts, told, write_victim
 from tests.support.gates import Gate, wait_until
 from tests.support.server import free_of_processes, serving
 from tests.support.thorough import thorough
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 WAYS = ("call", "call_async", "stream", "stream_async")
 SIGKILLED = (

@@ -1,7 +1,5 @@
 """What clients do to shared memory that they have registered, and what becomes of it when someone dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,7 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.spec("srv-H29")]
+pytestmark = pytest.mark.spec("srv-H29")
 
 COUNT = 50_000
 NBYTES = 4 * COUNT

@@ -1,7 +1,5 @@
 """Processes of an ensemble's parts that die in the middle of a request: it is answered, others are not harmed, all heals."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -12,8 +10,6 @@ from tests.faults.victims import Asker, ask, starts, write_victim
 from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import Gate, wait_until
 from tests.support.repositories import tensors
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 TEXT = ("TYPE_STRING", [1])
 LARGE = "x" * 3_000_000

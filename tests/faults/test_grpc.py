@@ -1,7 +1,5 @@
 """gRPC when things die: models, clients and the server itself, in the middle of calls."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal
@@ -20,8 +18,6 @@ from tests.faults.victims import starts, write_victim
 from tests.support.gates import Gate, wait_until
 from tests.support.log_lines import server_tracebacks
 from tests.support.server import serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 DEADLINE_S = 30
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."

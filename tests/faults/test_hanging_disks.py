@@ -1,7 +1,5 @@
 """Disks that hang stop neither the event loop nor the server's end: models, logs, traces, keys and certificates on them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
@@ -13,8 +11,6 @@ from tests.support.gates import wait_until
 from tests.support.hanging_disk import hanging
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 BODY = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
 

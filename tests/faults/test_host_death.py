@@ -1,7 +1,5 @@
 """The host is killed -9: its models' processes end at once, whatever they do, and nothing stays behind."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal
@@ -16,8 +14,6 @@ from tests.support.held_files import open_links, shared_memory
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 from tests.support.warm_start import starts
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 BUSY = (
     VICTIM

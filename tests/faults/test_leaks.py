@@ -1,7 +1,5 @@
 """Fifty deaths leave nothing behind in the host: no descriptor, no mapping, no process, no thread, and hardly any memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -15,8 +13,6 @@ from tests.support.connection import Connection, binary_body, head
 from tests.support.gates import Gate, wait_until
 from tests.support.log_lines import server_tracebacks
 from tests.support.server import ServerProcess, serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 INSTANCES, ROUNDS = 10, 5
 

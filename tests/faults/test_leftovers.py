@@ -1,7 +1,5 @@
 """What a model has started ends with its instance, however well it hides; what others have started lives on."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -12,8 +10,6 @@ from pybackend.process.warden_program import NAME as WARDEN_NAME
 from tests.support.callers import caller, write_caller
 from tests.support.gates import wait_until
 from tests.support.server import free_of_processes, name_of, serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 

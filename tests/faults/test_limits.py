@@ -1,7 +1,5 @@
 """Patience has limits: how long ``execute`` may run, how often a process may die, how long the end may take."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,8 +14,6 @@ from tests.support.gates import Gate, wait_until
 from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import write_model
 from tests.support.server import free_of_processes, serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 TWO = "instance_group [ { count: 2 kind: KIND_CPU } ]"
 UNAVAILABLE = 4

@@ -1,7 +1,5 @@
 """A request that stubs die with before they begin it waits for the next one, but not for ever."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

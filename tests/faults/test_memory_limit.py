@@ -1,7 +1,5 @@
 """The memory for tensors is full: a clear refusal, and service as before once there is room again."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,8 +9,6 @@ from tests.support.connection import binary_body, connected, post
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import ServerProcess, serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 MIB = 1 << 20
 

@@ -1,7 +1,5 @@
 """How a dead process comes back: more and more slowly if it dies again and again, and for as long as it takes."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -19,8 +17,6 @@ from tests.support.gates import Gate, wait_until
 from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 LINGERING = VICTIM.replace(
     "def initialize(self, args):",

@@ -1,7 +1,5 @@
 """A model's process that does not keep to the protocol: it is killed, its requests are answered, another one starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -12,8 +10,6 @@ from tests.faults.victims import VICTIM, Asker, ask, told, write_victim
 from tests.support.gates import wait_until
 from tests.support.server import serving
 from tests.support.thorough import one_in
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 ROGUE = (
     VICTIM

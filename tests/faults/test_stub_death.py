@@ -1,7 +1,5 @@
 """A model's process dies: before, during and between requests, alone or beside others, while clients go on asking."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -14,8 +12,6 @@ import pytest
 from tests.faults.victims import Asker, ask, command, starts, told, write_victim
 from tests.support.gates import Gate, wait_until
 from tests.support.server import ServerProcess, serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 TWO = "instance_group [ { count: 2 kind: KIND_CPU } ]"
 CLIENTS = 8

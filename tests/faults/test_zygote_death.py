@@ -1,7 +1,5 @@
 """The process that instances are forked from dies or hangs: those that live do not notice, and others come to life."""
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import permutations
@@ -13,8 +11,6 @@ from tests.faults.victims import starts, told, write_victim
 from tests.support.gates import wait_until
 from tests.support.server import free_of_processes, name_of, serving
 from tests.support.thorough import one_in
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 
 def restart(server, directory):

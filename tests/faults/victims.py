@@ -1,7 +1,5 @@
 """Models that do to themselves, or to their host, what a request asks them to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What can be said about the floor without an old interpreter: syntax, and that the linter guards it."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Zygotes of every interpreter: they get ready with one thread and without a warning, and fork what can be heard."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``python -m tests.lint``: print every fault with its place; the exit status says whether there are any."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.lint import flag_page, house_rules, pages, prose, quoted_texts, unit_tests

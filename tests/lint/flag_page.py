@@ -1,7 +1,5 @@
 """The tables of flags in the manual, written from the table of flags: ``python -m tests.lint.flag_page``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

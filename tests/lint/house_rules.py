@@ -1,7 +1,5 @@
 """Rules that neither ruff nor mypy nor the import contracts can see."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

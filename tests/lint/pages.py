@@ -1,7 +1,5 @@
 """Pages of the manual: links lead somewhere, code is Python, diagrams are drawn, and every page can be found."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

@@ -7,8 +7,6 @@ expressions names them exactly, each with what to write instead.
 To hold docstrings, comments and messages to this too, add globs to :data:`CODE`.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -4,8 +4,6 @@ A quote differs from the source in its values (names, numbers, paths). It is spl
 be part of a string in the source.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

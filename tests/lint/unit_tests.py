@@ -1,7 +1,5 @@
 """Unit tests lie where the modules lie that they test, and have their names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An environment of its own for models: one that other users can run, and whose Python runs what a test likes first."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -6,8 +6,6 @@
 new privileges, the same filter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

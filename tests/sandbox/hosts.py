@@ -1,7 +1,5 @@
 """Servers that models attack: as root, as another user, and under the limits of containers, in places that all can reach."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -4,8 +4,6 @@
 means: requests, files, and the socket between the server and a model's process.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 ROOT, USER, CONTAINER = "root", "ordinary user", "container"

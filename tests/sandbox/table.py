@@ -1,7 +1,5 @@
 """Attacks of a hostile model and their outcomes: the data of the attack tests and of the page about attacks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 STOPPED, ALLOWED, IMPOSSIBLE = "stopped", "allowed", "not stopped"

@@ -1,7 +1,5 @@
 """Activation hooks come from where models come from, and are run by the server: they may do less than any model."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os
@@ -29,7 +27,6 @@ from tests.support.gates import wait_until
 from tests.support.thorough import thorough
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.timeout(180),
     pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
 ]

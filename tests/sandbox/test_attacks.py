@@ -1,7 +1,5 @@
 """Every attack of the table, against every kind of server, at both levels: what the table says is what happens."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_stub.sandbox import landlock
@@ -9,10 +7,7 @@ from tests.sandbox.hosts import IS_ROOT, MEMORY_MB, arena
 from tests.sandbox.table import ATTACKS, OWN, SHARED, STANDARD, STOPPED, STRICT, USER
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 NEEDS_SCOPES = {"unix_abstract", "signal_host", "signal_other_model"}
 

@@ -1,7 +1,5 @@
 """Models whose files are closed to the users that their processes can have: each is served, or refused with what helps."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -27,7 +25,6 @@ from tests.support.server import ServerProcess, serving
 from tests.support.thorough import thorough
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.skipif(not IS_ROOT, reason="only root can close places to itself and be another user"),
     pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
 ]

@@ -1,7 +1,5 @@
 """What somebody tries who brings the Python of a model's environment, and with it the code that runs before any other."""
 
-from __future__ import annotations
-
 import glob
 import json
 import shutil
@@ -17,10 +15,7 @@ from tests.sandbox.test_attacks import OWN_PROCESSES, SHARED_PROCESSES, options,
 from tests.support.server import serving
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 IN_PLACE_OF_THE_SANDBOX = """
 import ctypes, errno, json, os, struct, sys, threading, types

@@ -1,7 +1,5 @@
 """The Python of a model's environment is as little trusted as the model: it is confined before it runs anything."""
 
-from __future__ import annotations
-
 import glob
 import json
 from pathlib import Path
@@ -12,10 +10,7 @@ from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import arena
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 AT_START = """
 import json, os

@@ -1,8 +1,6 @@
 """Models of one environment are forked from a process that runs its code: it can do no more than they can together, they no more
 than if each had been started by itself."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os
@@ -23,10 +21,7 @@ from tests.support.repositories import write_model
 from tests.support.server import ServerProcess, free_of_processes, serving
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 KINDS = ["root", *thorough("docker", "user", "kubernetes")]
 

@@ -1,7 +1,5 @@
 """A captured front end: what it tries beside serving its clients is stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Models that load models: what they bring along is never freer than they are, and who may bring anything is the operator's word."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -11,10 +9,7 @@ from pybackend_stub.sandbox import landlock
 from tests.sandbox.hosts import IS_ROOT, arena
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 FLAGS = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false")
 OVERRIDES = "--allow-model-overrides"

@@ -1,7 +1,5 @@
 """What operators and authors see of the sandbox: levels, the floor, what is missing, what is refused, what is left behind."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os
@@ -15,13 +13,11 @@ from tests.sandbox.hosts import IS_ROOT, arena, parameters, processes_of
 from tests.support.gates import wait_until
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.log_lines import log_lines
+from tests.support.served import served
 from tests.support.server import free_of_processes, serving
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="only a server that is root gives users away")
 
@@ -70,15 +66,11 @@ BELOW_A_FLOOR = {
 """What models ask for, and why they are refused, by name."""
 
 
-@pytest.fixture(scope="module")
-def with_a_floor(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("floor")
+@served(flags=("--sandbox-floor=strict", "--exit-on-error=false"), ready=False)
+def with_a_floor(repository):
     for name, (options, _) in BELOW_A_FLOOR.items():
         write(repository, name, **options)
     write(repository, "fine", SANDBOX_NETWORK="no", SANDBOX_MEMORY_MB="300", SANDBOX_PROCESSES="100")
-    flags = ("--sandbox-floor=strict", "--exit-on-error=false")
-    with serving(repository, flags=flags, ready=False) as server:
-        yield server
 
 
 class TestLevels:
@@ -181,13 +173,10 @@ REFUSED = {
 """What strict models try, each with what the log names."""
 
 
-@pytest.fixture(scope="module")
-def strict_models(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("strict")
+@served()
+def strict_models(repository):
     for name in REFUSED:
         write(repository, name, SANDBOX="strict")
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,7 +1,5 @@
 """What ordinary models do, they do at `standard` too, whoever the server runs as; what `strict` takes, its options give back."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_stub.sandbox import landlock
@@ -9,10 +7,7 @@ from tests.sandbox import honest
 from tests.sandbox.hosts import arena
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 DEEDS = [
     name

@@ -1,7 +1,5 @@
 """The pages about the sandbox show the attacks that the tests try, and the layers, users and options of the code."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

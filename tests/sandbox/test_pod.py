@@ -1,7 +1,5 @@
 """A server in a pod as careful operators write it: no privileges, nothing to write to but a directory for temporary files, little shared memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,7 +11,6 @@ from tests.sandbox.hosts import arena
 MOUNTS = "from tests.sandbox.container import mount_as_in_a_pod; mount_as_in_a_pod()"
 
 
-@pytest.mark.e2e
 @pytest.mark.spec("srv-P17")
 def test_a_read_only_pod_with_little_shared_memory(tmp_path):
     variables = {**os.environ, "TMPDIR": str(tmp_path)}

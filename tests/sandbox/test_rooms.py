@@ -1,7 +1,5 @@
 """What the server makes at run time for one model is out of the reach of all others, also where they share its user."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -12,10 +10,7 @@ from tests.sandbox.hosts import arena
 from tests.sandbox.test_model_control import FLAGS, NEW_CODE, OVERRIDES, Control, configuration
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 MODELS = {"victim": {"SANDBOX": "strict"}, "attacker": {"SANDBOX": "standard"}, "sneak": {"SANDBOX": "strict"}}
 

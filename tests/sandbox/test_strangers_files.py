@@ -1,7 +1,5 @@
 """Files of frameworks, and environments, hold code of strangers: no command runs it outside of the sandbox."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -17,10 +15,7 @@ from tests.sandbox.hosts import IS_ROOT, OTHER_UID, parameters, public_directory
 from tests.support.repositories import write_model
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 DEADLINE_S = 150
 

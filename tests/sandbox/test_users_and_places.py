@@ -1,7 +1,5 @@
 """What models try with the names, users and directories by which a server keeps them apart."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
@@ -28,10 +26,7 @@ from tests.support.gates import wait_until
 from tests.support.server import free_of_processes
 from tests.support.thorough import thorough
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it"),
-]
+pytestmark = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock, or something forbids it")
 
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="only a server that is root gives users away")
 

@@ -4,8 +4,6 @@ A lock is a requirements file: exact versions with hashes, for every CPython fro
 processor. pip and uv can install it too.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -3,8 +3,6 @@
 Python values travel as JSON; a response (or a list of tensors) becomes the model's own answer.
 """
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Callable

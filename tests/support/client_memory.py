@@ -1,7 +1,5 @@
 """Shared memory of a client, and HTTP requests whose tensors lie in it."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -4,8 +4,6 @@ Packages are what conda clients link: metadata with hashes, prefixes to replace 
 of it comes from a conda channel.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io

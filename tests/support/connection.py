@@ -1,7 +1,5 @@
 """A bare TCP connection that speaks HTTP byte by byte, for what no HTTP library sends."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A client of the Debug Adapter Protocol: what an editor does to stop in a model's code, as far as tests need it."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping, Sequence

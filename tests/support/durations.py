@@ -9,8 +9,6 @@ no process of a parallel run is left alone with one at the end.
 A plugin of pytest.
 """
 
-from __future__ import annotations
-
 import re
 import resource
 import time

@@ -1,7 +1,5 @@
 """An engine in this process, with real stubs, for what no front end can ask for yet: batches, unloading, large counts."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence

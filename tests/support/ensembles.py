@@ -1,7 +1,5 @@
 """Ensembles for tests: their configurations, models to put into them, and what they may hold when nothing is asked of them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Real environments for models: an interpreter of this machine as a tree of its own, with numpy, packed."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

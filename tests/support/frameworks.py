@@ -1,7 +1,5 @@
 """Frameworks that take seconds to import: only the process that runs their tests pays for it, not each that collects them."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from typing import Any

@@ -3,8 +3,6 @@
 A plugin of pytest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

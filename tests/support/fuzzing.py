@@ -3,8 +3,6 @@
 Every run of the tests tries the same examples; ``make fuzz`` tries new ones each time.
 """
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings

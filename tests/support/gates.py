@@ -1,7 +1,5 @@
 """Places at which a model waits until its test lets it go on, so that no test has to guess how long something takes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A gRPC client that says every frame itself, and a gRPC port in this process whose clock a test moves."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """A disk that hangs: a file system whose every operation waits, mounted over a directory. Needs root and /dev/fuse."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a process has open or mapped."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inference over HTTP with arrays: what goes in and comes out, as a model's client sees it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

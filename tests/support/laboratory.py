@@ -1,7 +1,5 @@
 """A model that runs code which the test sends, so that a test shows what happens inside ``execute`` and what comes of it."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

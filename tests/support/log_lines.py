@@ -1,7 +1,5 @@
 """Lines of a server's log, taken apart."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import NamedTuple

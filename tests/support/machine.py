@@ -1,7 +1,5 @@
 """What this machine has, for tests whose expectations depend on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What tests of loading and unloading share: models that tell their lives, and an engine that loads on request."""
 
-from __future__ import annotations
-
 import asyncio
 import textwrap
 

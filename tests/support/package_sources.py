@@ -1,7 +1,5 @@
 """Where this machine's pip finds packages, in the variables that ``pybackend pack`` reads; and what it has installed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Environments that tests have packed by ``pybackend pack``, kept for later runs; and a look into them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Any contents for any protobuf message, for hypothesis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor

@@ -1,7 +1,5 @@
 """The text that an object keeps in memory, as someone would find it who can read the memory."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType, ModuleType

@@ -1,7 +1,5 @@
 """Model repositories, written for a test."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import textwrap

@@ -1,7 +1,5 @@
 """A server that speaks S3, for tests of repositories in cloud storage, and a gate before it that can fail."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import re

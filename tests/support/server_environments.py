@@ -1,7 +1,5 @@
 """Environments with this checkout's server on another CPython than the one that runs the tests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ The model answers through response senders; the client sees each response when t
 cancel, as front ends do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import textwrap

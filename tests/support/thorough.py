@@ -5,8 +5,6 @@ A file that is named on the command line is run whole.
 A plugin of pytest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

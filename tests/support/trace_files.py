@@ -1,7 +1,5 @@
 """The file that a server traces into, read while the server may be writing it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

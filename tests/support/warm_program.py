@@ -3,8 +3,6 @@
 Imports are most of what a server's start costs. This program is run by ``warm_start``; see there.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import json

@@ -4,8 +4,6 @@ A file system can block a reader for ever. In the event loop's own pool such a r
 everything else, and the process could not end.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress

@@ -4,8 +4,6 @@ Other kinds of files are never opened: a FIFO would block, a device could do any
 process that holds a lease on the file.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

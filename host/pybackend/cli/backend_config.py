@@ -5,8 +5,6 @@ show; they have no effect: here memory grows on demand, without named regions, m
 could be too small.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 

@@ -3,8 +3,6 @@
 ``pybackend_bind`` starts it. SOCKET is a descriptor for :mod:`pybackend_wire.caller`, the flags are those of ``pybackend serve``.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """``--cache-config`` and the older ``--response-cache-byte-size``: where responses are cached."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """``pybackend check``: validates the models of a repository without starting any of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

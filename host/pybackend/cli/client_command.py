@@ -1,7 +1,5 @@
 """``pybackend client``: writes a typed client for one model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

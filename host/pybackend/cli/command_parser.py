@@ -1,7 +1,5 @@
 """The parser of command lines, and its error."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterable, Sequence
@@ -62,7 +60,6 @@ class CommandParser(PlainParser):
         return given
 
     def pairs(self, flag: str, texts: Iterable[str], form: str = "NAME=VALUE") -> list[tuple[str, str]]:
-        """The sides of each value of a flag."""
         found = [text.partition("=") for text in texts]
         for name, equals, value in found:
             if not equals or not name:

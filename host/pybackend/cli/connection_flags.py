@@ -1,7 +1,5 @@
 """The flags of commands that talk to a running server."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``pybackend load``, ``unload``, ``status``, ``stack`` and ``traffic``: control the models of a running server."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

@@ -1,7 +1,5 @@
 """``pybackend doctor``: checks whether a server would work on this machine, and advises on everything missing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """``pybackend export-config``: prints the complete configuration of a model as config.pbtxt."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One flag of ``pybackend serve``, as the parser, the other sources, ``--print-config`` and the manual need it."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +55,6 @@ class Flag:
 
     @property
     def usual(self) -> Any:
-        """The default."""
         if self.repeats:
             return []
         if self.default is not OF_SETTINGS:

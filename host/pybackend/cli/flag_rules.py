@@ -1,7 +1,5 @@
 """Settings that several flags decide together, or variables of other programs."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from itertools import combinations

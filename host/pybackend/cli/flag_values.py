@@ -1,7 +1,5 @@
 """The meanings of flags' texts; a text without one is an ``ArgumentTypeError``."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -3,8 +3,6 @@
 A new flag is a row here and its field in :mod:`pybackend.settings`; `make flags` writes it into the manual.
 """
 
-from __future__ import annotations
-
 import re
 from operator import not_
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``pybackend graph``: draws the ensembles of repositories from their configurations. No model is started."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence

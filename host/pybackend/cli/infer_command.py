@@ -1,7 +1,5 @@
 """``pybackend infer``: sends one request to a model and prints the response."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The command line of ``pybackend serve``, and its conversion to settings."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

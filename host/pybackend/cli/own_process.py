@@ -1,7 +1,5 @@
 """What a command does to its process while it is a server: signals, limits, and the garbage collector."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

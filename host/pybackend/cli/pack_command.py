@@ -1,7 +1,5 @@
 """``pybackend pack``: its command line and its output."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """The settings of ``pybackend serve`` from the command line, variables and a file, and where each came from."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """Command lines and output, as commands share them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``pybackend top``: a live table of a running server's models."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

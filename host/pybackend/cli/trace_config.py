@@ -1,7 +1,5 @@
 """The flags of traces: ``--trace-config``, and the older ones of Triton's server."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

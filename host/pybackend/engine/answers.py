@@ -1,7 +1,5 @@
 """Answers and refusals of the server, counted for each way by which requests come in."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator

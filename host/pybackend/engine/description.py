@@ -1,7 +1,5 @@
 """Public facts about a model version, and about one of its instances."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The engine finds the version that answers a request, and queues the request there."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -1,7 +1,5 @@
 """The figures of a server's models, for reports such as the metrics page: plain values, read when they are needed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

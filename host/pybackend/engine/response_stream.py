@@ -1,7 +1,5 @@
 """The responses to one request, for a reader that awaits them one by one; a slow reader pauses the model."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable

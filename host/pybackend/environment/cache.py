@@ -7,8 +7,6 @@ created or removed, and shared while it is used. The kernel releases locks of ki
 None of these files lies inside the environment, because an archive could contain a forged one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -87,7 +85,6 @@ class KnownKeys:
         return key
 
     def forget(self, key: str) -> None:
-        """Remove all records with this key."""
         with suppress(OSError):
             for path in self._directory.iterdir():
                 with suppress(OSError):

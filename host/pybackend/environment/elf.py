@@ -1,7 +1,5 @@
 """Requirements of a binary, read from its ELF header: the host must not run foreign code to learn that it cannot."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import struct

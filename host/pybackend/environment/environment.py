@@ -3,8 +3,6 @@
 The ``activate`` script itself does not run; :mod:`pybackend.environment.hooks` runs the hooks of packages.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Locks between processes, released by the kernel when the holder dies, kill -9 included."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

@@ -4,8 +4,6 @@ A shell runs them in order, as ``conda activate`` does, and prints its variables
 The caller confines the shell; this module provides the command and parses the output, trusting nothing in it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

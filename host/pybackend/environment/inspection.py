@@ -1,7 +1,5 @@
 """Looks at an archive or a directory: its contents for people, and whether this host can use it."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

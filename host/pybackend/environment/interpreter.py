@@ -1,7 +1,5 @@
 """An environment's Python, determined from its files: nothing in an environment runs with the host's rights."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

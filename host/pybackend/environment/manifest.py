@@ -3,8 +3,6 @@
 An environment without a manifest is usable too: its files are inspected instead.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

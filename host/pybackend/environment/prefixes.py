@@ -5,8 +5,6 @@ conda writes an environment's directory into scripts, libraries and data. conda-
 its list.
 """
 
-from __future__ import annotations
-
 import ast
 import glob
 import os

@@ -1,7 +1,5 @@
 """Prepares the environment that a configuration names: a directory, an archive, or a list of packages."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -3,8 +3,6 @@
 The packer is a separate process, which can be stopped.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

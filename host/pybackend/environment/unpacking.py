@@ -1,7 +1,5 @@
 """Unpacks a checked archive into files below a directory that no other user can write to, and records their hashes."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

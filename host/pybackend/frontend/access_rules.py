@@ -1,7 +1,5 @@
 """The rules of all ports, made once from the operator's settings: who may call, and which headers models see."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Callable

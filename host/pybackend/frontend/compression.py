@@ -1,7 +1,5 @@
 """gzip and deflate in slices: neither a small message that becomes a large one nor a large answer holds up the event loop."""
 
-from __future__ import annotations
-
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator

@@ -218,7 +218,6 @@ class ClientMemory:
         return True
 
     def forget(self, flow: Flow) -> None:
-        """The client of a flow has gone."""
         self._set(flow, 0)
         self.sending.discard(flow)
         for entry in tuple(self._leaving):

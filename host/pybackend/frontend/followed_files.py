@@ -1,7 +1,5 @@
 """Files of the operator that are read again while the server runs: API keys, certificates."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -79,7 +77,6 @@ class FollowedFiles(Generic[_T]):
             ) from None
 
     def _look(self) -> list[tuple[int, ...]]:
-        """Changes with the files."""
         return [_stamp_of(file) for file in self._files]
 
 

@@ -1,7 +1,5 @@
 """A port: it accepts connections, plain or secure, and looks after those that are open until the server stops."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import resource
@@ -125,7 +123,6 @@ class Port(Generic[_C]):
             connection.check_progress(seconds)
 
     def left(self, connection: _C) -> None:
-        """A connection has ended."""
         self.connections.discard(connection)
         self.ended.set()
 

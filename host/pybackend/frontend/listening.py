@@ -1,7 +1,5 @@
 """Sockets that listen: bound before models load, and served afterwards."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import ipaddress

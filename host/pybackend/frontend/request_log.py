@@ -87,7 +87,6 @@ class RequestRecord:
         self.trace: RequestTrace | None = None  # its trace; None if it is not traced, or its trace does not end with it
 
     def asks(self, model: str, version: str = "", request_id: str = "") -> None:
-        """Note whom the request asks."""
         self._note("model", model)
         self._note("version", version)
         self._note("request_id", request_id)

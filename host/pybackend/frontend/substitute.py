@@ -1,7 +1,5 @@
 """Protocols that take the place of a connection for a while, as that of its transport."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The certificates of a port."""
 
-from __future__ import annotations
-
 import os
 import ssl
 from collections.abc import Iterator

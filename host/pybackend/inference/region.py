@@ -55,7 +55,6 @@ class RegionInput(RegionPart, eq=False):
         return self.nbytes
 
     def release(self) -> None:
-        """Release the input memory."""
         if self.block is not None:
             block, self.block = self.block, None
             block.release()

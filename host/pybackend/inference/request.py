@@ -1,7 +1,5 @@
 """An inference request from a client or from another model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

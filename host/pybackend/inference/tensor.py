@@ -1,7 +1,5 @@
 """Tensors in the host: a name, a datatype, a shape and bytes with an owner; how they are measured and copied."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, TypeVar

@@ -5,8 +5,6 @@ first (:func:`validate_header`), so that a large invalid body is refused before 
 (:func:`validate_bytes_tensors`) once they have arrived. Codecs guarantee that names within a request are distinct.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Generator, Iterable, Mapping
 from enum import IntEnum

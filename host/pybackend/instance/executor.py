@@ -1,7 +1,5 @@
 """Sends executions to the stub of an instance, and finds those that last too long."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

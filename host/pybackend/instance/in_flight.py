@@ -1,7 +1,5 @@
 """The executions that a stub has, and the checking of what it says about them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Input memory that a stub has been lent: blocks of its model's arena, until it gives them back."""
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,6 @@ class LentRegions:
         self._attached: dict[int, weakref.finalize[..., ClientRegion]] = {}
 
     def source(self, part: RegionInput) -> RegionSource:
-        """The source of an input, for the stub."""
         region = _region_of(part)
         block = VIEW if part.is_view else TAIL if part.block is None else part.block.segment
         return RegionSource(self._number(region, region.reading), part.offset, block)
@@ -182,7 +179,6 @@ def encoded_request(channel: StubChannel, lent: LentInputs, request: InferenceRe
 
 
 def _places(channel: StubChannel, lent: LentInputs, request: InferenceRequest) -> list[tuple[Any, ...]]:
-    """The places of the inputs of any request."""
     inputs: list[tuple[Any, ...]] = []
     append_tail = channel.append_tail
     for tensor in request.inputs:

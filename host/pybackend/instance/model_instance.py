@@ -1,7 +1,5 @@
 """One instance of a model: a process that serves it, through all the lives of its stub."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -317,7 +315,6 @@ class ModelInstance:
 
     @property
     def output_memory_bytes(self) -> int:
-        """Shared memory that its process has for outputs."""
         return 0 if self.session is None else self.session.outputs.total_bytes
 
     # Death

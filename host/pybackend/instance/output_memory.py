@@ -3,8 +3,6 @@
 What a stub says about it is checked here: it may only name blocks within its own segments, each once at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -276,7 +274,6 @@ class OutputMemory:
                 self._channel.post(Detach(number))
 
     def detached(self, segment: int) -> None:
-        """The stub has unmapped a segment."""
         output = self._segments.get(segment)
         if output is not None:
             if output.held:

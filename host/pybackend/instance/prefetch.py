@@ -1,7 +1,5 @@
 """Prefetch: how many short executions a busy stub is sent ahead, and what happens when it hands some back."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

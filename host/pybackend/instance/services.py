@@ -1,7 +1,5 @@
 """The services that a model can call: their interface, and the calling stub as they see it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The settings of an instance and of its stubs, and the states of its life."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum

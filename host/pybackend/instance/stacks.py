@@ -1,7 +1,5 @@
 """Where the threads and coroutines of a stub are: its stacks, read from memory into which it writes them on a signal."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Where a stub is in its life, and the message that ends its present state."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress

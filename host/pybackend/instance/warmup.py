@@ -1,7 +1,5 @@
 """The samples that an instance runs after ``initialize`` and before it takes requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 

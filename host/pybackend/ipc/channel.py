@@ -1,7 +1,5 @@
 """The host's end of a stub's control socket, on the event loop: one frame out per turn, frames in as they arrive."""
 
-from __future__ import annotations
-
 import array
 import asyncio
 import errno

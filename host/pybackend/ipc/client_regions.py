@@ -1,7 +1,5 @@
 """Shared memory of clients: each region is opened for the server and for models' processes, and listed in a table."""
 
-from __future__ import annotations
-
 import os
 import stat
 import weakref

@@ -1,7 +1,5 @@
 """One shared memory segment without a name: made by the host, sent to stubs as a descriptor."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

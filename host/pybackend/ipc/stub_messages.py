@@ -4,8 +4,6 @@ The types are derived from :mod:`pybackend_wire.stub_messages`, field by field, 
 wire only names. Type checkers see the wire's own tuples; decoding produces structs with the same fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 from operator import or_

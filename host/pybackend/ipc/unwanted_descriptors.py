@@ -5,8 +5,6 @@ descriptor waiting in a socket is closed by the process that reads past it, or c
 to let none in (Linux 6.16); with an older kernel the server receives them, and another thread closes them.
 """
 
-from __future__ import annotations
-
 import array
 import os
 import socket

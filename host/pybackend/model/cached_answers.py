@@ -4,8 +4,6 @@ Placed between a model's entry point and its scheduler. A request whose answer i
 turn and never queued; responses to all other requests are copied into the cache as they are sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

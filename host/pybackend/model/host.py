@@ -1,7 +1,5 @@
 """What a server's models share: services and settings, and the way to run each other with the same rules as clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

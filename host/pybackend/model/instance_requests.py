@@ -1,7 +1,5 @@
 """Follows the requests that a version's instances execute: checks, counts and sends their results."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -132,7 +130,6 @@ class InstanceRequests(RequestOutcomes):
         self.statistics.add_executions([(1, batch_size, began_ns, batch_size, times)], done_ns)
 
     def on_streamed(self, execution: Execution, pending: PendingRequest, response: InferenceResponse) -> None:
-        """A response sender has sent a response."""
         if pending.is_filler:
             _forget(pending, response)
             return
@@ -180,7 +177,6 @@ class InstanceRequests(RequestOutcomes):
             self._scheduler.dispatch()
 
     def on_batch(self, reason: BatchReason) -> None:
-        """The scheduler sent a batch."""
         self.statistics.batches[reason] += 1
 
     def refuse_waiting(self) -> None:
@@ -238,14 +234,12 @@ class InstanceRequests(RequestOutcomes):
 
 
 def _reason(pending: PendingRequest, error: InferenceError | None) -> FailureReason:
-    """The reason for a failure that the model reported."""
     if pending.cancelled and error is not None and error.code is ErrorCode.CANCELLED:
         return FailureReason.CANCELED
     return FailureReason.BACKEND
 
 
 def _forget(filler: PendingRequest, response: InferenceResponse | None) -> None:
-    """Drop the response to a filler request."""
     if response is not None:
         filler.answered |= response.final
         response.release()

@@ -1,7 +1,5 @@
 """Tracks a version's unanswered requests, for which unloading waits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 
@@ -19,7 +17,6 @@ class OpenRequests:
         self._idle: asyncio.Event | None = None
 
     def enter(self, request: InferenceRequest) -> None:
-        """Count an accepted request."""
         self.count += 1
         if request.is_inner:
             self._inner += 1

@@ -1,7 +1,5 @@
 """How the requests of one version end: each is answered and counted once."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

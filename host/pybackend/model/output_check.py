@@ -1,7 +1,5 @@
 """Reshapes outputs to the form that clients expect, and validates them, or warns about them in the log."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The processes of one version: their environment, their sandbox, and their instances."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

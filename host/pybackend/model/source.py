@@ -1,7 +1,5 @@
 """The files and configuration that a model version is loaded from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +43,10 @@ class ModelSource:
 
     @property
     def version_directory(self) -> Path:
-        """The directory of this version's files."""
         return self.directory / str(self.version)
 
     @property
     def model_file(self) -> Path:
-        """The file to import."""
         return self.backend_file or self.version_directory / self.config.default_model_filename
 
     def check_model_file(self) -> None:

@@ -1,7 +1,5 @@
 """Counters of a model version. The hot path only adds integers; readers format them."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -47,7 +45,6 @@ class Duration:
     ns: int = 0
 
     def add(self, took_ns: int) -> None:
-        """Count an event."""
         self.count += 1
         self.ns += took_ns
 

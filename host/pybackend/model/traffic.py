@@ -1,7 +1,5 @@
 """Distributes the requests that name no version over a model's versions, and copies a share of them to a shadow."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass

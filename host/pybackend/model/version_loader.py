@@ -1,7 +1,5 @@
 """Loads a version: the first process lets the model complete its configuration, then all instances are initialised."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 A backend of another name than ``python`` is a ``model.py`` in its directory that serves all models of that backend.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -4,8 +4,6 @@ The limits lie far above real models, and low enough that neither an author nor 
 memory or time of the other models. docs/operators/limits.md lists them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any

@@ -1,7 +1,5 @@
 """A configuration's ``ensemble_scheduling``: models that run in sequence and in parallel, as one model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

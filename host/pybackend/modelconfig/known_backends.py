@@ -4,8 +4,6 @@ A row serves four questions: which backend an old ``platform`` means, which back
 belongs to, whether its framework is installed, and what to use instead of a backend that cannot be served.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Label files: names for the elements of an output, for clients that use the classification extension."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 the code's additions, fills in defaults and validates the result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The contents of a model's directory: its configuration file and its version directories. Read at load time only."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Defaults that depend on several fields, filled in so that later readers see explicit values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -121,7 +119,6 @@ def _filled(document: Mapping[str, Any]) -> Document:
 
 
 def _without(document: Mapping[str, Any], path: Sequence[str]) -> Document | None:
-    """The document without one field, None if it has none there."""
     name, *inner = path
     if name not in document:
         return None

@@ -1,7 +1,5 @@
 """The keys of a model's ``parameters`` that this server interprets. All other keys belong to the model."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Explains to an author why a config.pbtxt does not parse: the position, the mistake and the likely intention."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,7 +37,6 @@ class Place:
 
     @property
     def offset(self) -> int:
-        """Characters before it."""
         lines = self.text.split("\n")[: self.line - 1]
         return sum(map(len, lines)) + len(lines) + self.column - 1
 

@@ -6,8 +6,6 @@ even at its default, enums as names, 64-bit integers as numbers, map keys as tex
 This is the only module of the package that touches protobuf. ``schema`` has the message classes.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import Counter
@@ -216,7 +214,6 @@ def _fill(message: Any, document: Any, path: str, prefix: str) -> None:
 
 
 def _set(message: Any, field: _Field, value: Any, path: str, prefix: str) -> None:
-    """Set one field of ``message`` from its JSON ``value``."""
     target = getattr(message, field.name)
     if field.is_map:
         if not isinstance(value, Mapping):

@@ -1,7 +1,5 @@
 """A configuration's ``sequence_batching``: its rules, and its typed form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

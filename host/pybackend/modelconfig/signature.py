@@ -1,7 +1,5 @@
 """A model's inputs and outputs: the part of a configuration that every request is checked against."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The rules for the traffic of a model's versions: their form, and parameters ``TRAFFIC_WEIGHTS``, ``TRAFFIC_SHADOW``."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 

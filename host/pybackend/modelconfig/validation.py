@@ -3,8 +3,6 @@
 Every error names the mistake, the field and the file. Settings without effect are warnings.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

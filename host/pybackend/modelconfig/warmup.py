@@ -1,7 +1,5 @@
 """A configuration's ``model_warmup``: samples, with their bytes, that instances run before they accept requests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

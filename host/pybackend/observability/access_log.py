@@ -1,7 +1,5 @@
 """A line about every answered request. Lines are formatted and written in batches, after the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -337,7 +337,6 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count an observation."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 

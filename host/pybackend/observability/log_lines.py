@@ -86,7 +86,6 @@ class JsonFormatter(LineFormatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record."""
         message = self.message(record)
         instance = getattr(record, "instance", None)
         place = record.filename if instance is None else record.filename.removeprefix(f"{instance}/")

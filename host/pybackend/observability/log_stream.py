@@ -1,7 +1,5 @@
 """Where the log's lines go: standard output, standard error or the file of ``--log-file``. Writing never waits for a reader or a disk."""
 
-from __future__ import annotations
-
 import os
 import select
 import stat

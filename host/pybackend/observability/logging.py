@@ -101,7 +101,6 @@ class ServerLog:
 
     @property
     def settings(self) -> LogSettings:
-        """The settings in force."""
         return self._settings
 
     def open(self, settings: LogSettings, informational: TextIO | None) -> None:
@@ -173,7 +172,6 @@ class ServerLog:
             self._file.reopen()
 
     def write_lines(self, lines: list[str]) -> None:
-        """Write finished informational lines."""
         if self._handlers and lines:
             self._handlers[0].sink.write(_encoded("\n".join(lines)))
 

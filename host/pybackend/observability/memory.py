@@ -1,7 +1,5 @@
 """How much memory this process may use. Default limits are fractions of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

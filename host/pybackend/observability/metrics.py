@@ -1,7 +1,5 @@
 """The text format of the metrics page, filled from counters when the page is requested."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 

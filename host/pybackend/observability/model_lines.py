@@ -1,7 +1,5 @@
 """Splits the output of a model's process into lines: printed text, and log records between it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +58,6 @@ class LineAssembler:
         """The pieces received so far of incomplete messages, by process and thread."""
 
     def feed(self, data: bytes) -> None:
-        """Append received bytes."""
         self._waiting += data
 
     @property
@@ -69,7 +66,6 @@ class LineAssembler:
         return bool(self._waiting or self._text)
 
     def take(self) -> ModelLine | FailureNote | None:
-        """The next line, None if none is complete."""
         while True:
             end = self._waiting.find(b"\n", self._searched)
             if end < 0:

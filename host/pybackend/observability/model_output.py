@@ -1,7 +1,5 @@
 """Output of a model instance on its way to the server's log: labels, the output budget, and the last lines."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

@@ -5,8 +5,6 @@ written in small portions, so that requests do not wait for the log either. Outp
 memory speed, and counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
@@ -58,7 +56,6 @@ class OutputPipe:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start reading."""
         self._loop = loop
         self.output.begin()
         loop.add_reader(self._descriptor, self._on_readable)

@@ -1,7 +1,5 @@
 """The last lines of the server's log in memory, for those who look at a running server."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Iterable
@@ -23,7 +21,6 @@ class RecentLines(logging.Handler):
         self._last = 0  # the number of the last line
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
         text = self._format.message(record)
         about = getattr(record, "about", None) or {}
         self._last += 1

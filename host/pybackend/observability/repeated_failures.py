@@ -1,7 +1,5 @@
 """Failures of one model on their way to the log: the first of a kind in whole, then how many more there were."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +43,6 @@ class RepeatedFailures:
         self._kinds: dict[int, _Kind] = {}
 
     def count(self, note: FailureNote, instance_name: str, about: Mapping[str, str]) -> None:
-        """Count a failed execution."""
         kind = self._kinds.get(note.failure)
         if kind is None:
             if len(self._kinds) >= MOST_KINDS:

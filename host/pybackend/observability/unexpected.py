@@ -1,7 +1,5 @@
 """Unexpected exceptions: they are logged, and end only the work that raised them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

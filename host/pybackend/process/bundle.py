@@ -1,7 +1,5 @@
 """The stub's code as a directory that any Python can run: staged once per content, outside every environment."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Runs a program to its end in the sandbox of a model, for commands that have no server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

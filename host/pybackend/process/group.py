@@ -45,7 +45,6 @@ class MemberProcess:
         self._has_ended = False
 
     def answer_to(self, instance_name: str, instance: Any) -> None:
-        """Say which instance this is."""
         self.instance_name, self.instance = instance_name, instance
 
     def neighbour(self, instance_name: str) -> Any:

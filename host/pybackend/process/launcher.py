@@ -1,7 +1,5 @@
 """Starts the processes that become stubs."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Collection

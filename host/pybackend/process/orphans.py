@@ -5,8 +5,6 @@ shows its owner: it is a resource limit that the kernel ignores, that processes 
 privileges. If the server itself is killed, the kernel kills the stubs with it, and the warden kills what they started.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

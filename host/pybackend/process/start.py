@@ -4,8 +4,6 @@ If that is not the host's own Python and the process is confined, the host's own
 other one. The first one reports the result on a pipe that the second one does not have.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

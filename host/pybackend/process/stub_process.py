@@ -1,7 +1,5 @@
 """One operating-system process that runs a stub: its connections with the host, its exit cause, and how to kill it."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os
@@ -329,6 +327,5 @@ class StubLaunch:
             self.sandbox.check(pid, said if report is None else report.layers, is_entered=report is not None)
 
     async def end_leftovers(self) -> None:
-        """Kill the leftovers of the process, which has ended."""
         if self.sandbox is not None and self.seat is None:  # a group does it, before it starts another process
             await self.sandbox.end_leftovers()

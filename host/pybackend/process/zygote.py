@@ -1,7 +1,5 @@
 """One zygote from the host's side: a process that has imported what stubs need, and forks them on request."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -6,8 +6,6 @@ is confined to what the models of its trust domain may reach together. Its reach
 comes whose files are outside it, another zygote is started in its place.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -103,7 +101,6 @@ class Zygotes:
                 self._zygote(kind)
 
     async def fork(self, kind: ZygoteKind, launch: StubLaunch, ends: StubEnds, mark: int) -> AdoptedProcess:
-        """Fork a process that becomes a stub."""
         if launch.confinement is None or kind.domain is None:
             zygote = self._zygote(kind)
         else:

@@ -3,8 +3,6 @@
 Used by: ``infer_response``, for requests with ``classification``, just before encoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 from math import prod

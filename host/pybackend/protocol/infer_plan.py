@@ -4,8 +4,6 @@ Made by ``json.infer_request`` and ``grpc.request``, and by ``plan_cache`` from 
 :func:`attach_blobs`, large ones directly in shared memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct

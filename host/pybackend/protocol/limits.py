@@ -3,8 +3,6 @@
 Codecs check sizes before they allocate memory for a size chosen by a client.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pybackend.errors import InferenceError, invalid

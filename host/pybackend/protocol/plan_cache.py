@@ -41,7 +41,6 @@ class PlanCaches:
         self._caches: dict[int, PlanCache] = {}
 
     def of(self, signature: ModelSignature) -> PlanCache:
-        """The plans of one version, identified by its signature."""
         key = id(signature)
         cache = self._caches.get(key)
         if cache is None:
@@ -89,7 +88,6 @@ class PlanCache:
         self._of_sequences: Recurring[bytes, _KnownPlan] = Recurring(MOST_PLANS)
 
     def clear(self) -> None:
-        """Forget all plans."""
         self.templates.clear()
         self._plans.clear()
         self._unsized.clear()

@@ -1,7 +1,5 @@
 """A memory of things that recur: a dict with a bound."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from random import random
 from typing import TypeVar
@@ -23,7 +21,6 @@ class Recurring(dict[K, V]):
         self._keys: list[K] = []
 
     def remember(self, key: K, value: V) -> None:
-        """Add an entry."""
         if key not in self:
             if len(self._keys) >= self._most:
                 self.drop()
@@ -39,6 +36,5 @@ class Recurring(dict[K, V]):
         return self.pop(key)
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         self._keys.clear()

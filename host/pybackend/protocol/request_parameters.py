@@ -1,7 +1,5 @@
 """Request parameters: those with a meaning in the protocol, and custom ones for the model. Each codec checks their values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Work in steps: generators that yield every few milliseconds, so that a front end can serve others in between."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Generator
 from typing import TypeVar

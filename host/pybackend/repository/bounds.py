@@ -4,8 +4,6 @@ If a confined model requests the load, its own rights are the limit: see :class:
 client does, the operator's choices are: see :meth:`Bounds.of_client`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

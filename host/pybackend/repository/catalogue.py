@@ -1,7 +1,5 @@
 """The known models by name, and what clients may ask about them. Reads only; :mod:`.changes` loads and unloads."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -286,7 +284,6 @@ class Ensembles:
         return entry is not None and bool(entry.ready_versions())
 
     def _versions(self, name: str) -> list[EnsembleModel]:
-        """The versions of an ensemble that are not unloaded."""
         entry = self._entries.get(name)
         models = () if entry is None else entry.versions.values()
         return [model for model in models if isinstance(model, EnsembleModel) and not model.is_unloaded]

@@ -1,7 +1,5 @@
 """Loads and unloads one model at a time per name: from the repositories, or from what came with the request."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -42,7 +40,6 @@ class LoadRequest:
 
     @property
     def nbytes(self) -> int:
-        """Size of the files."""
         return sum(map(len, self.files.values()))
 
     @property

@@ -1,7 +1,5 @@
 """Model control at run time: clients and models load, unload and list models, and change their traffic."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Coroutine

@@ -1,7 +1,5 @@
 """One name in the repository: its known versions and their states."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping
@@ -184,7 +182,6 @@ class ModelEntry:
         return self._rows("-")
 
     def index(self) -> list[ModelStatus]:
-        """The same for the repository index."""
         return self._rows("")
 
     def _rows(self, no_version: str) -> list[ModelStatus]:

@@ -3,8 +3,6 @@
 It lies in a private directory of the server, where other models can neither read nor write.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import posixpath

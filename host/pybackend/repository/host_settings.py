@@ -1,7 +1,5 @@
 """Makes the server's interface for its models from the operator's settings."""
 
-from __future__ import annotations
-
 import sys
 
 from pybackend.environment.cache import EnvironmentCache, cache_places, default_cache_directory

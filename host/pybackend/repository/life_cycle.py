@@ -1,7 +1,5 @@
 """Replaces versions of a model: new ones are ready before old ones stop, so that no request is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

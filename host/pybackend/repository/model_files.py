@@ -1,7 +1,5 @@
 """The directories from which models are loaded: scanned where they are local, and brought up to date from cloud storage."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Finds the model that a name stands for, when several repositories, which are then namespaces, may have a model of that name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
@@ -36,7 +34,6 @@ class Namespaces:
         return full_name(namespace, last) if separator and namespace else name
 
     def named(self, name: str, models: Container[str]) -> list[str]:
-        """The full names of all models of a name."""
         return [full for prefix in self._prefixes if (full := prefix + name) in models]
 
 

@@ -1,7 +1,5 @@
 """The log's lines when the models are loaded, and while a server stops: which models it waits for, and how not to wait."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter
@@ -123,7 +121,6 @@ class StartReport:
         self._failures = [row for row in rows if not row.is_ready]
 
     def log(self, settings: Settings, *, with_summary: bool) -> None:
-        """Write the outcome to the log."""
         for name in sorted(
             set(settings.debug.models) - {name for row in self._rows for name in (row.name, row.full_name)}
         ):

@@ -1,7 +1,5 @@
 """The models of this server: their start and end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Checks whether a user can reach files, before a process becomes that user: by modes and access control lists."""
 
-from __future__ import annotations
-
 import os
 import stat
 import struct

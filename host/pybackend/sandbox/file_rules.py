@@ -5,8 +5,6 @@ of the entries beside each path that leads to a hidden place. Entries created th
 process is restarted.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time

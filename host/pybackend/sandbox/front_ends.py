@@ -1,7 +1,5 @@
 """The sandbox of a front end: a process that reads strangers' bytes, and needs nothing but sockets that it is given."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A process of a model has no privileges. So it is bound by file permissions even 
 another user keeps to himself, such as a home directory, is closed to it. That is known before a process starts.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pwd

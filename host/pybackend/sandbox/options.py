@@ -1,7 +1,5 @@
 """The sandbox parameters of models, and what follows from them: permissions and resource limits."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The author of an environment defines its parts: by ``pyvenv.cfg``, by links, by 
 reached that way is opened only if it is a Python installation and contains nothing that is hidden from models.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

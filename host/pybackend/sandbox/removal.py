@@ -4,8 +4,6 @@ It follows no links and enters no mounts. Neither the depth of the directories n
 descriptors: nested directories are moved up before they are emptied.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import stat

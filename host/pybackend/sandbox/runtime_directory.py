@@ -5,8 +5,6 @@ removed through descriptors. It is locked as long as its server lives. A server 
 unlocked, and the next server removes it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

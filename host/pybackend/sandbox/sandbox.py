@@ -1,7 +1,5 @@
 """The server's sandbox: settings and resources that all models share."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -4,8 +4,6 @@ So the zygote is confined too: it may reach what these models may reach together
 part.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """User ids for models' processes, from a range that nothing else on this machine uses, and the end of their processes."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -1,7 +1,5 @@
 """Checks a process's report about its confinement against the kernel's view."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

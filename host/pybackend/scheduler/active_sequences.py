@@ -1,7 +1,5 @@
 """The sequences that clients can continue, by correlation id."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from itertools import count
@@ -34,7 +32,6 @@ class ActiveSequences:
         return correlation_id in self._by_id
 
     def holds(self, sequence: LiveSequence) -> bool:
-        """True if a sequence is active."""
         return self._by_id.get(sequence.id) is sequence
 
     def of(self, request: InferenceRequest, now_ns: int) -> LiveSequence:

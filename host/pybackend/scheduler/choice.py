@@ -1,7 +1,5 @@
 """Chooses a model's scheduler from its configuration, and composes the scheduler's stages of the response path."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

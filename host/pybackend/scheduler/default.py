@@ -1,7 +1,5 @@
 """The default scheduler: first in, first out, one request per execution."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The dynamic batcher combines waiting requests into one execution."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -109,7 +107,6 @@ class DynamicBatcher(Scheduler):
         self._timer.set(min(ripe_ns, deadline_ns) if ripe_ns and deadline_ns else ripe_ns or deadline_ns)
 
     def _idle_instance(self) -> BatchExecutor | None:
-        """The instance that has been idle longest."""
         instances = self._instances
         for offset in range(len(instances)):
             index = (self._next + offset) % len(instances)

@@ -1,7 +1,5 @@
 """Sends responses in the order of their requests, even if they are ready in another order."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 
 from pybackend.inference.pending import PendingRequest, ResponsePath, guarded
@@ -47,7 +45,6 @@ class DeliveryLine:
         self._advance()
 
     def on_response(self, pending: PendingRequest, response: InferenceResponse) -> None:
-        """Accept a response to a request in the line."""
         self._held[pending].append(response)
         self._advance()
 

@@ -1,7 +1,5 @@
 """Waiting requests, ordered by priority, then by arrival, with their queue policy's timeouts."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -41,11 +39,9 @@ class RequestQueue:
         return self._count
 
     def __iter__(self) -> Iterator[PendingRequest]:
-        """The requests in execution order."""
         return chain.from_iterable(chain(level.fresh, level.late) for level in self._levels.values())
 
     def append(self, pending: PendingRequest) -> None:
-        """Accept a new request."""
         level = self._level(pending)
         most = level.policy.max_queue_size
         if most and len(level) >= most:
@@ -78,7 +74,6 @@ class RequestQueue:
                 fresh.move_to_end(pending, last=False)
 
     def remove(self, pending: PendingRequest) -> None:
-        """Remove a request."""
         level = self._level(pending)
         del (level.fresh if pending in level.fresh else level.late)[pending]
         self._count -= 1

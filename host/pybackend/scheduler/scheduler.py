@@ -1,7 +1,5 @@
 """The interfaces between a scheduler, the instances and the model."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence

@@ -4,13 +4,12 @@ A new sequence waits, in order of arrival, for a slot at an instance; it keeps t
 answered, or it has been idle for too long. A strategy combines the requests of an instance's sequences into batches.
 """
 
-from __future__ import annotations
-
+import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from pybackend.errors import InferenceError
+from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.pending import PendingRequest, ResponsePath, to_sender
 from pybackend.inference.request import RequestFlags
 from pybackend.inference.response import InferenceResponse
@@ -19,12 +18,79 @@ from pybackend.scheduler.active_sequences import ActiveSequences
 from pybackend.scheduler.dynamic_batcher import ShapeKey
 from pybackend.scheduler.ordered_delivery import OrderedDelivery
 from pybackend.scheduler.scheduler import BatchExecutor, Scheduler, SchedulerOwner
-from pybackend.scheduler.sequence_ends import SequenceEnds
 from pybackend.scheduler.sequence_inputs import ControlTensors, ImplicitStates, SequenceInputs
 from pybackend.scheduler.sequence_slots import SequenceSlots
 from pybackend.scheduler.sequence_strategies import make_strategy
 from pybackend.scheduler.sequences import LiveSequence, SequenceRequest
-from pybackend.scheduler.timing import DispatchBarrier, PreciseTimer
+from pybackend.scheduler.timing import Deadlines, DispatchBarrier, PreciseTimer
+
+log = logging.getLogger(__name__)
+
+
+class SequenceEnds:
+    """Ends sequences."""
+
+    def __init__(
+        self,
+        config: SequenceConfig,
+        owner: SchedulerOwner,
+        active: ActiveSequences,
+        slots: SequenceSlots,
+        on_change: Callable[[LiveSequence], None],
+    ) -> None:
+        self.idle_deadlines = Deadlines(active.holds)  # when sequences may have been idle for too long
+        self.slot_deadlines = Deadlines(self._awaits_slot)  # when the sequences of requests must have got slots
+        self._model_name = config.model_name
+        self._idle_ns = config.idle_us * 1000
+        self._owner = owner
+        self._active = active
+        self._slots = slots
+        self._on_change = on_change
+
+    def close(self, sequence: LiveSequence) -> None:
+        """A sequence is over: others get its slot and its id."""
+        self._slots.leave(sequence)
+        sequence.over = True
+        self._active.end(sequence)
+
+    def lose(self, sequence: LiveSequence, cause: str) -> None:
+        """A sequence cannot go on: its waiting requests are refused soon, and later ones until it has been idle for too long."""
+        sequence.lost = InferenceError(
+            f"sequence {sequence.id} of model '{self._model_name}' is ended: {cause.removesuffix('.')}. "
+            "The model's state for it is lost: start it again with the START flag",
+            ErrorCode.UNAVAILABLE,
+        )
+        self._on_change(sequence)
+
+    def refuse(self, sequence: LiveSequence, error: InferenceError) -> None:
+        """Refuse a sequence's waiting requests."""
+        waiting = [item.pending for item in sequence.waiting]
+        sequence.waiting.clear()
+        self._owner.on_refused(waiting, error)
+
+    def ring(self, now_ns: int) -> None:
+        """End the sequences whose deadlines have passed."""
+        while (item := self.slot_deadlines.pop_due(now_ns)) is not None:
+            sequence = item.sequence
+            self.close(sequence)
+            text = "timeout of the corresponding sequence has been expired"
+            sequence.lost = InferenceError(text, ErrorCode.UNAVAILABLE)
+            self.refuse(sequence, sequence.lost)
+        while (idle := self.idle_deadlines.pop_due(now_ns)) is not None:
+            self._check_idle(idle, now_ns)
+
+    def _awaits_slot(self, item: SequenceRequest) -> bool:
+        return item.sequence in self._slots.backlog and not item.pending.answered
+
+    def _check_idle(self, sequence: LiveSequence, now_ns: int) -> None:
+        due_ns = (sequence.active_ns if sequence.is_idle else now_ns) + self._idle_ns
+        if due_ns > now_ns:
+            self.idle_deadlines.add(due_ns, sequence, len(self._active))
+            return
+        if sequence.lost is None:
+            text = "sequence %s of model '%s' has ended: it was idle for %g s (max_sequence_idle_microseconds)"
+            log.info(text, sequence.id, self._model_name, self._idle_ns / 1e9)
+        self.close(sequence)
 
 
 class SequenceBatcher(Scheduler):
@@ -113,7 +179,6 @@ class SequenceBatcher(Scheduler):
         self._pass_on(pending, response)
 
     def _finish(self, item: SequenceRequest) -> None:
-        """A request was answered."""
         del self._items[item.pending]
         sequence = item.sequence
         sequence.active_ns = time.monotonic_ns()

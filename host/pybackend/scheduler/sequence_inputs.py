@@ -1,7 +1,5 @@
 """The inputs that the server adds to requests of a sequence: controls and states; and fillers for empty slots."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Collection, Sequence
@@ -111,7 +109,6 @@ class ImplicitStates:
             left_bytes -= len(value.data)
 
     def initial(self) -> StateValues:
-        """The initial states of a sequence."""
         return dict(self._initial)
 
     def keep(self, response: InferenceResponse, values: StateValues, visible: Collection[str]) -> None:

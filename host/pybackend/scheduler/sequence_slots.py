@@ -1,7 +1,5 @@
 """The slots of sequences: who has which, which are free, and who waits for one."""
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -27,7 +25,6 @@ class SlotPool:
         """Slots of instances that are known to be down."""
 
     def add(self, number: int, instance: BatchExecutor) -> None:
-        """Offer the slots of an instance."""
         self._instances[number] = instance
         self._made[number] = 1
         heapq.heappush(self._free, Slot(0, number))
@@ -50,7 +47,6 @@ class SlotPool:
             self.release(slot)
 
     def release(self, slot: Slot) -> None:
-        """Return a slot to the pool."""
         if slot.instance in self._instances:
             heapq.heappush(self._free, slot)
 

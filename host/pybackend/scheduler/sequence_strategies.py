@@ -1,7 +1,5 @@
 """Combines the requests of one instance's sequences into batches: the two strategies of the sequence batcher."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from pybackend.errors import InferenceError

@@ -59,7 +59,6 @@ class LiveSequence:
 
     @property
     def front(self) -> SequenceRequest:
-        """The first waiting request."""
         return next(iter(self.waiting))
 
     def pop(self) -> SequenceRequest:

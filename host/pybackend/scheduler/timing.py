@@ -1,7 +1,5 @@
 """What schedulers wait for: deadlines of requests, an exact alarm, and the number of requests of a test."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import heapq

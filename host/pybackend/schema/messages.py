@@ -5,8 +5,6 @@ descriptors lie in a private pool: Triton's client, imported into the same proce
 protobuf's default pool, which refuses a second definition.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

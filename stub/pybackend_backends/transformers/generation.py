@@ -79,7 +79,6 @@ class Generator:
             thread.start()
 
     def tokens_of(self, text: str) -> List[int]:
-        """The tokens of a prompt."""
         tokens: List[int] = self.tokenizer(text)["input_ids"]
         if not tokens:
             raise RequestError("'text_input' has no tokens: it must not be empty.")

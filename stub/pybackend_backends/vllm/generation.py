@@ -152,7 +152,6 @@ class GenerationReader:
         self._numbers = {name: number for number, name in enumerate(adapters or (), 1)}
 
     def read(self, request: InferenceRequest) -> Generation:
-        """Read a request."""
         text, chat = text_of(request, "text_input"), chat_of(request)
         prompt: Dict[str, Any] = {"prompt": text}
         if chat is not None:

@@ -1,7 +1,5 @@
 """Forests served without code: what is read from their files, and answers equal to the libraries' own."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

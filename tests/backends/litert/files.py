@@ -1,7 +1,5 @@
 """Small files of LiteRT, made for a test."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

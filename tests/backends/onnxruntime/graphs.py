@@ -1,7 +1,5 @@
 """Small ONNX files, made for a test."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path

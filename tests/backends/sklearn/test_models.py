@@ -1,7 +1,5 @@
 """Estimators of scikit-learn served without code: what is read from their files, and answers equal to the library's own."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

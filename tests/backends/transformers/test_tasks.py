@@ -1,7 +1,5 @@
 """Each task beside the library's own pipeline, without a server."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """Hugging Face directories with random weights: a few kilobytes each, made without a network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

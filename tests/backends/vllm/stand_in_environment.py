@@ -1,7 +1,5 @@
 """An environment with the stand-in for vLLM, and models of the backend."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

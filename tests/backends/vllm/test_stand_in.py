@@ -1,7 +1,5 @@
 """The stand-in has no name that vLLM does not have, where vLLM is installed. Its sources are read, not imported: that needs a GPU."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from pathlib import Path

@@ -7,8 +7,6 @@ The run has failed if an answer was wrong or missing, if an error has no reason,
 the first requests. The latency of a single client before and after is shown, and not judged: neighbours can fake it.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """What a server and its processes hold at one moment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

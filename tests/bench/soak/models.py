@@ -1,7 +1,5 @@
 """The models of the soak: small, and each for one way through the server."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

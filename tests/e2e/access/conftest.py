@@ -1,7 +1,5 @@
 """A model that tells what came with a request, and how tests ask it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

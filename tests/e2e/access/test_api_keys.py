@@ -1,7 +1,5 @@
 """API keys: which calls need one, where it may stand, and how the set of keys changes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -19,8 +17,6 @@ import trustme
 from tests.e2e.access.conftest import BODY, grpc_inputs
 from tests.support.connection import connected, head, post
 from tests.support.server import DEADLINE_S, ServerProcess, serving
-
-pytestmark = pytest.mark.e2e
 
 KEYS = ["first-key-0123456789", "second-key-0123456789"]
 INFER = "/v2/models/identity/infer"

@@ -1,7 +1,5 @@
 """The front ends for SageMaker and Vertex AI: routes, media types, variables, and their ports among the others."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -11,7 +9,7 @@ import pytest
 from tests.e2e.access.conftest import BODY
 from tests.support.server import ServerProcess, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-H45")]
+pytestmark = pytest.mark.spec("srv-H45")
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 VERTEX = "application/vnd.vertex-ai-triton.binary+json;json-header-size="

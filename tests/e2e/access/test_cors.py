@@ -1,7 +1,5 @@
 """Cross-origin requests: preflights, the fields of answers, and origins that are not allowed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,7 +8,7 @@ from tests.e2e.access.conftest import BODY
 from tests.support.connection import connected, head, post
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-H47")]
+pytestmark = pytest.mark.spec("srv-H47")
 
 PAGE, OTHER = "https://example.org", "https://example.com"
 INFER = "/v2/models/identity/infer"

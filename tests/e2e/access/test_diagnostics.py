@@ -1,7 +1,5 @@
 """The routes about the server itself: the last lines of its log, its settings and its processes, for this machine alone."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

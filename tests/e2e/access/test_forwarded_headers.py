@@ -1,7 +1,5 @@
 """Headers that become request parameters, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 
@@ -14,8 +12,6 @@ from tests.e2e.access.conftest import BODY, grpc_inputs, parameters_of
 from tests.support.connection import connected, post, post_chunked
 from tests.support.grpc_calls import RawClient, framed
 from tests.support.server import DEADLINE_S, serving
-
-pytestmark = pytest.mark.e2e
 
 TELL = "/v2/models/tell/infer"
 PATTERN = "^(x-(user|trace).*|priority|triton_a)$"

@@ -1,7 +1,5 @@
 """Restricted groups: which routes and methods belong to each, what lets a call pass, and what does not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -20,8 +18,6 @@ from tests.e2e.access.conftest import BODY, grpc_inputs
 from tests.support.connection import chunked, connected, head, post
 from tests.support.engine import engine_on
 from tests.support.server import DEADLINE_S, serving
-
-pytestmark = pytest.mark.e2e
 
 ROUTES = {
     "health": ["GET /v2/health/live", "GET /v2/health/ready", "GET /v2/models/identity/ready", "GET /v2/models/no/versions/1/ready"],

@@ -1,7 +1,5 @@
 """The command line as a process that ends by itself."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """``pybackend check``: every mistake in a repository, without running a model."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys
@@ -12,8 +10,6 @@ from pybackend.cli.commands import run
 from tests.support.ensembles import step, write_ensemble
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 ENSEMBLE = """
 platform: "ensemble"

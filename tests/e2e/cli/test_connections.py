@@ -1,7 +1,5 @@
 """How commands reach a running server: keys, TLS, Unix-domain sockets; and what they say when they cannot."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,8 +8,6 @@ import trustme
 from pybackend.cli.commands import run
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 KEY = "0123456789abcdef0123456789abcdef"
 

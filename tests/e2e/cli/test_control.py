@@ -1,25 +1,16 @@
 """``pybackend load``, ``unload`` and ``status`` against a running server."""
 
-from __future__ import annotations
-
 import json
 
-import pytest
-
 from tests.support.repositories import IDENTITY, PREAMBLE, identity_config, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("control")
+@served(flags=("--model-control-mode=explicit",))
+def server(repository):
     for name in ("a", "untouched"):
         write_model(repository, name, IDENTITY, identity_config())
     write_model(repository, "broken", "raise ValueError('no weights')", identity_config())
-    with serving(repository, flags=("--model-control-mode=explicit",)) as server:
-        yield server
 
 
 def test_load_status_and_unload(pybackend, server, tmp_path):

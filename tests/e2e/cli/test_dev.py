@@ -1,7 +1,5 @@
 """``pybackend dev``: models load again when their author saves a file."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -19,8 +17,6 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import ServerProcess
-
-pytestmark = pytest.mark.e2e
 
 CONFIG = f"""
 backend: "python"

@@ -1,7 +1,5 @@
 """``pybackend doctor``: what it finds on a machine that has all, and on machines that lack something."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,8 +18,6 @@ from tests.support.machine import without_gpu
 from tests.support.repositories import write_model
 from tests.support.server import ServerProcess
 from tests.support.warm_start import run_command
-
-pytestmark = pytest.mark.e2e
 
 LAYERS = [
     "python", "kernel", "open files", "processes", "shared memory", "front ends", "model processes", "zygote", "sandbox",

@@ -1,7 +1,5 @@
 """``pybackend graph``: what it draws of ensembles, and what it says of those that cannot be drawn."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,8 +7,6 @@ import pytest
 
 from tests.support.ensembles import FP32, step, write_ensemble, write_mix
 from tests.support.repositories import tensors, write_model
-
-pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture

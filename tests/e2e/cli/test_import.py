@@ -1,7 +1,5 @@
 """``pybackend import`` and ``export-config``: entries load, answer, pass their tests, and failures leave nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``pybackend infer``: one request from the command line, to a running server or to one for its own use."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -19,8 +17,6 @@ from pybackend.cli import main
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,7 +1,5 @@
 """Where a server listens: Unix-domain sockets, IPv6, and ports that several servers share."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -18,8 +16,6 @@ from tritonclient.grpc import service_pb2
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
-
-pytestmark = pytest.mark.e2e
 
 READY = "1 of 1 model is ready"
 LIVE = "/inference.GRPCInferenceService/ServerLive"

@@ -1,7 +1,5 @@
 """``pybackend new``: what each template writes loads, answers its client, passes its tests, and is well formatted."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,8 +10,6 @@ from pybackend.cli.command_parser import UsageError
 from pybackend.cli.new_command import TEMPLATES, run_new
 from pybackend.errors import ServerError
 from tests.support.server import ServerProcess
-
-pytestmark = pytest.mark.e2e
 
 ANSWERS = {
     "plain": "Y: [2.0, 4.0, 6.0]",

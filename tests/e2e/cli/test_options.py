@@ -1,7 +1,5 @@
 """What the command line accepts, and what it says to what it does not."""
 
-from __future__ import annotations
-
 import re
 from math import inf
 from pathlib import Path
@@ -268,28 +266,6 @@ def test_version(pybackend, arguments):
 
 TLS = ("use-ssl", "use-ssl-mutual", "server-cert", "server-key", "root-cert")
 """They need each other; tests/e2e/http/test_tls.py uses them."""
-
-ACCESS = (
-    "api-key-file",
-    "api-key-exempt",
-    "http-restricted-api",
-    "grpc-restricted-protocol",
-    "http-header-forward-pattern",
-    "grpc-header-forward-pattern",
-    "http-cors-origin",
-    "http-cors-credentials",
-)
-"""tests/e2e/access uses them."""
-
-CLOUDS = (
-    "allow-sagemaker",
-    "sagemaker-port",
-    "sagemaker-safe-port-range",
-    "allow-vertex-ai",
-    "vertex-ai-port",
-    "vertex-ai-default-model",
-)
-"""tests/e2e/access/test_clouds.py uses them."""
 
 # Each flag, what it is when it is not given, a value for it, and what that becomes in the settings.
 FLAGS = {

@@ -1,7 +1,5 @@
 """The command under the reference's name: its spellings, its lines and its exit codes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -10,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.repositories import IDENTITY, identity_config, write_model
-
-pytestmark = pytest.mark.e2e
 
 TRITONSERVER = Path(sys.executable).with_name("tritonserver")
 FLAGS = (

@@ -1,7 +1,5 @@
 """Every flag of Triton's server, as its users write it: none of them ends the start."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.cli.options import parse

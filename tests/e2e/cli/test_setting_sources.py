@@ -1,7 +1,5 @@
 """Settings from variables and a file: their order, their sources, and what is said about wrong ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib
@@ -166,7 +164,6 @@ def test_to_print_is_for_the_command_line(settings):
     assert "PYBACKEND_PRINT_CONFIG" in settings("models", print_config="true").warnings[0]
 
 
-@pytest.mark.e2e
 def test_a_server_by_variables_and_a_file(pybackend, tmp_path):
     repository = tmp_path / "models"
     write_model(repository, "telling", TELLING, identity_config())

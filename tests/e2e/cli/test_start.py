@@ -1,7 +1,5 @@
 """How a server starts: repositories, ports, models that fail, and what it prints."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -21,8 +19,6 @@ from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 from tests.support.warm_start import run_command
-
-pytestmark = pytest.mark.e2e
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
 

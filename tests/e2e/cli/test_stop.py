@@ -1,7 +1,5 @@
 """How a server stops: what was taken is answered, models are finalized, and the status says whether time was enough."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -15,8 +13,6 @@ import pytest
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import ServerProcess, free_of_processes, serving
-
-pytestmark = pytest.mark.e2e
 
 GATED = (
     GATE

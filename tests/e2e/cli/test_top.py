@@ -1,7 +1,5 @@
 """``pybackend top``: the figures of a running server's models."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -20,8 +18,6 @@ from pybackend.tools.client.figures import Source, rows_between
 from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
-
-pytestmark = pytest.mark.e2e
 
 FAILS = """
 class TritonPythonModel:

@@ -1,7 +1,5 @@
 """Servers whose models are debugged, and requests that wait while a debugger has stopped one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """``breakpoint()`` and ``pdb.set_trace()`` in a model: on the terminal of ``pybackend dev``, and where there is none."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import pty
@@ -23,8 +21,6 @@ from tests.support.inference import answer_of, infer_body
 from tests.support.log_lines import log_lines
 from tests.support.repositories import tensors, write_model
 from tests.support.server import DEADLINE_S, Reply, serving
-
-pytestmark = pytest.mark.e2e
 
 CONFIG = f"""
 backend: "python"

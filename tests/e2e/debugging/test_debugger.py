@@ -1,7 +1,5 @@
 """``pybackend serve --debug MODEL``: an editor stops in the model's code while nothing times out."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -22,8 +20,6 @@ from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import free_of_processes, serving
 from tests.support.thorough import thorough
-
-pytestmark = pytest.mark.e2e
 
 MODEL = """
 import os

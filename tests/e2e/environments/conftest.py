@@ -1,7 +1,5 @@
 """Models that say which Python they run on, and a cache of environments that the tests of this directory share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What packages of an environment set when it is activated: GDAL_DATA, JAVA_HOME and their like."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -18,7 +16,7 @@ from tests.support.gates import wait_until
 from tests.support.server import serving
 from tests.support.thorough import thorough
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 DEADLINE_S = 90
 _NUMBERS = itertools.count(1)

@@ -1,7 +1,5 @@
 """Environments that lie where this user may not look: told in one sentence by every command, and no end of a server."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -12,7 +10,7 @@ import pytest
 from tests.sandbox.hosts import IS_ROOT, OTHER_UID, public_directory, public_python
 from tests.support.repositories import write_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture

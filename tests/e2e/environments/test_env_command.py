@@ -1,7 +1,5 @@
 """``pybackend env`` on real environments, while servers use them and afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,7 +13,7 @@ from tests.support.environments import copy_of, foreign_minors, pack, packed, tr
 from tests.support.server import serving
 from tests.support.warm_start import run_command
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Models in environments of their own: real interpreters of this machine, packed, served and asked."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -19,7 +17,7 @@ from tests.support.repositories import IDENTITY, PREAMBLE, identity_config, writ
 from tests.support.server import serving
 from tests.support.thorough import thorough
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 UNPACKED = "Unpacked /"

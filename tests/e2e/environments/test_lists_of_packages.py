@@ -1,7 +1,5 @@
 """Models that name a list of packages: packed when they are loaded, once, where the operator allows it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from tests.support.packed_environments import conda_environment, second_minor, skip_without_channel
 from tests.support.server import ServerProcess, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 DEADLINE_S = 240
 """An interpreter is copied, and all of its library compiled."""

@@ -1,7 +1,5 @@
 """The test harness runs a model in the environment that its configuration names."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
@@ -31,8 +29,6 @@ from tests.support.environments import foreign_minors, packed, tree
 from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
 from tests.support.warm_start import run_command
-
-pytestmark = pytest.mark.e2e
 
 FLOAT = ("TYPE_FP32", [-1])
 IN_OUT = f'backend: "python"\ninput [ {tensors(IN=FLOAT)} ]\noutput [ {tensors(OUT=FLOAT)} ]\n'

@@ -1,7 +1,5 @@
 """Environments that cannot be used: refused when the model is loaded, with the reason, never served by the host's Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,7 +14,7 @@ from pybackend.environment.manifest import MANIFEST_FILENAME, host_libc, host_pl
 from tests.support.environments import copy_of, foreign_minors, pack, packed
 from tests.support.server import ServerProcess, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 
 def reason_of(server, name):

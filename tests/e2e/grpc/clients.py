@@ -1,7 +1,5 @@
 """``tritonclient.grpc`` and ``tritonclient.grpc.aio`` behind one face, so that a test can ask the same of both."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import Future

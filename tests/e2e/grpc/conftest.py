@@ -1,7 +1,5 @@
 """One server for the tests of gRPC, with models that answer, stream, wait and fail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compressed requests and responses of gRPC, as Triton's clients and bare frames see them."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import struct
@@ -15,22 +13,17 @@ from tritonclient.grpc import service_pb2
 from tests.e2e.grpc.conftest import given
 from tests.support.grpc_calls import INFER, STREAM_INFER, RawClient, framed
 from tests.support.repositories import IDENTITY, identity_config, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 FRAME_BYTES = 512 * 1024
 EVEN = np.zeros(300_000, np.float32)
 RANDOM = np.random.default_rng(0).random(100_000, np.float32)
 
 
-@pytest.fixture(scope="module")
-def compressing(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("compressing")
+@served(flags=("--grpc-infer-response-compression-level=low",))
+def compressing(repository):
     write_model(repository, "identity", IDENTITY, identity_config("TYPE_FP32", "[ -1 ]"))
     write_model(repository, "octets", IDENTITY, identity_config("TYPE_UINT8", "[ -1 ]"))
-    with serving(repository, flags=("--grpc-infer-response-compression-level=low",)) as server:
-        yield server
 
 
 def request(array, model="identity", datatype="FP32"):

@@ -1,7 +1,5 @@
 """ModelInfer through Triton's own client: tensors there and back, errors with their status, cancellation, deadlines."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc
@@ -13,8 +11,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.e2e.grpc.conftest import floats, given
 from tests.support.gates import wait_until
-
-pytestmark = pytest.mark.e2e
 
 STATUSES = (
     "UNKNOWN",

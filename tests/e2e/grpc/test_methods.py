@@ -1,7 +1,5 @@
 """The other methods: health, metadata, configuration, reflection."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -10,8 +8,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.utils import InferenceServerException
 
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.spec("srv-G01")

@@ -3,8 +3,6 @@
 The C++ client takes a minute to compile; it runs with ``ALL_LANGUAGES=1`` only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,8 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITIONS = ROOT / "host" / "pybackend" / "schema" / "definitions"

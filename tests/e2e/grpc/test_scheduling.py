@@ -1,7 +1,5 @@
 """tritonclient's gRPC clients, blocking and asyncio, with all that happens between a request and its model."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import ExitStack
@@ -14,9 +12,7 @@ from tests.e2e.grpc.clients import Asyncio, Blocking, Listener, infer, parameter
 from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import copy_model, tensors, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 TELLING = (
     GATE
@@ -63,9 +59,8 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("grpc_scheduling")
+@served(flags=("--cache-config=local,size=1000000",))
+def server(repository):
     for name, text in MODELS.items():
         write_model(repository, name, TELLING, f'backend: "python" {text} {CPU}')
     for name in ("add_squares", "add_squares_async", "countdown_to", "double", "repeat"):
@@ -73,9 +68,6 @@ def server(tmp_path_factory):
     twice = [step("double", {"IN": "IN"}, {"OUT": "x"}), step("double", {"IN": "x"}, {"OUT": "OUT"})]
     write_ensemble(repository, "twice", twice)
     write_ensemble(repository, "repeated", [step("repeat", {"IN": "IN"}, {"OUT": "OUT"})])
-    with serving(repository, flags=("--cache-config=local,size=1000000",)) as server:
-        server.repository = repository
-        yield server
 
 
 @pytest.fixture(scope="module", params=[Blocking, Asyncio], ids=["blocking", "asyncio"])

@@ -1,7 +1,5 @@
 """ModelStreamInfer: order, final flags, errors as messages, slow readers, cancellation."""
 
-from __future__ import annotations
-
 import queue
 
 import grpc
@@ -13,8 +11,6 @@ from tritonclient.grpc import service_pb2
 from tests.e2e.grpc.conftest import floats, given
 from tests.support.gates import wait_until
 from tests.support.streams import function
-
-pytestmark = pytest.mark.e2e
 
 DEADLINE_S = 30
 

@@ -1,7 +1,5 @@
 """tritonclient's gRPC clients, blocking and asyncio, as they are: tensors, fields, parameters, classes and errors."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -13,8 +11,6 @@ from tests.e2e.grpc.clients import Asyncio, Blocking, classes, infer, parameters
 from tests.e2e.http.models import DATATYPES, SPACED, write_models
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 LABELLED = """
     backend: "python"

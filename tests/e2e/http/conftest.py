@@ -1,7 +1,5 @@
 """One server for all tests of the HTTP surface that leave it as they found it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any

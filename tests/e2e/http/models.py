@@ -1,7 +1,5 @@
 """The models behind the HTTP tests: few, small, and each good for many questions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model

@@ -1,8 +1,6 @@
 """Infer on every port and form of server answers alike: own connections, those without fast paths, a cloud's port, and the
 application under somebody else's server."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -32,8 +30,6 @@ from tests.support.connection import binary_body, connected, head, post, post_ch
 from tests.support.engine import engine_on
 from tests.support.gates import GATE, wait_until
 from tests.support.repositories import identity_config, write_model
-
-pytestmark = pytest.mark.e2e
 
 LIMIT = 200_000
 

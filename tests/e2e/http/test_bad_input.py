@@ -1,15 +1,11 @@
 """The catalogue of bad infer requests, each sent in every way in which a body can arrive: status and text word for word."""
 
-from __future__ import annotations
-
 import json
 import struct
 
 import pytest
 
 from tests.support.connection import binary_body, post, post_chunked
-
-pytestmark = pytest.mark.e2e
 
 PADDING = 70_000
 """White space behind the JSON that makes a body a large one."""
@@ -40,11 +36,7 @@ def request(*inputs, **members):
     return {"inputs": list(inputs) or [tensor("INPUT0"), tensor("INPUT1")]} | members
 
 
-def one(**changes):
-    return request(tensor(**changes), tensor("INPUT1"))
-
-
-def to_output(**parameters):
+def to_output(parameters):
     return request(outputs=[{"name": "OUTPUT0", "parameters": parameters}])
 
 
@@ -80,23 +72,32 @@ def send(request, connect):
 
 GOOD = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
 
-MALFORMED = {
-    b"nonsense": "Invalid value. at 1",
-    b"x": "Invalid value. at 0",
-    b'{"inputs": [] "id": ""}': "Missing a comma or } after an object member. at 14",
-    b'{"inputs" []}': "Missing a colon after a name of object member. at 10",
-    b'{"inputs": [1 2]}': "Missing a comma or ] after an array element. at 14",
-    b"{inputs: []}": "Missing a name for object member. at 1",
-    b'{"inputs": []} x': "The document root must not be followed by other values. at 15",
-    b'{"id": 1e999}': "Number too big to be stored in double. at 7",
-}
+MALFORMED = [
+    (b"nonsense", 500, "Invalid value. at 1"),
+    (b"x", 500, "Invalid value. at 0"),
+    (b'{"inputs" []}', 500, "Missing a colon after a name of object member. at 10"),
+    (b'{"inputs": [] "id": ""}', 500, "Missing a comma or } after an object member. at 14"),
+    (b'{"inputs": [1 2]}', 500, "Missing a comma or ] after an array element. at 14"),
+    (b'{"inputs": []} x', 500, "The document root must not be followed by other values. at 15"),
+    (b"{inputs: []}", 500, "Missing a name for object member. at 1"),
+    (b'{"id": "\\x"}', 500, "Invalid escape character in string. at 8"),
+    (b'{"id": ' + b"9" * 5000, 500, "Invalid integer value at 7"),
+    (b'{"id": 1e999}', 500, "Number too big to be stored in double. at 7"),
+    (b'{"id": "\\ud800"}', 400, "The surrogate pair in string is invalid. at 8"),
+    (b'{"inputs": [{"data": ["\\udc00"]}]}', 400, "The surrogate pair in string is invalid. at 23"),
+    (b'{"parameters": {"k": "\\ud800\\u0041"}}', 400, "The surrogate pair in string is invalid. at 22"),
+    (b'{"id": "\xff"}', 400, "Invalid encoding in string. at 8"),
+    (b'{"id": "\xed\xa0\x80"}', 400, "Invalid encoding in string. at 8"),
+    (b"[" * 100_000, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
+    (b'{"x": ' + b"[" * 100_000, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
+]
 
 
 @pytest.mark.spec("srv-H10", "srv-H11")
-@pytest.mark.parametrize(("text", "reason"), MALFORMED.items())
-def test_malformed_json(send, text, reason):
+@pytest.mark.parametrize(("text", "status", "reason"), MALFORMED)
+def test_malformed_json(send, text, status, reason):
     reply = send(text)
-    assert reply.status == 500
+    assert reply.status == status
     assert reply.error.startswith(f"failed to parse the request JSON buffer: {reason}")
 
 
@@ -118,119 +119,256 @@ def test_truncated_json(server):
         assert reply.error.split(" at ")[1].split(".")[0].isdecimal()
 
 
-JSON_TYPES = {
-    "no object": ([], access("inputs", "non-object as object")),
-    "inputs missing": ({}, missing("inputs")),
-    "inputs no array": ({"inputs": {}}, access("inputs", "non-array as array")),
-    "no name": (one(name=ABSENT), missing("name")),
-    "name no string": (one(name=1), access("name", "non-string as string")),
-    "no datatype": (one(datatype=ABSENT), missing("datatype")),
-    "datatype no string": (one(datatype=32), access("datatype", "non-string as string")),
-    "no shape": (one(shape=ABSENT), missing("shape")),
-    "shape no array": (one(shape=4), access("shape", "non-array as array")),
-    "negative shape": (one(shape=[-4]), access("shape", "non-unsigned-integer as unsigned-integer")),
-    "float in shape": (one(shape=[4.0]), access("shape", "non-unsigned-integer as unsigned-integer")),
-    "text in shape": (one(shape=["4"]), access("shape", "non-unsigned-integer as unsigned-integer")),
-    "data no array": (one(data=1), access("data", "non-array as array")),
-    "data no array inside": (one(data=[[1, 2], 3]), access("data", "non-array as array")),
-    "float no number": (one(data=[1, 2, 3, "4"]), access("data", "non-number as double")),
-    "float null": (one(data=[1, 2, None, 4]), access("data", "non-number as double")),
-    "float bool": (one(data=[True, 2, 3, 4]), access("data", "non-number as double")),
-    "bool no bool": (one(datatype="BOOL", data=[True, 0, 1, 1]), access("data", "non-boolean as boolean")),
-    "signed no integer": (
-        one(datatype="INT32", data=[1, 1.0, 1, 1]),
-        access("data", "non-signed-integer as signed-integer"),
+JSON_ROWS = {
+    "no object": ([], 500, access("inputs", "non-object as object")),
+    "inputs missing": (
+        {},
+        500,
+        missing("inputs"),
     ),
-    "unsigned negative": (
-        one(datatype="UINT64", data=[1, -1, 1, 1]),
-        access("data", "non-unsigned-integer as unsigned-integer"),
+    "inputs no array": (
+        {"inputs": {}},
+        500,
+        access("inputs", "non-array as array"),
     ),
-    "bytes no string": (
-        one(datatype="BYTES", data=["a", 1, "b", "c"]),
-        "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+    "inputs null": ({"inputs": None}, 500, access("inputs", "non-array as array")),
+    "input no object": (
+        request("INPUT0"),
+        500,
+        access("inputs", "non-object as object"),
     ),
-    "too many elements": (
-        one(data=[1, 2, 3, 4, 5]),
-        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    "no name": (
+        request(tensor(name=ABSENT)),
+        500,
+        missing("name"),
     ),
-    "too many strings": (
-        one(datatype="BYTES", data=["a"] * 5),
-        "Unable to parse 'data': shape does not match true shape of 'data' field",
+    "name no string": (
+        request(tensor(name=1)),
+        500,
+        access("name", "non-string as string"),
     ),
-    "too few elements": (one(data=[1, 2, 3]), "Failed to parse 'data' field: shape does not match true shape"),
-    "too few strings": (
-        one(datatype="BYTES", data=["a"]),
-        "Failed to parse 'data' field: shape does not match true shape",
+    "no datatype": (
+        request(tensor(datatype=ABSENT)),
+        500,
+        missing("datatype"),
     ),
-    "id no string": (request(id=3), access("id", "non-string as string")),
-    "binary size no integer": (
-        one(data=ABSENT, parameters={"binary_data_size": "16"}),
-        access("binary_data_size", "non-unsigned-integer as unsigned-integer"),
+    "datatype no string": (
+        request(tensor(datatype=32)),
+        500,
+        access("datatype", "non-string as string"),
     ),
-    "outputs no array": (request(outputs={}), access("outputs", "non-array as array")),
-    "output without name": (request(outputs=[{}]), missing("name")),
-    "sequence_id": (request(parameters={"sequence_id": 1.5}), access("sequence_id", "non-string as string")),
-    "sequence_start": (request(parameters={"sequence_start": 1}), access("sequence_start", "non-boolean as boolean")),
-    "sequence_end": (request(parameters={"sequence_end": "x"}), access("sequence_end", "non-boolean as boolean")),
-    "priority": (
-        request(parameters={"priority": -1}),
-        access("priority", "non-unsigned-integer as unsigned-integer"),
+    "no shape": (
+        request(tensor(shape=ABSENT)),
+        500,
+        missing("shape"),
     ),
-    "timeout": (request(parameters={"timeout": "1"}), access("timeout", "non-unsigned-integer as unsigned-integer")),
-    "binary_data_output": (
-        request(parameters={"binary_data_output": 1}),
-        access("binary_data_output", "non-boolean as boolean"),
+    "shape no array": (
+        request(tensor(shape=4)),
+        500,
+        access("shape", "non-array as array"),
     ),
-    "binary_data": (to_output(binary_data=1), access("binary_data", "non-boolean as boolean")),
-}
-
-
-@pytest.mark.spec("srv-H10", "srv-H11")
-@pytest.mark.parametrize(("document", "message"), JSON_TYPES.values(), ids=JSON_TYPES)
-def test_json_of_the_wrong_type(send, document, message):
-    reply = send(document)
-    assert reply.status == 500
-    assert reply.error.startswith(message)
-
-
-JSON_CONTENT = {
-    "no data": (one(data=ABSENT), 400, SOURCES + "no field is set"),
-    "two sources": (one(parameters={"binary_data_size": 16}), 400, SOURCES + "set 'data' 'binary_data_size'"),
-    "unknown datatype": (one(datatype="FP31"), 400, "invalid datatype for input INPUT0"),
+    **{
+        f"shape {dim!r}": (
+            request(tensor(shape=[dim])),
+            500,
+            access("shape", "non-unsigned-integer as unsigned-integer"),
+        )
+        for dim in (-1, -4, 4.0, "4", True, None, 2**64)
+    },
+    "no data": (request(tensor(data=ABSENT)), 400, SOURCES + "no field is set"),
+    "no data, other parameters": (
+        request(tensor(data=ABSENT, parameters={"x": 1})),
+        400,
+        SOURCES + "no field is set",
+    ),
+    "data and binary": (
+        request(tensor(parameters={"binary_data_size": 16})),
+        400,
+        SOURCES + "set 'data' 'binary_data_size'",
+    ),
+    "data and region": (
+        request(tensor(parameters={"shared_memory_region": "r"})),
+        400,
+        SOURCES + "set 'data' 'shared_memory_region'",
+    ),
+    "binary and region": (
+        request(tensor(data=ABSENT, parameters={"shared_memory_region": "r", "binary_data_size": 16})),
+        400,
+        SOURCES + "set 'binary_data_size' 'shared_memory_region'",
+    ),
+    "all three": (
+        request(tensor(parameters={"shared_memory_region": "r", "binary_data_size": 16})),
+        400,
+        SOURCES + "set 'data' 'binary_data_size' 'shared_memory_region'",
+    ),
+    "input parameters no object": (
+        request(tensor(parameters=[])),
+        500,
+        access("parameters", "non-object as object"),
+    ),
+    "unregistered region": (
+        request(tensor(data=ABSENT, parameters={"shared_memory_region": "r"})),
+        404,
+        "Unable to find shared memory region: 'r'",
+    ),
+    "region no string": (
+        request(tensor(data=ABSENT, parameters={"shared_memory_region": 1})),
+        500,
+        access("shared_memory_region", "non-string as string"),
+    ),
+    **{
+        f"datatype {name}": (request(tensor(datatype=name)), 400, "invalid datatype for input INPUT0")
+        for name in ("FP31", "", "fp32", "TYPE_FP32")
+    },
     "binary without header": (
-        one(data=ABSENT, parameters={"binary_data_size": 16}),
+        request(tensor(data=ABSENT, parameters={"binary_data_size": 16})),
         400,
         "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when passing inputs "
         "in binary data format",
     ),
+    **{
+        f"binary_data_size {size!r}": (
+            request(tensor(data=ABSENT, parameters={"binary_data_size": size})),
+            500,
+            access("binary_data_size", "non-unsigned-integer as unsigned-integer"),
+        )
+        for size in ("16", -1, 16.0, True, None)
+    },
+    "data no array": (
+        request(tensor(data=1.0)),
+        500,
+        access("data", "non-array as array"),
+    ),
+    "data null": (
+        request(tensor(data=None)),
+        500,
+        access("data", "non-array as array"),
+    ),
+    "data ragged nesting": (
+        request(tensor(data=[[1.0], 2.0])),
+        500,
+        access("data", "non-array as array"),
+    ),
+    "data array among numbers": (
+        request(tensor(data=[1.0, [2.0]])),
+        500,
+        access("data", "non-number as double"),
+    ),
+    "too many elements": (
+        request(tensor(data=[1.0] * 5)),
+        500,
+        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    ),
+    "too many strings": (
+        request(tensor(datatype="BYTES", data=["a"] * 5)),
+        500,
+        "Unable to parse 'data': shape does not match true shape of 'data' field",
+    ),
+    "too many for nothing": (
+        request(tensor(shape=[0], data=[1.0])),
+        500,
+        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+    ),
+    **{
+        f"too few {datatype}": (
+            request(tensor(datatype=datatype, data=data)),
+            500,
+            "Failed to parse 'data' field: shape does not match true shape",
+        )
+        for datatype, data in (("FP32", [1.0] * 3), ("FP32", [[]]), ("BYTES", ["a"] * 3), ("INT8", []))
+    },
+    **{
+        f"{datatype} {value!r}": (
+            request(tensor(datatype=datatype, shape=[2], data=[good, value])),
+            500,
+            access("data", wanted),
+        )
+        for datatype, good, wrong, wanted in (
+            ("BOOL", True, (0, 1, "true", None), "non-boolean as boolean"),
+            ("INT8", -1, (1.0, "1", True, None, 2**63), "non-signed-integer as signed-integer"),
+            ("INT64", -1, (1.0, 2**63, -(2**63) - 1), "non-signed-integer as signed-integer"),
+            ("UINT8", 1, (-1, 1.0, "1", True, None), "non-unsigned-integer as unsigned-integer"),
+            ("UINT64", 1, (-1, 1.0, 2**64), "non-unsigned-integer as unsigned-integer"),
+            ("FP32", 1, ("1", True, None, {}), "non-number as double"),
+            ("FP64", 1.5, ("1", False), "non-number as double"),
+            ("FP16", 1.5, ("1", False), "non-number as double"),
+            ("BF16", 1.5, ("1", False), "non-number as double"),
+        )
+        for value in wrong
+    },
+    **{
+        f"BYTES {value!r}": (
+            request(tensor(datatype="BYTES", shape=[2], data=["a", value])),
+            500,
+            "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+        )
+        for value in (1, True, None, ["b"], {})
+    },
+    "double too big": (
+        request(tensor(shape=[1], data=[10**400])),
+        500,
+        "Unable to parse 'data': Number too big to be stored in double.",
+    ),
     "element count overflow": (
-        one(shape=[2**32, 2**31]),
+        request(tensor(shape=[2**32, 2**31])),
         400,
         "invalid shape for input 'INPUT0': shape [4294967296,2147483648] causes total element count to exceed maximum "
         "size of 9223372036854775807",
     ),
+    "one dimension overflow": (
+        request(tensor(shape=[2**63, 0], data=[])),
+        400,
+        "invalid shape for input 'INPUT0': shape [9223372036854775808,0] causes total element count to exceed maximum "
+        "size of 9223372036854775807",
+    ),
     "byte size overflow": (
-        one(shape=[2**61]),
+        request(tensor(shape=[2**61])),
         400,
         "byte size overflow for input 'INPUT0': element count (2305843009213693952) * data type size (4) exceeds "
         "maximum allowed size (9223372036854775807)",
     ),
-    "one tensor over the limit": (
-        one(shape=[2**40]),
+    "a huge shape is not allocated": (
+        request(tensor(shape=[2**40])),
         400,
         "JSON input 'INPUT0' has a byte_size (4398046511104 bytes) that exceeds the maximum allowed value of 67108864 "
         "bytes. Use --http-max-input-size to increase the limit.",
     ),
-    "reserved parameter": (
+    "id": (request(id=3), 500, access("id", "non-string as string")),
+    "id null": (request(id=None), 500, access("id", "non-string as string")),
+    "parameters no object": (
+        request(parameters=[]),
+        500,
+        access("parameters", "non-object as object"),
+    ),
+    **{
+        f"{name} {value!r}": (
+            request(parameters={name: value}),
+            500,
+            access(name, wanted),
+        )
+        for name, values, wanted in (
+            ("sequence_id", (-1, 1.5, True, None, [], 2**64), "non-string as string"),
+            ("sequence_start", (1, "true", None), "non-boolean as boolean"),
+            ("sequence_end", (0, "true", []), "non-boolean as boolean"),
+            ("priority", (-1, "1", 1.0, True, 2**64), "non-unsigned-integer as unsigned-integer"),
+            ("timeout", (-1, "1", 1.5, {}), "non-unsigned-integer as unsigned-integer"),
+            ("binary_data_output", (1, "true", None), "non-boolean as boolean"),
+        )
+        for value in values
+    },
+    "triton_ parameter": (
         request(parameters={"triton_x": 1}),
         400,
         "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
     ),
-    "parameter of another type": (
-        request(parameters={"k": [1]}),
-        400,
-        "parameter 'k' has invalid type. It should be either 'int', 'bool', or 'string'.",
-    ),
+    **{
+        f"custom parameter {value!r}": (
+            request(parameters={"k": value}),
+            400,
+            "parameter 'k' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        )
+        for value in ([], {}, None, 2**63)
+    },
     "duplicate input": (
         request(tensor(), tensor(), id="7"),
         400,
@@ -241,15 +379,65 @@ JSON_CONTENT = {
         400,
         RID + "output 'OUTPUT0' already exists in request",
     ),
-    "unknown input": (
-        request(tensor(), tensor("INPUT9")),
+    "outputs no array": (
+        request(outputs={}),
+        500,
+        access("outputs", "non-array as array"),
+    ),
+    "output without name": (
+        request(outputs=[{}]),
+        500,
+        missing("name"),
+    ),
+    "output no object": (
+        request(outputs=["OUTPUT0"]),
+        500,
+        access("name", "non-object as object"),
+    ),
+    "output parameters no object": (
+        request(outputs=[{"name": "OUTPUT0", "parameters": None}]),
+        500,
+        access("parameters", "non-object as object"),
+    ),
+    "binary_data no bool": (
+        to_output({"binary_data": 1}),
+        500,
+        access("binary_data", "non-boolean as boolean"),
+    ),
+    "output region and classification": (
+        to_output({"shared_memory_region": "r", "classification": 2}),
         400,
-        "unexpected inference input 'INPUT9' for model 'add_sub'",
+        "Output can't set both 'shared_memory_region' and 'classification'",
+    ),
+    "output region and binary": (
+        to_output({"shared_memory_region": "r", "binary_data": True}),
+        400,
+        "Output can't set both 'shared_memory_region' and 'binary_data'",
+    ),
+    "output to an unregistered region": (
+        to_output({"shared_memory_region": "r", "binary_data": False}),
+        404,
+        "Unable to find shared memory region: 'r'",
+    ),
+    "bad classification": (
+        to_output({"classification": -1}),
+        500,
+        access("classification", "non-unsigned-integer as unsigned-integer"),
+    ),
+    "classification of no integer": (
+        to_output({"classification": 1.5}),
+        500,
+        access("classification", "non-unsigned-integer as unsigned-integer"),
     ),
     "unknown output": (
         request(outputs=[{"name": "OUTPUT9"}]),
         400,
         "unexpected inference output 'OUTPUT9' for model 'add_sub'",
+    ),
+    "unknown input": (
+        request(tensor("INPUT0"), tensor("INPUT9")),
+        400,
+        "unexpected inference input 'INPUT9' for model 'add_sub'",
     ),
     "no inputs": (
         {"inputs": []},
@@ -257,36 +445,94 @@ JSON_CONTENT = {
         RID + "expected 2 inputs but got 0 inputs for model 'add_sub'. Got input(s) [], but missing required input(s) "
         "['INPUT0','INPUT1']. Please provide all required input(s).",
     ),
-    "too few inputs": (
+    "one input of two": (
         request(tensor(), id="x y"),
         400,
         "[request id: x y] expected 2 inputs but got 1 inputs for model 'add_sub'. Got input(s) ['INPUT0'], but missing "
         "required input(s) ['INPUT1']. Please provide all required input(s).",
     ),
-    "too many inputs": (
-        request(tensor(), tensor("INPUT1"), tensor("INPUT2")),
-        400,
-        RID + "expected 2 inputs but got 3 inputs for model 'add_sub'. Got input(s) ['INPUT0','INPUT1','INPUT2'], but "
-        "missing required input(s) []. Please provide all required input(s).",
-    ),
-    "another datatype": (
-        one(datatype="INT32"),
+    "datatype mismatch": (
+        request(tensor(datatype="INT32", data=[1, 2, 3, 4]), tensor("INPUT1")),
         400,
         RID + "inference input 'INPUT0' data-type is 'INT32', but model 'add_sub' expects 'FP32'",
     ),
-    "another shape": (
-        one(shape=[2, 2]),
+    "shape mismatch": (
+        request(tensor(shape=[2, 2]), tensor("INPUT1")),
         400,
         RID + "unexpected shape for input 'INPUT0' for model 'add_sub'. Expected [4], got [2,2]. ",
     ),
 }
 
 
-@pytest.mark.spec("srv-H10")
-@pytest.mark.parametrize(("document", "status", "message"), JSON_CONTENT.values(), ids=JSON_CONTENT)
-def test_json_that_asks_wrongly(send, document, status, message):
+@pytest.mark.spec("srv-H10", "srv-H11")
+@pytest.mark.parametrize(("document", "status", "message"), JSON_ROWS.values(), ids=JSON_ROWS)
+def test_json(send, document, status, message):
     reply = send(document)
     assert (reply.status, reply.error[: len(message)]) == (status, message)
+
+
+MISSPELT = [
+    ({"input": []}, "non-existing object member 'inputs'. There is a member 'input': write 'inputs'"),
+    (
+        {"id": "1"},
+        """non-existing object member 'inputs'. Add "inputs": [{"name": "IN", "datatype": "FP32", "shape": """,
+    ),
+    (request(tensor(datatype=ABSENT, dataype="FP32")), "There is a member 'dataype': write 'datatype'"),
+    (request(tensor(datatype=ABSENT, data_type="FP32")), "There is a member 'data_type': write 'datatype'"),
+    (request(tensor(datatype=ABSENT, dtype="FP32")), "There is a member 'dtype': write 'datatype'"),
+    (request(tensor(datatype=ABSENT)), """object member 'datatype'. Add "datatype": "FP32\""""),
+    (request(tensor(shape=ABSENT, Shape=[4])), "There is a member 'Shape': write 'shape'"),
+    (request(tensor(shape=ABSENT)), """object member 'shape'. Add "shape": [1, 2]"""),
+    (request(tensor(data=ABSENT, Data=[1])), SOURCES + "no field is set. There is a member 'Data': write 'data'"),
+    (request(tensor(data=ABSENT)), SOURCES + """no field is set. Add the elements, as in "data": [1, 2]"""),
+    (request(outputs=[{"nam": "OUTPUT0"}]), "There is a member 'nam': write 'name'"),
+]
+
+
+@pytest.mark.spec("srv-H10")
+@pytest.mark.parametrize(("document", "message"), MISSPELT)
+def test_the_name_that_a_misspelt_member_should_have(server, document, message):
+    assert message in server.infer("add_sub", document).error
+
+
+ADVICE = [
+    (b"{'inputs': []}", "at 1. JSON takes double quotes, not single ones"),
+    (b'{"inputs": [],}', "at 14. Remove the comma before the }"),
+    (b'{"inputs": [{"name": "INPUT0", "shape": [4, ]}]}', ". Remove the comma before the ]"),
+    (b"inputs=1", """. The body must be JSON, such as {"inputs": [{"name": "IN", """),
+    (
+        b'{"inputs": []}abcd',
+        ". Bytes of tensors after the JSON need the header Inference-Header-Content-Length, with",
+    ),
+    ([1], "non-object as object. Write an object in { }"),
+    ({"inputs": {"INPUT0": [1]}}, "non-array as array. Write a list in [ ]"),
+    (request(tensor(data=["1", "2", "3", "4"])), "non-number as double. Write numbers without quotes"),
+    (request(tensor(shape="4")), "non-array as array. Write a list in [ ]"),
+    (request(tensor(shape=[-1])), "Write whole numbers of at least 0, without fraction or quotes"),
+    (request(parameters={"timeout": "5"}), "Write whole numbers of at least 0, without fraction or quotes"),
+    (request(parameters={"sequence_id": 1, "sequence_start": "true"}), "Write true or false, without quotes"),
+    (request(id=5), "non-string as string. Write text in double quotes"),
+    (request(tensor(datatype="float32")), "invalid datatype for input INPUT0: did you mean FP32? it must be one of "),
+    (request(tensor(datatype="TYPE_FP32")), "did you mean FP32?"),
+    (request(tensor(datatype="TYPE_STRING")), "did you mean BYTES?"),
+    (request(tensor(data=[1, 2, 3])), "By 'shape' there are 4 elements, and 'data' has fewer"),
+    (request(tensor(data=[1, 2, 3, 4, 5])), "By 'shape' there are 4 elements, and 'data' has more"),
+    (request(tensor(), tensor("INPUT2")), "input 'INPUT2' for model 'add_sub'. Its inputs are ['INPUT0','INPUT1']"),
+    (request(outputs=[{"name": "O"}]), "output 'O' for model 'add_sub'. Its outputs are ['OUTPUT0','OUTPUT1']"),
+    (request(tensor(), tensor("INPUT1"), tensor("X")), "The model has no input(s) ['X']."),
+]
+
+
+@pytest.mark.spec("srv-H10", "srv-H11")
+@pytest.mark.parametrize(("document", "advice"), ADVICE)
+def test_a_refusal_says_what_to_write(server, document, advice):
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    assert advice in server.infer("add_sub", body).error
+
+
+@pytest.mark.spec("srv-H10")
+def test_a_request_of_many_long_names_is_refused_at_once(server):
+    assert "Unable to parse 'inputs'" in server.infer("add_sub", {f"{n:06}" * 100: 1 for n in range(1500)}).error
 
 
 X, Y, Z = (tensor(f"IN_{name}", shape=[1, 4]) for name in "XYZ")
@@ -358,6 +604,7 @@ def test_json_that_is_nested_just_enough(server):
     ("value", "message"),
     [
         ("abc", "Unable to parse Inference-Header-Content-Length, got: abc"),
+        ("1_0", "Unable to parse Inference-Header-Content-Length, got: 1_0"),
         ("1.5", "Unable to parse Inference-Header-Content-Length, got: 1.5"),
         (
             "2147483648",
@@ -376,7 +623,15 @@ def test_json_that_is_nested_just_enough(server):
 def test_header_length(server, size, value, message):
     reply = server.infer("add_sub", bytes(size), {"Inference-Header-Content-Length": value})
     assert reply.status == 400
-    assert reply.error.startswith(message.replace("SIZE", str(size)))
+    advice = ". Its value is the number of bytes of the JSON that precedes the binary tensors, such as 150; leave the "
+    assert reply.error.startswith(message.replace("SIZE", str(size)) + advice)
+
+
+@pytest.mark.spec("srv-H10")
+@pytest.mark.parametrize("form", ["{}", " {} ", "+{}", "00{}"])
+def test_header_length_in_other_forms(server, form):
+    headers = {"Inference-Header-Content-Length": form.format(len(GOOD))}
+    assert server.infer("identity", GOOD, headers).status == 200
 
 
 @pytest.mark.spec("srv-H10")
@@ -414,6 +669,22 @@ BLOBS = {
         request(binary(20), binary(16, "INPUT1")),
         36,
         RID + "input byte size mismatch for input 'INPUT0' for model 'add_sub'. Expected 16, got 20",
+    ),
+    "too small for the shape": (
+        request(tensor(), binary(0, "INPUT1")),
+        0,
+        RID + "input byte size mismatch for input 'INPUT1' for model 'add_sub'. Expected 16, got 0",
+    ),
+    "huge shape": (
+        request(binary(16, shape=[2**63]), binary(16, "INPUT1")),
+        32,
+        "invalid shape for input 'INPUT0': shape [9223372036854775808] causes total element count to exceed maximum "
+        "size of 9223372036854775807",
+    ),
+    "large but countable shape": (
+        request(binary(16, shape=[2**60]), binary(16, "INPUT1")),
+        32,
+        RID + "unexpected shape for input 'INPUT0' for model 'add_sub'. Expected [4], got [1152921504606846976]. ",
     ),
 }
 
@@ -466,6 +737,7 @@ ELEMENTS = {
         strings(*[b"x"] * 14),
         "expected 16 string elements for inference input 'IN' for model 'strings', got 14",
     ),
+    "none": (b"", "expected 16 string elements for inference input 'IN' for model 'strings', got 0"),
     "broken length": (
         strings(b"x", b"yy") + b"\1\0",
         "incomplete string length indicator for inference input 'IN' for model 'strings', expecting 4 bytes but only 2 "
@@ -522,13 +794,17 @@ def test_zero_size_tensors_are_legal(server):
 
 
 ORDER = [
-    ({"id": 1, "parameters": {"timeout": "x"}}, "Unable to parse 'id'"),
+    # Each document has two faults; the one that comes first in the order of checks is told.
+    ({"id": 1, "parameters": 1}, "Unable to parse 'id'"),
     ({"parameters": {"timeout": "x"}, "inputs": 1}, "Unable to parse 'timeout'"),
+    ({"parameters": {"priority": "x", "timeout": "x"}}, "Unable to parse 'priority'"),
     ({"inputs": [tensor(datatype="X")], "outputs": 1}, "invalid datatype"),
+    (request(binary(3), tensor("INPUT9"), outputs=[{}]), "Unable to parse 'name'"),
+    (request(tensor(), binary(3, "INPUT9"), outputs=[{"name": "OUTPUT9"}]), "unexpected inference output 'OUTPUT9'"),
     (request(binary(4), tensor(name=1)), "unexpected size for input 'INPUT0'"),
     (request(binary(2), outputs=1), "unexpected additional input data"),
-    (request(tensor(), binary(3, "INPUT9"), outputs=[{}]), "Unable to parse 'name'"),
-    (request(tensor(), binary(3, "INPUT9"), outputs=[{"name": "O"}]), "unexpected inference output 'O'"),
+    (request(binary(3, shape=[9]), outputs=[{"name": "OUTPUT9"}]), "unexpected inference output 'OUTPUT9'"),
+    (request(binary(3), binary(0)), RID + "input 'INPUT0' already exists"),
 ]
 
 

@@ -1,7 +1,5 @@
 """The binary tensor extension in every combination, small bodies; and raw requests without any JSON."""
 
-from __future__ import annotations
-
 import json
 import struct
 
@@ -9,8 +7,6 @@ import numpy as np
 import pytest
 
 from tests.support.connection import binary_body
-
-pytestmark = pytest.mark.e2e
 
 FORMATS = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2",

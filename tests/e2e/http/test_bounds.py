@@ -1,7 +1,5 @@
 """Bodies that no honest client sends are refused by their heads, on every route, and after what the server refuses anyway."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,20 +7,15 @@ import pytest
 from tests.e2e.http.test_generate import generate
 from tests.support.connection import connected, head, post_chunked
 from tests.support.repositories import IDENTITY, identity_config, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 HUGE = 60_000_000
 SMALL = "the body exceeds 8192 bytes, the most that this route accepts"
 
 
-@pytest.fixture(scope="module")
-def explicit(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("explicit")
+@served(flags=("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm"))
+def explicit(repository):
     write_model(repository, "identity", IDENTITY, identity_config())
-    with serving(repository, flags=("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm")) as server:
-        yield server
 
 
 def announced(server, path, nbytes=HUGE):

@@ -1,7 +1,5 @@
 """Outputs asked for as classes, over HTTP and through tritonclient."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,11 +7,10 @@ from tests.support.callers import caller, write_caller, write_targets
 from tests.support.ensembles import step, write_ensemble
 from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
 
 httpclient = pytest.importorskip("tritonclient.http")
-
-pytestmark = pytest.mark.e2e
 
 SCORES = np.float32([[0.1, 5, -2, 3], [9, 8, 7, 6]])
 
@@ -27,9 +24,8 @@ def config(datatype, dims="[ 4 ]", extra="max_batch_size: 4", labels=""):
     """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("classes")
+@served()
+def server(repository):
     directory = write_model(
         repository, "named", IDENTITY, config("TYPE_FP32", labels='label_filename: "names/labels.txt"')
     )
@@ -45,8 +41,6 @@ def server(tmp_path_factory):
     for name in ("UINT8", "UINT64", "INT8", "FP64", "FP16", "BOOL", "STRING"):
         write_model(repository, name.lower(), IDENTITY, config(f"TYPE_{name}", "[ -1 ]", ""))
     write_model(repository, "long", IDENTITY, identity_config("TYPE_UINT8", "[ -1 ]", "max_batch_size: 2"))
-    with serving(repository) as server:
-        yield server
 
 
 def ask(server, model, array, count, **parameters):

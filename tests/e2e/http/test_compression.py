@@ -1,7 +1,5 @@
 """gzip and deflate both ways: Triton's clients, curl, any size, bodies that are broken, and bodies that grow."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -14,8 +12,6 @@ import tritonclient.http as client
 from tritonclient.http import aio
 
 from tests.support.connection import binary_body, chunked, connected, head, post, post_chunked
-
-pytestmark = pytest.mark.e2e
 
 PATH = "/v2/models/types/infer"
 LIVE = head("GET", "/v2/health/live")

@@ -1,7 +1,5 @@
 """What happens on a connection: many requests on one, several at once, bytes that come as they like, and no HTTP at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -14,8 +12,6 @@ import pytest
 
 from tests.support.connection import binary_body, chunked, head, post, post_chunked
 from tests.support.gates import wait_until
-
-pytestmark = pytest.mark.e2e
 
 PATH = "/v2/models/identity/infer"
 LIVE = head("GET", "/v2/health/live")

@@ -1,15 +1,11 @@
 """The protocol's documents have the members that the specification names and no others; our own facts have own routes."""
 
-from __future__ import annotations
-
 import platform
 from typing import Any
 
 import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
-
-pytestmark = pytest.mark.e2e
 
 VERSION = "/versions/{version}"
 MODEL = "/v2/models/{model_name}"

@@ -1,7 +1,5 @@
 """What clients see of a server that stops: open requests get an answer, and connections end with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,8 +10,6 @@ from tests.e2e.http.models import PROBE
 from tests.support.connection import connected, head, post, post_chunked
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 PATH = "/v2/models/probe/infer"
 

@@ -1,7 +1,5 @@
 """Requests to every route of the OpenAPI document, most of them nonsense: each gets an answer, and no 500 without its reason."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re
@@ -13,9 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.fuzzing import examples
 from tests.support.repositories import IDENTITY, copy_model, identity_config, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 MALFORMED = (
     "failed to parse the request JSON buffer",
@@ -29,13 +25,10 @@ MALFORMED = (
 GOOD = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("garbage")
+@served()
+def server(repository):
     write_model(repository, "identity", IDENTITY, identity_config())
     copy_model(repository, "repeat")
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

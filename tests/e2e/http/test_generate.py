@@ -1,7 +1,5 @@
 """The generate extension: flat JSON objects in and out, as one object or as server-sent events."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,9 +7,7 @@ import pytest
 from tests.support.connection import connected, post
 from tests.support.gates import GATE, wait_until
 from tests.support.repositories import model_code, tensors, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 TELLS = """
 import json
@@ -86,9 +82,8 @@ class TritonPythonModel:
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("generate")
+@served()
+def server(repository):
     write_model(repository, "tells", TELLS, CONFIG)
     write_model(repository, "batched", TELLS, BATCHED)
     write_model(repository, "plane", TELLS, PLANE)
@@ -96,9 +91,6 @@ def server(tmp_path_factory):
     write_model(repository, "nested", TELLS, NESTED)
     write_model(repository, "repeat", model_code("repeat"), STREAM)
     write_model(repository, "endless", PATIENT, STREAM + 'parameters { key: "SANDBOX" value: { string_value: "off" } }')
-    with serving(repository) as server:
-        server.repository = repository
-        yield server
 
 
 def generate(server, model, document, route="generate", headers=None):

@@ -1,13 +1,10 @@
 """Live, ready and model ready: what probes see, with all models well and with some that failed."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 BROKEN = "raise ImportError('this model is broken on purpose')"
 BROKEN_AT_VERSION_2 = """
@@ -45,13 +42,10 @@ def half(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def lenient(tmp_path_factory):
+@served(flags=("--exit-on-error=false", "--strict-readiness=false"))
+def lenient(repository):
     """A server whose only model failed to load, and which is ready all the same."""
-    repository = tmp_path_factory.mktemp("lenient")
     write_model(repository, "bad", BROKEN, identity_config())
-    with serving(repository, flags=("--exit-on-error=false", "--strict-readiness=false")) as server:
-        yield server
 
 
 @pytest.mark.spec("srv-H01", "srv-H51")

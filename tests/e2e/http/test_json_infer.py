@@ -1,14 +1,8 @@
 """Infer with JSON tensors: every datatype there and back, the dialect's quirks, ids, parameters, choice of outputs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-
-pytestmark = pytest.mark.e2e
-
-BINARY_DEFAULT = {"binary_data_output": True}
 
 
 def tensor(name, datatype, shape, data):

@@ -1,7 +1,5 @@
 """Megabytes in and out: every size around a threshold, slow and vanishing clients, memory that is used up and given back."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import termios
@@ -16,28 +14,22 @@ import pytest
 from tests.e2e.http.models import GENERATOR
 from tests.support.connection import binary_body, connected, head, post, post_chunked
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 MIB = 1 << 20
 LIMIT = 40 * MIB
 BINARY_OUT = {"parameters": {"binary_data_output": True}}
 
 
-@pytest.fixture(scope="module")
-def tight(tmp_path_factory):
+@served(flags=(f"--model-memory-limit={LIMIT}",), limits={"pybackend.frontend.flow.SLOW_AFTER_SECONDS": 2})
+def tight(repository):
     """A server whose models have 40 MB of tensor memory each: one large request fits, two do not."""
-    repository = tmp_path_factory.mktemp("tight")
     write_model(repository, "identity", IDENTITY, identity_config("TYPE_UINT8"))
     config = f"""
         backend: "python"
         input [ {tensors(IN=("TYPE_INT64", [2]))} ] output [ {tensors(OUT=("TYPE_INT64", [-1]))} ]
     """
     write_model(repository, "generator", GENERATOR, config)
-    limits = {"pybackend.frontend.flow.SLOW_AFTER_SECONDS": 2}
-    with serving(repository, flags=(f"--model-memory-limit={LIMIT}",), limits=limits) as server:
-        yield server
 
 
 def described(name, datatype, shape, blob):

@@ -1,15 +1,11 @@
 """Megabytes of JSON: read in slices, so that others are answered meanwhile, and refused early where no model takes them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
 import pytest
 
 from tests.support.connection import binary_body, connected, head, post, post_chunked
-
-pytestmark = pytest.mark.e2e
 
 MIB = 1 << 20
 PATH = "/v2/models/types/infer"

@@ -1,7 +1,5 @@
 """How much a client may send: the flag, what it bounds and what it does not, and memory that is used up."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -10,9 +8,7 @@ import pytest
 
 from tests.support.connection import binary_body, connected, head, post, post_chunked
 from tests.support.repositories import IDENTITY, identity_config, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 LIMIT = 100_000
 ADVICE = f"the maximum allowed value of {LIMIT} bytes. Use --http-max-input-size to increase the limit."
@@ -20,14 +16,11 @@ RAW = {"Inference-Header-Content-Length": "0"}
 PATH = "/v2/models/identity/infer"
 
 
-@pytest.fixture(scope="module")
-def bounded(tmp_path_factory):
+@served(flags=(f"--http-max-input-size={LIMIT}",))
+def bounded(repository):
     """A server that takes JSON up to 100 kB, with two models."""
-    repository = tmp_path_factory.mktemp("bounded")
     write_model(repository, "identity", IDENTITY, identity_config())
     write_model(repository, "text", IDENTITY, identity_config("TYPE_STRING"))
-    with serving(repository, flags=(f"--http-max-input-size={LIMIT}",)) as server:
-        yield server
 
 
 def document(count, value=0):

@@ -1,7 +1,5 @@
 """A thousand clients at once: all are served, and nobody's thread count or descriptor limit stands in the way."""
 
-from __future__ import annotations
-
 import json
 import resource
 from contextlib import ExitStack
@@ -10,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.connection import connected, post
-
-pytestmark = pytest.mark.e2e
 
 COUNT = 1000
 

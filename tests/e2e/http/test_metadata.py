@@ -1,13 +1,9 @@
 """Server metadata, model metadata and configuration as clients read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.e2e.http.models import DATATYPES
 from tests.support.machine import without_gpu
-
-pytestmark = pytest.mark.e2e
 
 # Every extension that the specification names, in its order, with a request that is answered only where it is served.
 EXTENSIONS = {

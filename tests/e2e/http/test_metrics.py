@@ -1,7 +1,5 @@
 """The metrics page: each family's name, type, help and labels, what it starts with, and what requests add to it."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -14,8 +12,6 @@ from tests.support.connection import connected, post
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 PER_MODEL = {
     "nv_inference_request_success": ("counter", "Number of successful inference requests, all batch sizes"),

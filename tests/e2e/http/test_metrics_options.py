@@ -1,7 +1,5 @@
 """What flags and configurations change on the metrics page: summaries, histograms, families that are off, the port."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import math
@@ -12,9 +10,8 @@ from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import wait_until
 from tests.support.machine import without_gpu
 from tests.support.repositories import IDENTITY, copy_model, identity_config, tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 SUMMARIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 LATENCIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
@@ -45,16 +42,8 @@ def body(value=0.0):
     return {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [value]}]}
 
 
-@pytest.fixture(scope="module")
-def detailed(tmp_path_factory):
-    """A server that shows everything but counters of latencies and CPU metrics."""
-    repository = tmp_path_factory.mktemp("detailed")
-    batched = identity_config("TYPE_FP32", "[ 1 ]", "max_batch_size: 8")
-    write_model(repository, "plain", IDENTITY, batched)
-    write_model(repository, "bounded", IDENTITY, batched + BOUNDS)
-    write_model(repository, "cached", IDENTITY, batched + "response_cache { enable: true }")
-    copy_model(repository, "repeat")
-    flags = (
+@served(
+    flags=(
         "--metrics-config=summary_latencies=true",
         "--metrics-config",
         'summary_quantiles="0.5:0.05,0.99:0.001"',
@@ -67,8 +56,14 @@ def detailed(tmp_path_factory):
         "--model-control-mode=explicit",
         "--load-model=*",
     )
-    with serving(repository, flags=flags) as server:
-        yield server
+)
+def detailed(repository):
+    """A server that shows everything but counters of latencies and CPU metrics."""
+    batched = identity_config("TYPE_FP32", "[ 1 ]", "max_batch_size: 8")
+    write_model(repository, "plain", IDENTITY, batched)
+    write_model(repository, "bounded", IDENTITY, batched + BOUNDS)
+    write_model(repository, "cached", IDENTITY, batched + "response_cache { enable: true }")
+    copy_model(repository, "repeat")
 
 
 def of(server, family, model, **labels):

@@ -1,7 +1,5 @@
 """The dashboard and the rules for alerts: the metrics that they name exist, and a real Prometheus answers them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -16,11 +14,10 @@ import yaml
 from pybackend.observability.machine import GPU_FAMILIES
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.served import served
 from tests.support.server import serving
 
 GPU_METRICS = {name for name, *_ in GPU_FAMILIES}
-
-pytestmark = pytest.mark.e2e
 
 OBSERVE = Path(__file__).resolve().parents[3] / "docs" / "operators" / "observe"
 METRIC = re.compile(r"\b(?:nv|pybackend)_\w+")
@@ -46,15 +43,12 @@ def page(server):
     return server.request("GET", "/metrics", port=server.metrics_port).body.decode()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+@served(flags=("--cache-config=local,size=1000000",))
+def server(repository):
     """A server with a batcher and a cache, so that their families are there."""
-    repository = tmp_path_factory.mktemp("observed")
     config = identity_config("TYPE_FP32", "[ 1 ]", "max_batch_size: 8 dynamic_batching { }")
     write_model(repository, "batching", IDENTITY, config)
     write_model(repository, "cached", IDENTITY, config + "response_cache { enable: true }")
-    with serving(repository, flags=("--cache-config=local,size=1000000",)) as server:
-        yield server
 
 
 def send(server):

@@ -1,7 +1,5 @@
 """A bound for the bytes of requests that wait, whichever models they are for."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,8 +9,6 @@ from tests.support.gates import GATE, Gate
 from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 GATED = (
     GATE

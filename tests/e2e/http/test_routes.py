@@ -1,7 +1,5 @@
 """Which paths and methods there are, how names are written in them, and what describes them."""
 
-from __future__ import annotations
-
 import re
 from urllib.parse import quote, unquote
 
@@ -10,8 +8,6 @@ import pytest
 from tests.e2e.http.models import SPACED
 from tests.support.connection import head
 from tests.support.log_lines import server_tracebacks
-
-pytestmark = pytest.mark.e2e
 
 NOT_FOUND = '{"error":"Not Found. GET /v2/models lists the models that serve, and /docs all routes"}'
 NOT_ALLOWED = '{"error":"Method Not Allowed. The page /docs says which methods a route has"}'

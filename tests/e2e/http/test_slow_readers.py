@@ -1,7 +1,5 @@
 """Clients that do not read their answers: how much is kept for them, and that others are served."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from contextlib import ExitStack, contextmanager
@@ -17,9 +15,8 @@ from tests.support.connection import connected, post
 from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
-from tests.support.server import DEADLINE_S, serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
+from tests.support.server import DEADLINE_S
 
 MIB = 1 << 20
 COUNT = 2 * MIB
@@ -30,16 +27,13 @@ START = 10**15
 """Numbers of so many digits make JSON twice as long as the tensor."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("slow")
+@served(flags=(f"--http-memory-limit={LIMIT}",))
+def server(repository):
     config = f"""
         backend: "python"
         input [ {tensors(IN=("TYPE_INT64", [2]))} ] output [ {tensors(OUT=("TYPE_INT64", [-1]))} ]
     """
     write_model(repository, "generator", GENERATOR, config)
-    with serving(repository, flags=(f"--http-memory-limit={LIMIT}",)) as server:
-        yield server
 
 
 def generate(count, start=START, *, binary=False, model="generator"):
@@ -135,10 +129,9 @@ def test_large_json_comes_in_chunks(server):
         assert connection.at_end()
 
 
-@pytest.fixture(scope="module")
-def small_outputs(tmp_path_factory):
+@served(flags=(f"--model-memory-limit={LIMIT}",))
+def small_outputs(repository):
     """A server whose models may hold less than the responses of all clients."""
-    repository = tmp_path_factory.mktemp("outputs")
     config = f"""
         backend: "python"
         input [ {tensors(IN=("TYPE_INT64", [2]))} ] output [ {tensors(OUT=("TYPE_INT64", [-1]))} ]
@@ -151,8 +144,6 @@ def small_outputs(tmp_path_factory):
         tensors(IN=("TYPE_INT64", [2])),
         tensors(OUT=("TYPE_INT64", [-1])),
     )
-    with serving(repository, flags=(f"--model-memory-limit={LIMIT}",)) as server:
-        yield server
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Statistics of models: what requests add to them over both protocols, and that the metrics page tells the same."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import time
@@ -14,8 +12,6 @@ from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, copy_model, identity_config, tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 NOTHING = {"count": 0, "ns": 0}
 KINDS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")

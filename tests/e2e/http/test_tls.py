@@ -1,7 +1,5 @@
 """TLS on the ports of HTTP and gRPC: clients that trust the server, clients with certificates, and wrong files."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket
@@ -18,8 +16,6 @@ from tritonclient.utils import InferenceServerException
 from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 LARGE = np.arange(3_000_000, dtype=np.float32)
 

@@ -1,7 +1,5 @@
 """``async def execute`` in models that answer once: awaited one by one, or overlapping where the model allows it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +10,8 @@ import pytest
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import free_of_processes, serving
-
-pytestmark = pytest.mark.e2e
 
 SLEEPING = f"""
 import asyncio
@@ -78,16 +75,12 @@ def allowing(count):
     return f'{CONFIG} parameters {{ key: "ASYNC_EXECUTE_CONCURRENCY" value {{ string_value: "{count}" }} }}'
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("async_execute")
+@served()
+def server(repository):
     write_model(repository, "one", SLEEPING, CONFIG)
     write_model(repository, "six", SLEEPING, allowing(6))
     write_model(repository, "mortal", SLEEPING, allowing(6))
     write_model(repository, "synchronous", f"import time\n{SYNCHRONOUS}", allowing(6))
-    with serving(repository) as server:
-        server.repository = repository
-        yield server
 
 
 def ask(server, model, *values, **parameters):

@@ -1,7 +1,5 @@
 """``auto_complete_config``: when it is called, what of its result counts, and every way in which it can go wrong."""
 
-from __future__ import annotations
-
 import json
 import time
 
@@ -10,9 +8,8 @@ import pytest
 
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 HEAD = "import os\n"
 COUNTING = """
@@ -258,16 +255,12 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory):
+@served()
+def good(repository):
     """A server whose models complete their configurations as they should."""
-    repository = tmp_path_factory.mktemp("good")
     write_model(repository, "counting", COUNTING, WRITTEN + "instance_group { count: 3 kind: KIND_CPU }")
     write_model(repository, "all_setters", ALL_SETTERS, 'backend: "python" input { name: "IN" }')
     write_model(repository, "edited", WHITELIST, WRITTEN + "instance_group { kind: KIND_CPU }")
-    with serving(repository) as server:
-        server.repository = repository
-        yield server
 
 
 @pytest.fixture(scope="module")

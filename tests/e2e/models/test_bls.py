@@ -1,7 +1,5 @@
 """Models that run other models and wait for them: results, errors, what of a request reaches the other model, nesting."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
@@ -12,8 +10,6 @@ from tests.support.callers import HELPERS, ONE, caller, sender, write_caller, wr
 from tests.support.inference import infer
 from tests.support.repositories import alone, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 CODES = ["UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED"]
 STATUS = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}

@@ -1,7 +1,5 @@
 """Models that run other models without waiting for each: coroutines, gathered calls, many at once, their order, their end."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
@@ -13,8 +11,6 @@ from tests.support.inference import infer
 from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 NUMBERS = f"""
 backend: "python"

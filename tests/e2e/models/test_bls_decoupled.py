@@ -1,7 +1,5 @@
 """Models that run models which answer any number of times: iterators, their ends, and what is called off."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -12,8 +10,6 @@ from tests.support.gates import Gate, wait_until
 from tests.support.inference import infer_message, strings
 from tests.support.repositories import write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 NUMBERS = f"""
 backend: "python"

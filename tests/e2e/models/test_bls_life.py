@@ -1,7 +1,5 @@
 """Calls before a model serves, after it has served, and while the server stops."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,8 +11,6 @@ from tests.support.gates import Gate
 from tests.support.inference import infer
 from tests.support.repositories import write_model
 from tests.support.server import free_of_processes, serving
-
-pytestmark = pytest.mark.e2e
 
 BLS_ONLY = "BLS is only supported during the 'execute' function."
 SIMPLE = f"""

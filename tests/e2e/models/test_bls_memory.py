@@ -1,7 +1,5 @@
 """Memory of models that call models: what a call takes comes back with it, and what a model keeps stays as it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,7 @@ from pybackend_wire.messages import INLINE_BYTES
 from tests.support.callers import HELPERS, ONE, caller, sender, write_caller, write_targets
 from tests.support.inference import infer
 from tests.support.repositories import write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 MB = 1_000_000
 
@@ -55,9 +51,8 @@ OUTPUTS, INPUTS = 400, 4500
 """3.3 MB in small outputs, and with its 37 MB more in small inputs than go into one frame."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("bls_memory")
+@served(all_survive=True)
+def server(repository):
     write_caller(repository)
     write_targets(repository, "double", "bytes", "repeat")
     for name, below in (("outer", "middle"), ("middle", "inner"), ("inner", "bytes")):
@@ -70,10 +65,6 @@ def server(tmp_path_factory):
     inputs = ", ".join(f'{{ name: "I{number}" data_type: TYPE_UINT8 dims: -1 }}' for number in range(INPUTS))
     sums = 'output [ { name: "SUMS" data_type: TYPE_INT64 dims: -1 } ]'
     write_model(repository, "many_inputs", MANY_INPUTS, f'backend: "python"\ninput [ {inputs} ] {sums} {ONE}')
-    with serving(repository) as server:
-        pids = server.stub_pids()
-        yield server
-        assert server.stub_pids() == pids, "a model's process died and was restarted"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Calls from a model's own threads, and from the processes that it forks: pools, forks of forks, their errors, their end."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path
@@ -14,8 +12,6 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.repositories import write_model
 from tests.support.server import free_of_processes, serving
-
-pytestmark = pytest.mark.e2e
 
 NUMBERS = f"""
 backend: "python"

@@ -1,7 +1,5 @@
 """What a model can say in a request of its own, and what of it reaches the other model, or comes back."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,8 +8,6 @@ from tests.support.callers import HELPERS, ONE, caller, sender, write_caller, wr
 from tests.support.gates import Gate
 from tests.support.repositories import write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 SIMPLE = f"""
 input [ {{ name: "IN" data_type: TYPE_FP32 dims: -1 }} ]

@@ -1,7 +1,5 @@
 """Clients that go away: what the model is told while it runs, what is never run, and what becomes of the memory."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 
@@ -11,10 +9,8 @@ import pytest
 from tests.support.connection import connected
 from tests.support.gates import Gate, wait_until
 from tests.support.inference import infer, infer_message
-from tests.support.server import serving
+from tests.support.served import served
 from tests.support.streams import function, write_streams
-
-pytestmark = pytest.mark.e2e
 
 MEMORY_BYTES = 48 * 1024 * 1024
 LARGE = np.zeros(4 * 1024 * 1024, np.int32)
@@ -41,16 +37,12 @@ for thread in threads: thread.join()
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("cancellation")
+@served(flags=(f"--model-memory-limit={MEMORY_BYTES}",))
+def server(repository):
     write_streams(repository, "single", "")
     write_streams(
         repository, "overlapping", 'parameters { key: "ASYNC_EXECUTE_CONCURRENCY" value { string_value: "4" } }'
     )
-    with serving(repository, flags=(f"--model-memory-limit={MEMORY_BYTES}",)) as server:
-        server.repository = repository
-        yield server
 
 
 def message(code, *, model="single", asynchronous=False, **inputs):

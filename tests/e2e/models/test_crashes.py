@@ -1,7 +1,5 @@
 """Processes of models that end on their own: what clients and probes see, and what is left of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -15,8 +13,6 @@ from tests.support.inference import infer
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import free_of_processes, serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 GATED = """
 import os

@@ -1,7 +1,5 @@
 """Custom metrics from a model to the page that Prometheus reads, and what becomes of them when models end."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -13,9 +11,8 @@ from tests.faults.victims import Asker, told
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 FAILED = "Failed to process the request for model 'laboratory_0_0', message: "
 CONFIG = """
@@ -56,15 +53,12 @@ class TritonPythonModel:
 """Counts requests, requests under way and starts; answers with its process id and the number of requests."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("custom_metrics")
+@served()
+def server(repository):
     write_laboratory(repository)
     write_laboratory(repository, "neighbour")
     write_model(repository, "twins", COUNTING, CONFIG + "instance_group { kind: KIND_CPU count: 2 }")
     write_model(repository, "mortal", COUNTING, CONFIG)
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Decoupled models as HTTP clients and other models meet them: refused by the one, called by the others."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +11,9 @@ from tests.support.gates import Gate, wait_until
 from tests.support.inference import infer
 from tests.support.log_lines import log_lines
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
 from tests.support.streams import DECOUPLED, ONE, function, through_front, write_front, write_streams
-
-pytestmark = pytest.mark.e2e
 
 CONFIG = f"""
 backend: "python"
@@ -87,15 +84,12 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("decoupled")
+@served()
+def server(repository):
     write_front(repository)
     write_streams(repository, "streams")
     write_streams(repository, "counted")
     write_model(repository, "coroutine", COROUTINE, f'{CONFIG} input {{ name: "CODE" data_type: TYPE_STRING dims: 1 }}')
-    with serving(repository) as server:
-        yield server
 
 
 def call(server, code, target="streams", **options):

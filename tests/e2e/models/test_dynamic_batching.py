@@ -1,7 +1,5 @@
 """Dynamic batching as clients and models see it: what is executed together, in which order, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import select
 import time
@@ -13,8 +11,6 @@ from tests.support.connection import connected, post
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 WAITING = (
     GATE

@@ -1,7 +1,5 @@
 """``Tensor.empty``: outputs that are filled where they are sent from, and what becomes of their memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +7,7 @@ import pytest
 
 from pybackend_wire.messages import INLINE_BYTES
 from tests.support.laboratory import laboratory, write_laboratory
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 DLPACK_PEER = Path(__file__).parents[2] / "unit/sdk/dlpack_peer.py"
 SMALL, LARGE = 4, INLINE_BYTES  # elements of 4 bytes: inside the frame, and in shared memory
@@ -20,15 +16,10 @@ MAKE = 'made = pb_utils.Tensor.empty("OUT", [{size}], np.float32)\nmade.as_numpy
 RETURN = "return [pb_utils.InferenceResponse([made])]\n"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("empty")
+@served(all_survive=True)
+def server(repository):
     write_laboratory(repository)
     (repository / "laboratory/1/dlpack_peer.py").write_text(DLPACK_PEER.read_text())
-    with serving(repository) as server:
-        pids = server.stub_pids()
-        yield server
-        assert server.stub_pids() == pids, "a model's process died and was restarted"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Ensembles as clients and other models see them: over HTTP, by calls from models, and when models load and unload parts."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -14,10 +12,9 @@ from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import Gate, wait_until
 from tests.support.inference import infer, infer_message
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
 from tests.support.streams import function, write_streams
-
-pytestmark = pytest.mark.e2e
 
 FP32, TEXT, CODE = ("TYPE_FP32", [-1]), ("TYPE_STRING", [-1]), ("TYPE_STRING", [1])
 
@@ -71,12 +68,9 @@ def write_all(repository):
         )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("ensembles")
+@served(flags=("--model-control-mode=explicit", "--load-model=*"))
+def server(repository):
     write_all(repository)
-    with serving(repository, flags=("--model-control-mode=explicit", "--load-model=*")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """What the log says about a model's errors: the whole chain, the requests, how often, and what is wrong with its class."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,9 +10,8 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.inference import infer
 from tests.support.log_lines import log_lines
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 CONFIG = f"""
 backend: "python"
@@ -72,14 +69,10 @@ def ask(server, model, number, request_id=""):
     return server.infer(model, {"id": request_id, **document} if request_id else document)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("reports")
+@served()
+def server(repository):
     for name in ("chain", "repeats", "both"):
         write_model(repository, name, RAISING, CONFIG + ("instance_group { count: 2 }" if name == "both" else ""))
-    with serving(repository) as server:
-        server.repository = repository
-        yield server
 
 
 def report(server, instance, *pieces):

@@ -1,7 +1,5 @@
 """``execute`` as HTTP clients see it: what it is given, what it may return, and what becomes of everything else."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,9 +14,8 @@ from tests.support.connection import connected
 from tests.support.inference import answer_of, infer, infer_message
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import identity_config, tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 CONFIG = f"""
 backend: "python"
@@ -82,9 +79,8 @@ class TritonPythonModel:
 PREFIX = "Failed to process the request(s) for model 'laboratory_0_0', message: "
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("execute")
+@served()
+def server(repository):
     write_laboratory(repository)
     for name, code in (
         ("counting", COUNTING),
@@ -92,9 +88,6 @@ def server(tmp_path_factory):
         ("asynchronous", ASYNC),
     ):
         write_model(repository, name, code, CONFIG)
-    with serving(repository) as server:
-        server.repository = repository
-        yield server
 
 
 @pytest.fixture(scope="module")

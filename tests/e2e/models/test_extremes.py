@@ -1,7 +1,5 @@
 """Answers of unusual size or content, and bursts: every request gets its own answer, and the model lives on."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 
@@ -13,9 +11,7 @@ from tests.support.gates import GATE, Gate
 from tests.support.inference import answer_of, infer, infer_message
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import identity_config, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 PREFIX = "Failed to process the request(s) for model 'laboratory_0_0', message: "
 SLOW_NOW_AND_THEN = (
@@ -33,16 +29,10 @@ class TritonPythonModel:
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("extremes")
+@served(all_survive=True)
+def server(repository):
     write_laboratory(repository)
     write_model(repository, "now_and_then", SLOW_NOW_AND_THEN, identity_config())
-    with serving(repository) as server:
-        server.repository = repository
-        pids = server.stub_pids()
-        yield server
-        assert server.stub_pids() == pids, "a model's process died and was restarted"
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 They lie in ``tests/models``; nothing in them knows of this server. Clients are tritonclient's.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import textwrap
@@ -20,8 +18,6 @@ from tests.support.connection import Connection
 from tests.support.gates import wait_until
 from tests.support.inference import infer_message, strings
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = ROOT / "tests/models"

@@ -1,7 +1,5 @@
 """``finalize``, and the end of models in general: when the server stops, whatever they do with it."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -10,8 +8,6 @@ import pytest
 from tests.support.inference import infer
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import free_of_processes, serving
-
-pytestmark = pytest.mark.e2e
 
 ONE = "instance_group { kind: KIND_CPU }"
 MODEL = """

@@ -1,7 +1,5 @@
 """The tests of calls and ensembles once more, with all models of a repository in one process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,7 +9,7 @@ import pytest
 
 from tests.support.repositories import GROUPED
 
-pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 
 TESTS = Path(__file__).parents[2]
 FILES = [

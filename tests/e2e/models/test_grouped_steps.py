@@ -1,7 +1,5 @@
 """Ensembles whose steps share a process: they run there one after the other, and nothing else about them changes."""
 
-from __future__ import annotations
-
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +13,6 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer, infer_message
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 FLOATS = ("TYPE_FP32", [-1])
 ONE = "instance_group { count: 1 kind: KIND_CPU }"

@@ -1,7 +1,5 @@
 """A model that hangs: ``pybackend stack``, ``pybackend top``, the metrics and the route."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re
@@ -12,8 +10,6 @@ from pybackend.cli.commands import run
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 HANGS = (
     GATE

@@ -1,7 +1,5 @@
 """The same model in a server and in a harness gives the same answers, the same errors and the same texts."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.support.laboratory import write_laboratory
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::pybackend_sdk.testing.OutputWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::pybackend_sdk.testing.OutputWarning")
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 STATUS = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}

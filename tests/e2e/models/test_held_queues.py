@@ -1,7 +1,5 @@
 """The variables that hold queues, for tests of batchers: so many requests wait before the first one is executed."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import ExitStack
@@ -12,8 +10,6 @@ from tests.support.connection import connected, post
 from tests.support.gates import wait_until
 from tests.support.repositories import tensors, write_model
 from tests.support.server import ServerProcess, serving
-
-pytestmark = pytest.mark.e2e
 
 BATCH = """
 class TritonPythonModel:

@@ -1,7 +1,5 @@
 """Cores of the processes of instances, chosen by the policy that their group, or their kind, names."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -41,7 +39,6 @@ input [ {tensors(IN=("TYPE_INT64", [1]))} ] output [ {tensors(CORES=("TYPE_INT64
 """
 
 
-@pytest.mark.e2e
 @pytest.mark.spec("srv-S24")
 @pytest.mark.skipif(len(CORES) < 2, reason="one core is all there is")
 def test_processes_stay_on_their_cores(tmp_path):
@@ -78,7 +75,6 @@ def cores_of_node():
     return {core for first, _, last in pieces for core in range(int(first), int(last or first) + 1)}
 
 
-@pytest.mark.e2e
 @with_nodes
 @pytest.mark.spec("srv-S24")
 def test_processes_stay_on_their_node(tmp_path):

@@ -1,7 +1,5 @@
 """``initialize``: what it is told, how long it may take, and what follows when it fails."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -12,9 +10,8 @@ import pytest
 from tests.support.inference import infer
 from tests.support.machine import without_gpu
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 CONFIG = f"""
 backend: "python"
@@ -141,15 +138,11 @@ BAD = {
 """Code after the two imports of every model, and why the model cannot be loaded."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("initialize")
+@served()
+def server(repository):
     for name, (group, _) in KINDS.items():
         write_model(repository, name, TELL, CONFIG + group + PARAMETERS)
     write_model(repository, "no_methods", EXECUTE_ALONE, CONFIG)
-    with serving(repository) as server:
-        server.repository = repository
-        yield server
 
 
 @pytest.fixture(scope="module")

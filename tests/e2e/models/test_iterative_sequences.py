@@ -1,7 +1,5 @@
 """Requests that a model has executed more than once, in both modes, as clients and models see it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -12,8 +10,6 @@ from tests.support.gates import GATE, Gate
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 TENSORS = f"input [ {tensors(IN=('TYPE_INT32', [-1]))} ] output [ {tensors(OUT=('TYPE_STRING', [1]))} ]"
 ITERATIVE = """sequence_batching { iterative_sequence: true control_input [

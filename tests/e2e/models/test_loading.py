@@ -1,7 +1,5 @@
 """Where a model's code comes from, what it can import, and the process it finds itself in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,8 +11,6 @@ import pytest
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 SAMPLES = Path(__file__).parents[2] / "models"
 

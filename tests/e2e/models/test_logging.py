@@ -1,7 +1,5 @@
 """Lines that a model writes with ``pb_utils.Logger``: levels, places, and what is filtered."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +9,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.log_lines import lines_with
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 TALKING = """
 logger = pb_utils.Logger

@@ -1,7 +1,5 @@
 """Models that load, unload and look for other models, in a server that allows it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -17,8 +15,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, PREAMBLE, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=laboratory", "--allow-model-overrides")
 TENSORS = {

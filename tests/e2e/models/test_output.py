@@ -1,7 +1,5 @@
 """What a model prints, and logs without ``pb_utils``: every line in the server's log, in order, labelled."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -21,8 +19,6 @@ from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.log_lines import lines_with, log_lines
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import free_of_processes, serving
-
-pytestmark = pytest.mark.e2e
 
 PLAIN = r"laboratory_0_0/output:\d+"
 TALKING = """

@@ -1,7 +1,5 @@
 """Outputs that are not as configured: passed on by default, refused for models that ask for it."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +7,7 @@ import pytest
 
 from tests.support.log_lines import log_lines
 from tests.support.repositories import write_model
-from tests.support.server import serving
+from tests.support.served import served
 
 # A request names the output to return by an index into these.
 MODEL = """
@@ -70,9 +68,8 @@ parameters {{ key: "VALIDATE_OUTPUTS" value: {{ string_value: "{switch}" }} }}
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("outputs")
+@served()
+def server(repository):
     for switch in ("yes", "no"):
         write_model(repository, f"validates_{switch}", MODEL, CONFIG.format(switch=switch))
     config = CONFIG.format(switch="no")
@@ -81,8 +78,6 @@ def server(tmp_path_factory):
     write_model(repository, "decoupled", DECOUPLED, config + "model_transaction_policy { decoupled: true }")
     write_model(repository, "calls", f'TARGET = "decoupled"\n{CALLS}', config)
     write_model(repository, "ensemble", None, ENSEMBLE)
-    with serving(repository) as running:
-        yield running
 
 
 def ask(server, model, number):

@@ -1,7 +1,5 @@
 """Models with a PROCESS_GROUP: they share a process, and come, go and die in it without losing a request."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -15,8 +13,6 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer, strings
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 CONFIG = identity_config("TYPE_INT32", extra="instance_group { kind: KIND_CPU }")
 IN = {"IN": np.zeros(1, np.int32)}

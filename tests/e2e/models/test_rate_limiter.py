@@ -1,7 +1,5 @@
 """Resources that instances hold while they execute: what runs together, and who comes first."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +66,6 @@ def most_at_once(found):
     return most
 
 
-@pytest.mark.e2e
 @pytest.mark.spec("srv-R25")
 def test_what_executes_together(tmp_path):
     write_model(tmp_path, "one", WORKER, config([("R", True, 1)], count=2))
@@ -89,7 +86,6 @@ def test_what_executes_together(tmp_path):
         assert most_at_once(spans(server, "one", "other")) == 3
 
 
-@pytest.mark.e2e
 @pytest.mark.spec("srv-R25")
 def test_priorities(tmp_path):
     write_model(tmp_path, "first", WORKER, config([("R", True, 1)], priority=1))
@@ -102,7 +98,6 @@ def test_priorities(tmp_path):
     assert 17 <= order[3:30].count("first") <= 21
 
 
-@pytest.mark.e2e
 def test_what_a_dead_process_held_is_free(tmp_path):
     write_model(tmp_path, "mortal", WORKER, config([("R", True, 1)]))
     write_model(tmp_path, "other", WORKER, config([("R", True, 1)]))
@@ -117,7 +112,6 @@ def test_what_a_dead_process_held_is_free(tmp_path):
         assert most_at_once(spans(server, "other", "mortal")) == 1
 
 
-@pytest.mark.e2e
 @pytest.mark.spec("srv-R25")
 def test_models_that_could_never_execute(tmp_path):
     write_model(tmp_path, "large", WORKER, config([("R", True, 2)]))

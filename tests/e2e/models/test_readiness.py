@@ -1,7 +1,5 @@
 """``is_ready``: what a model says about itself, and who heeds it."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,10 +10,9 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.log_lines import log_lines
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
 from tests.support.streams import DECOUPLED, ONE
-
-pytestmark = pytest.mark.e2e
 
 MODEL = """
 import asyncio
@@ -128,9 +125,8 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("readiness")
+@served(flags=("--strict-readiness=false", "--log-verbose=1"))
+def server(repository):
     definitions = {
         **MODELS,
         "without": "",
@@ -149,9 +145,6 @@ def server(tmp_path_factory):
     write_model(repository, "pair", MODEL.format(is_ready=pair, execute="pass"), f"{CONFIG}\n{two}")
     write_model(repository, "caller", CALLER, f"{CONFIG}\n{two}")
     write_model(repository, "streaming", STREAMING, f"{CONFIG}\n{DECOUPLED}\n{ONE}")
-    with serving(repository, flags=("--strict-readiness=false", "--log-verbose=1")) as server:
-        server.repository = repository
-        yield server
 
 
 def ready(server, model):

@@ -1,7 +1,5 @@
 """The response cache in a real Redis server: shared by servers, kept across restarts, and no danger when it fails."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import socketserver
@@ -25,10 +23,9 @@ redis_client = pytest.importorskip("redis")
 
 REDIS = shutil.which("redis-server")
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(REDIS is None, reason="there is no redis-server: Debian has it in the package of that name"),
-]
+pytestmark = pytest.mark.skipif(
+    REDIS is None, reason="there is no redis-server: Debian has it in the package of that name"
+)
 
 
 def free_port():

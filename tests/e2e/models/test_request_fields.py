@@ -1,7 +1,5 @@
 """What a request carries beside its tensors, as the model sees it; and what a response carries, as its client sees it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +9,8 @@ import pytest
 
 from tests.support.gates import wait_until
 from tests.support.inference import infer
-from tests.support.server import serving
+from tests.support.served import served
 from tests.support.streams import function, write_streams
-
-pytestmark = pytest.mark.e2e
 
 FIELDS = """
 request_id, correlation_id, flags = request.request_id(), request.correlation_id(), request.flags()
@@ -37,12 +33,9 @@ DEFAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("fields")
+@served()
+def server(repository):
     write_streams(repository, "single", "")
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

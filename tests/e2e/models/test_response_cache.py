@@ -1,7 +1,5 @@
 """Responses that need no execution: what is the same request, what is kept, and what is counted."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -10,9 +8,8 @@ import pytest
 from tests.support.ensembles import step, write_ensemble
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 COUNTER = """
 import json
@@ -60,16 +57,13 @@ def write_chain(repository, name, *parts):
     write_ensemble(repository, name, steps, tensors(IN=matrix), outputs, extra=f"max_batch_size: 4 {CACHED}")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("cached")
+@served(flags=(f"--cache-config=local,size={SIZE_BYTES}",))
+def server(repository):
     write_model(repository, "cached", COUNTER, CONFIG + CACHED)
     write_model(repository, "other", COUNTER, CONFIG + CACHED)
     write_model(repository, "batching", COUNTER, CONFIG + CACHED + " dynamic_batching { }")
     write_model(repository, "uncached", COUNTER, CONFIG)
     write_chain(repository, "chain", "uncached")
-    with serving(repository, flags=(f"--cache-config=local,size={SIZE_BYTES}",)) as server:
-        yield server
 
 
 def array(value, *shape):

@@ -1,7 +1,5 @@
 """Response senders: their rules as models meet them, and what clients get where sender and return value both answer."""
 
-from __future__ import annotations
-
 import json
 import threading
 
@@ -10,10 +8,8 @@ import pytest
 from tests.support.gates import wait_until
 from tests.support.inference import infer, strings
 from tests.support.repositories import tensors, write_model
-from tests.support.server import serving
+from tests.support.served import served
 from tests.support.streams import DECOUPLED, ONE, function, write_front, write_streams
-
-pytestmark = pytest.mark.e2e
 
 RULES = '''
 import json
@@ -176,15 +172,12 @@ UNANSWERED = "The model returned no response for this request"
 DROPPED = "The model dropped this request's response sender"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("senders")
+@served()
+def server(repository):
     write_model(repository, "rules", f"DECOUPLED = False\n{RULES}", CONFIG)
     write_model(repository, "decoupled_rules", f"DECOUPLED = True\n{RULES}", f"{CONFIG}\n{DECOUPLED}")
     write_front(repository, count=1)
     write_streams(repository, "single", "")
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

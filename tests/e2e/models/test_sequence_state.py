@@ -1,15 +1,12 @@
 """Implicit state: tensors that the server keeps for a model from one request of a sequence to the next."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 LARGE = 5000
 """Elements of a state that does not travel inside a frame."""
@@ -65,9 +62,8 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("states")
+@served()
+def server(repository):
     for name, text in MODELS.items():
         directory = write_model(repository, name, ADDING, f'backend: "python" {TENSORS} {text}')
         if name == "filed":
@@ -77,8 +73,6 @@ def server(tmp_path_factory):
     write_model(repository, "words", JOINING, f'backend: "python" {TENSORS} {words}')
     visible = TENSORS.replace("output [", f"output [ {tensors(NEXT=('TYPE_FP32', [1]))},")
     write_model(repository, "visible", ADDING, f'backend: "python" {visible} {SEQUENCES % TOTAL}')
-    with serving(repository) as server:
-        yield server
 
 
 def step(server, model, value, sequence_id=1, outputs=None, **flags):

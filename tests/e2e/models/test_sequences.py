@@ -1,7 +1,5 @@
 """Sequences as clients and models see them: who executes what, with which control tensors, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,8 +14,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 TELLING = (
     GATE

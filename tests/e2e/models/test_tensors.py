@@ -1,7 +1,5 @@
 """Tensors inside a model: datatypes, shapes, text, memory that is edited, kept, shared and handed to other libraries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,8 @@ from tests.support.connection import binary_body
 from tests.support.inference import infer, strings
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 SMALL, LARGE = 4, INLINE_BYTES  # elements of 4 bytes: inside the frame, and in shared memory
 DLPACK_PEER = Path(__file__).parents[2] / "unit/sdk/dlpack_peer.py"
@@ -49,9 +46,8 @@ NUMERIC = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("tensors")
+@served(all_survive=True)
+def server(repository):
     for name, extra in (("laboratory", ""), ("copying", COPY), ("viewing", COPY.replace("yes", "no"))):
         write_laboratory(repository, name, extra)
         (repository / name / "1/dlpack_peer.py").write_text(DLPACK_PEER.read_text())
@@ -60,10 +56,6 @@ def server(tmp_path_factory):
     write_model(repository, "echo", ECHO, config)
     write_model(repository, "echo_of_copies", ECHO, config + COPY)
     write_model(repository, "identity_bytes", IDENTITY, identity_config("TYPE_STRING", "[ -1 ]"))
-    with serving(repository) as server:
-        pids = server.stub_pids()
-        yield server
-        assert server.stub_pids() == pids, "a model's process died and was restarted"
 
 
 @pytest.fixture(scope="module")
@@ -319,14 +311,11 @@ def test_kept_requests_and_views_stay_valid(lab):
     assert kept["OUT0"].tolist() == [5, 6]
 
 
-@pytest.fixture(scope="module")
-def limited(tmp_path_factory):
+@served(flags=("--model-memory-limit=16777216",))
+def limited(repository):
     """A server whose models may use 16 MB of tensor memory each."""
-    repository = tmp_path_factory.mktemp("limited")
     for name in ("keeping_arrays", "keeping_requests", "producing"):
         write_laboratory(repository, name)
-    with serving(repository, flags=("--model-memory-limit=16777216",)) as server:
-        yield server
 
 
 @pytest.mark.spec("pb-T06")

@@ -1,7 +1,5 @@
 """Samples that a model's instances run before the model is ready: their kinds, their order, and what goes wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,9 +10,8 @@ import pytest
 from pybackend_wire.bytes_tensor import encode_elements
 from tests.support.inference import infer, strings
 from tests.support.repositories import tensors, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 RECORDER = """
 import json
@@ -100,9 +97,8 @@ def seen(server):
     return json.loads(infer(server, "recorder", inputs)["SEEN"][0, 0])
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("warm")
+@served()
+def server(repository):
     config = CONFIG + SAMPLES + "instance_group { count: 2 kind: KIND_CPU }"
     directory = write_model(repository, "recorder", RECORDER, config)
     (directory / "warmup").mkdir()
@@ -118,8 +114,6 @@ def server(tmp_path_factory):
         }}
     """
     write_model(repository, "streaming", DECOUPLED, streaming)
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.mark.spec("srv-R20")

@@ -1,14 +1,10 @@
 """Models without inputs, without outputs, and with neither: they load, describe themselves and serve."""
 
-from __future__ import annotations
-
 import pytest
 import tritonclient.http
 
 from tests.support.repositories import tensors, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 CODE = """
 import numpy as np
@@ -30,9 +26,8 @@ IN, OUT = (
 ASK = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [5]}]}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("without")
+@served()
+def server(repository):
     for name, config, answer in (
         ("counter", OUT, "answer"),
         ("sink", IN, "[]"),
@@ -40,8 +35,6 @@ def server(tmp_path_factory):
         ("batching", f"max_batch_size: 4 {OUT}", "[pb_utils.Tensor('OUT', np.array([[7]], np.int32))]"),
     ):
         write_model(repository, name, CODE.replace("ANSWER", answer), f'backend: "python" {config}')
-    with serving(repository) as server:
-        yield server
 
 
 @pytest.mark.spec("srv-H50")

@@ -1,7 +1,5 @@
 """A collector of OpenTelemetry: takes OTLP over HTTP, and keeps the spans."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 from collections.abc import Iterator

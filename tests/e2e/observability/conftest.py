@@ -1,7 +1,5 @@
 """What the tests of logs and traces share: a model, and requests to it over both ports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``--log-file`` and ``--log-access``."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -15,8 +13,6 @@ from tests.e2e.observability.conftest import REQUEST, lines_of
 from tests.support.gates import wait_until
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import ServerProcess, serving
-
-pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.spec("srv-M15")

@@ -1,7 +1,5 @@
 """The log's settings are read and changed over both ports while the server runs."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -13,8 +11,6 @@ from tritonclient.utils import InferenceServerException
 from tests.e2e.observability.conftest import REQUEST
 from tests.support.gates import wait_until
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 DEFAULTS = {
     "log_file": "",

@@ -1,7 +1,5 @@
 """Spans of OpenTelemetry: what a collector gets, and how a trace goes on from the client through models."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -18,8 +16,6 @@ from tests.e2e.observability.conftest import REQUEST
 from tests.support.connection import connected
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 BODY = json.dumps(REQUEST).encode()
 CONTEXT = """

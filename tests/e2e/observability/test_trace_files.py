@@ -1,7 +1,5 @@
 """Trace files: which requests are in them, and what is said about each."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -15,8 +13,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
 from tests.support.trace_files import fragments_in
-
-pytestmark = pytest.mark.e2e
 
 CALLER = """
 import triton_python_backend_utils as pb_utils

@@ -1,7 +1,5 @@
 """The settings of traces are read and changed over both ports, for the whole server and for single models."""
 
-from __future__ import annotations
-
 import os
 
 import grpc
@@ -11,8 +9,6 @@ import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 SERVER, MODEL = "/v2/trace/setting", "/v2/models/identity/trace/setting"
 

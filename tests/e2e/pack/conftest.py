@@ -1,7 +1,5 @@
 """The channel, archives that several tests look into, and a CPython that is packed quickly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``pybackend pack`` shows: bars on a terminal, one line elsewhere, flags as the manual describes them."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -14,7 +12,7 @@ import pytest
 from tests.support.conda_channel import write_wheel
 from tests.support.packed_environments import run_pack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "authors" / "packing.md"
 

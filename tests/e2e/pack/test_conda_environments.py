@@ -1,7 +1,5 @@
 """``pybackend pack environment.yml``: real packages from a channel on this disk, solved, installed, packed, and used elsewhere."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tarfile
@@ -13,7 +11,7 @@ from pybackend.environment.prefixes import rewrite_prefixes
 from tests.support.conda_channel import PLACEHOLDER, write_wheel
 from tests.support.packed_environments import ask, manifest, run_pack, second_minor, unpacked
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 UNCHECKED_HASH = b"\x01\x00\x00\x00"
 

@@ -1,7 +1,5 @@
 """A pack that is ended in the middle: no half archive, nothing left after the next one, a status that says it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -18,7 +16,7 @@ from tests.support.gates import wait_until
 from tests.support.packed_environments import PACK_DEADLINE_S, run_pack
 from tests.support.thorough import thorough
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

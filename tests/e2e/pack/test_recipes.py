@@ -1,7 +1,5 @@
 """Recipes and their locks: those in ``envs/``, of which two are packed and served, and those of backends."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -23,7 +21,7 @@ from tests.support.packed_environments import manifest, run_pack
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 RECIPES = Path(__file__).resolve().parents[3] / "envs"
 NAMES = sorted(path.name for path in RECIPES.iterdir() if path.is_dir())

@@ -1,7 +1,5 @@
 """What ``pybackend pack`` says when it cannot, and with which status it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -15,7 +13,7 @@ from tests.support.conda_channel import write_wheel
 from tests.support.packed_environments import run_pack, second_minor
 from tests.support.thorough import thorough
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 QUICK = {"UV_HTTP_RETRIES": "0"}
 

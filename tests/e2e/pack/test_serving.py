@@ -1,7 +1,5 @@
 """Environments with different Pythons, packed from a channel, and models in them that work together."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -14,7 +12,7 @@ from tests.support.packed_environments import conda_environment
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 APPENDS_ITS_VERSION = """
 import sys

@@ -1,7 +1,5 @@
 """``pybackend pack`` of requirements and projects: a CPython of this machine, copied, with wheels beside it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -20,7 +18,7 @@ from tests.floor.environments import interpreters
 from tests.support.conda_channel import write_wheel
 from tests.support.packed_environments import ask, manifest, run_pack, unpacked
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 TOOL = {"tool_pkg.py": "def main():\n    import sys\n    print('tool', sys.prefix)\n"}
 

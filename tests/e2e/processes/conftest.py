@@ -1,7 +1,5 @@
 """A server whose processes have nothing of another, for tests of what processes are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Instances that are forked from a process that has imported what they need: a model cannot tell, but by what they share."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -10,8 +8,6 @@ import pytest
 from tests.support.callers import caller, sender, write_caller
 from tests.support.gates import wait_until
 from tests.support.server import name_of, serving
-
-pytestmark = pytest.mark.e2e
 
 
 def parameter(name, value):

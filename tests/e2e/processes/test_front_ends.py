@@ -3,8 +3,6 @@
 All of `tests/e2e` runs in this form with PYBACKEND_FRONT_ENDS=2 in the environment; here is what that form alone has.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -26,8 +24,6 @@ from tests.support.connection import Connection, binary_body, connected, head, p
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving
-
-pytestmark = pytest.mark.e2e
 
 BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()
 PATH = "/v2/models/identity/infer"

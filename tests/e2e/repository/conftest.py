@@ -1,7 +1,5 @@
 """Repositories that are partly wrong, and what the server says about each model in them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Clients list, load and unload models, over HTTP and over gRPC."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -16,8 +14,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 EXPLICIT = "--model-control-mode=explicit"
 CONFIG = f"""

@@ -1,7 +1,5 @@
 """Servers whose models lie in cloud storage: a server that speaks S3 in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,8 +17,6 @@ from tests.support.gates import wait_until
 from tests.support.repositories import PREAMBLE, write_model
 from tests.support.s3_server import CREDENTIALS, Gate, S3Server, s3_server
 from tests.support.server import ServerProcess, serving
-
-pytestmark = pytest.mark.e2e
 
 TENSORS = """
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]

@@ -1,7 +1,5 @@
 """Which models a server loads at start, and what the loads of its life leave behind."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -13,8 +11,6 @@ from tests.support.gates import wait_until
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 EXPLICIT = "--model-control-mode=explicit"
 LOAD_NEW = """

@@ -1,7 +1,5 @@
 """Instance groups: how many executions run at once, under which names, and in which order requests reach them."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 
@@ -12,8 +10,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.machine import without_gpu
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 WAITING = (
     GATE

@@ -1,7 +1,5 @@
 """What a repository looks like on disk: which directories are models, which are versions, and what is served of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,8 +8,6 @@ import pytest
 
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 ALL = identity_config(extra="version_policy { all {} }")
 

@@ -1,7 +1,5 @@
 """Models that are loaded again, resized and unloaded while clients use them, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections import Counter
@@ -18,8 +16,6 @@ from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 from tests.support.thorough import thorough
-
-pytestmark = pytest.mark.e2e
 
 CLIENTS, RELOADS = 32, 5
 TENSORS = f"""

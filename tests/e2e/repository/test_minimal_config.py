@@ -1,15 +1,11 @@
 """Configurations that the model completes, or that need nothing written at all; and who may not contradict whom."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 COMPLETING = """
 class TritonPythonModel:

@@ -1,7 +1,5 @@
 """config.pbtxt as operators write it: every field and form of it, and the words for everything that can be wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -10,9 +8,8 @@ from google.protobuf import json_format, text_format
 
 from tests.support.log_lines import server_tracebacks
 from tests.support.repositories import IDENTITY, identity_config, write_model
+from tests.support.served import served
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 MODEL_CONFIG = pytest.importorskip("tritonclient.grpc.model_config_pb2").ModelConfig
 
@@ -158,9 +155,8 @@ class TritonPythonModel:
 """What a decoupled model may do."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("good")
+@served()
+def server(repository):
     directory = write_model(repository, "every_field", NO_RESPONSE, EVERY_FIELD)
     (directory / "labels.txt").write_text("a\nb\n")
     (directory / "warmup").mkdir()
@@ -174,8 +170,6 @@ def server(tmp_path_factory):
         parameters { key: "EMPTY" value { } }
     """
     write_model(repository, "describing", DESCRIBE, describing)
-    with serving(repository) as server:
-        yield server
 
 
 def fields_of(message, found):

@@ -1,7 +1,5 @@
 """Repositories as namespaces: models of the same name, and who means which."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """Mode poll: the server follows its repositories."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -13,8 +11,6 @@ from tests.support.gates import GATE, Gate, wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 CONFIG = f"""
 backend: "python"

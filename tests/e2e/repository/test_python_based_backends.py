@@ -1,7 +1,5 @@
 """Python-based backends: one ``model.py`` in the backend directory serves models that bring nothing but data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,8 +9,6 @@ import pytest
 from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, PREAMBLE, identity_config, write_model
 from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
 
 BACKEND = (
     PREAMBLE

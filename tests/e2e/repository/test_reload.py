@@ -1,7 +1,5 @@
 """Models that are loaded again while clients use them; another model asks for it."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
@@ -11,9 +9,7 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.laboratory import laboratory, write_laboratory
 from tests.support.repositories import tensors, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 FLAGS = ("--model-control-mode=explicit", "--load-model=laboratory")
 CONFIG = f"""
@@ -39,13 +35,9 @@ def telling(number):
     """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("reload")
+@served(flags=FLAGS)
+def server(repository):
     write_laboratory(repository)
-    with serving(repository, flags=FLAGS) as server:
-        server.repository = repository
-        yield server
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Two servers that share a bucket and a Redis server, as two machines would."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest
@@ -14,7 +12,6 @@ from tests.support.s3_server import s3_server, variables
 from tests.support.server import ServerProcess, serving
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.thorough,
     pytest.mark.skipif(REDIS is None, reason="there is no redis-server: Debian has it in the package of that name"),
 ]

@@ -1,7 +1,5 @@
 """Weights of versions and a shadow: who answers requests that name no version, and who gets copies of them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -20,9 +18,7 @@ from tests.support.ensembles import step, write_ensemble
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
-from tests.support.server import serving
-
-pytestmark = pytest.mark.e2e
+from tests.support.served import served
 
 TENSORS = f"""
 backend: "python"
@@ -89,9 +85,8 @@ def config(extra="", **values):
     return f"{TENSORS} {extra} {parameters(**values)}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("traffic")
+@served(flags=("--model-control-mode=explicit", "--load-model=*"))
+def server(repository):
     for version in (1, 2):
         write_model(repository, "split", VERSION, config(TRAFFIC_WEIGHTS="1=3, 2=1"), version=version)
         write_model(repository, "plain", VERSION, config(), version=version)
@@ -104,10 +99,6 @@ def server(tmp_path_factory):
         repository, "whole", [step("split", {"IN": "IN"}, {"OUT": "OUT"})], outputs=tensors(OUT=("TYPE_FP32", [2]))
     )
     write_caller(repository)
-    flags = ("--model-control-mode=explicit", "--load-model=*")
-    with serving(repository, flags=flags) as server:
-        server.repository = repository
-        yield server
 
 
 def request(kind, model, values, version="", **members):

@@ -1,7 +1,5 @@
 """Engines in explicit mode over a repository that a test writes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.models.conftest import running_engine

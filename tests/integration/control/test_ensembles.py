@@ -1,7 +1,5 @@
 """The lives of ensembles and of their parts: who is loaded with whom, what happens without a part, and when it is back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import textwrap

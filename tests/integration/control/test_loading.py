@@ -1,7 +1,5 @@
 """Models that are loaded, replaced and unloaded while the engine serves."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

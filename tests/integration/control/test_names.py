@@ -1,7 +1,5 @@
 """Names and versions: those that no model can have, and whether those that are there are ready."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ErrorCode

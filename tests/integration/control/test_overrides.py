@@ -1,7 +1,5 @@
 """Configurations and files that come with a load in place of those in the repository."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Requests that wait in a queue when their model is unloaded or the server stops: each is answered, whatever the scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

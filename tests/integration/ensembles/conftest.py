@@ -1,7 +1,5 @@
 """One engine for all tests that only send requests: its loop runs while a test asks it to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ensembles whose responses are kept: what is forgotten when parts change, and requests that go while they are looked up."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests to ensembles that fail, are given up, or find no memory: one clear answer, and nothing is kept."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How requests run through the steps of an ensemble: what comes out, in which order steps run, what they are told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Where the bytes of tensors go between steps, and how often they are copied on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Iterator

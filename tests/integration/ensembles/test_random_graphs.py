@@ -1,7 +1,5 @@
 """Graphs of random steps do what their steps say, evaluated here one after another; nothing is lost and nothing is kept."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Ensembles with parts that answer any number of times: each response brings one of the ensemble's, in order."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each request is answered once, rightly or with an error, and nothing is held in the end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Calls as frames: what a client gets back, what the server holds, and when it loses its patience."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 from contextlib import asynccontextmanager

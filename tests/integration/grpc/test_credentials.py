@@ -1,7 +1,5 @@
 """Credentials in calls: they open the door, and are not kept behind it. Metadata as gRPC's own servers read them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import hpack

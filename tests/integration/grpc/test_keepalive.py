@@ -1,7 +1,5 @@
 """PINGs in both directions, and connections that become old; the clock of connections is moved by hand."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 from math import inf

@@ -1,7 +1,5 @@
 """Large messages in frames of any size, several at a time; and streams that wait while others go on."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import itertools

@@ -1,7 +1,5 @@
 """What calls hold is counted until it is released: requests that take long, tensors whose model goes or whose time is over."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Calls whose message is known take a shortcut, and are answered exactly as all others are."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 

@@ -1,7 +1,5 @@
 """However many requests a client sends, a turn of the event loop does a little for it: counted by what a turn answers."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Loops to run the contracts on: the one that serves, and the standard library's for comparison."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

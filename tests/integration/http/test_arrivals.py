@@ -1,7 +1,5 @@
 """Bodies that ASGI routes read: counted, bounded and given up like those that connections read themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import select

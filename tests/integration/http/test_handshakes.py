@@ -1,7 +1,5 @@
 """Floods of TLS handshakes: whoever opens connections and says nothing locks nobody out, and holds a bounded amount of memory."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

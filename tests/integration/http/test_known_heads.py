@@ -1,7 +1,5 @@
 """Heads of requests that the front end remembers: those that come again, and not those that differ each time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from random import Random

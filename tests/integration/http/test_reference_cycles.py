@@ -1,7 +1,5 @@
 """Requests, connections and models' processes leave no reference cycles: these would keep memory until the collector runs."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

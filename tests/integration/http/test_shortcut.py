@@ -1,7 +1,5 @@
 """Requests whose head and JSON part are known take a shortcut, and are answered exactly as all others are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import struct

@@ -1,7 +1,5 @@
 """Connections on which nothing moves any more: which of them end, and after how long."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from contextlib import asynccontextmanager

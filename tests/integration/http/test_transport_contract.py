@@ -1,7 +1,5 @@
 """What the connections rely on in the event loop's transports, beyond what its documentation promises."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Large requests and answers leave the event loop to others: counted in its turns, from the last byte on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """A mistake of the server's own: the client gets its 500, whatever it has sent so far, and the server goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -3,8 +3,6 @@
 Everything here is about their classes, not about ours: a test that fails after an update says what has changed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import socket

@@ -1,7 +1,5 @@
 """Clients of other projects over real sockets: curl, nghttp, h2load and grpcio, against the smallest server on our connection."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """What a scripted stub says that is not true: code for its functions, and how the host puts what is wrong with it."""
 
-from __future__ import annotations
-
 LIES = {
     # What is said in `execute`, and what the host finds wrong with it.
     "a block twice in one answer": (

@@ -1,7 +1,5 @@
 """The host's channel over a socket pair: with the stub's own channel at the other end, and with raw bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

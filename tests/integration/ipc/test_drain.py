@@ -1,7 +1,5 @@
 """The last look into the socket of a process that is dead, while a child of it goes on writing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

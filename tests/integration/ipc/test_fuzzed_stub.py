@@ -1,7 +1,5 @@
 """A stub that says anything that has the right types: every request is answered, and nothing else notices."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A process that speaks the protocol and lies in it: it is killed, its requests are answered, and the host is unharmed."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

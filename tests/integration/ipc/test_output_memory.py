@@ -1,7 +1,5 @@
 """The output memory of one stub, over a socket pair: when the host asks for segments, and what it still reads of them."""
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import os

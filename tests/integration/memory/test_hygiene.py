@@ -1,7 +1,5 @@
 """What tensor memory takes, and that it holds nothing of one model's tensors when another model gets some."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Tensor memory where memfd cannot be had: slower, but right, and nothing of it stays behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models come from a server that speaks S3 into local directories, whatever happens on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """Engines in this process whose event loop runs only while a test asks it to."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A message begins with a line ``<model> <id> <dimensions> <bytes>``; the bytes of
 the same, or is a line ``error <id> <text>``. Large inputs arrive in the model's memory; answers come when they are ready.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ``execute`` makes of several requests at once: as a batching scheduler will hand them out, to real stubs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Requests that go away, or models that do, while the response cache is being asked."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calls whose responses do not fit into the caller's memory: an error, after which nothing is held that nobody can use."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What confines a process reaches it before any code of a model, and its report reaches the host."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

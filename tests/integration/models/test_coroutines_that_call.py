@@ -1,7 +1,5 @@
 """Coroutines of a decoupled model that run models: the execution that made them is over, and keeps nobody busy."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

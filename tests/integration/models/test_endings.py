@@ -1,7 +1,5 @@
 """Models that do not end as they should: their process is gone all the same when they are said to be unloaded."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models that were given up: they are tried again, in time and when a request needs them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The codec of gRPC's infer between Triton's own client and real models; grpcio's server carries the bytes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

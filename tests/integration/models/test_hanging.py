@@ -1,7 +1,5 @@
 """Executions that do not end: the log says where they are, and those of replaced versions end with their clients."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

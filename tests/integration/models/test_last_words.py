@@ -1,7 +1,5 @@
 """A model that is given up: its reason has the last lines that it said."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 

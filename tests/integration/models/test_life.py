@@ -1,7 +1,5 @@
 """The life of models in an engine: kinds of instances, unloading, memory that comes and goes, answers that do not wait."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Repositories as namespaces, with many changes at once, and in cloud storage."""
 
-from __future__ import annotations
-
 import asyncio
 from itertools import count
 

@@ -1,7 +1,5 @@
 """Questions about readiness that come together with work, in any order."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Requests that a model has executed more than once: when they are answered, nothing of their earlier turns is left."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

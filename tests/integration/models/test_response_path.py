@@ -1,7 +1,5 @@
 """The stages between a model and the senders of its requests, all at once and with real stubs."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

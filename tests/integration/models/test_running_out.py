@@ -1,7 +1,5 @@
 """Models whose memory, descriptors or instances run out: every request is answered, and what it held is given back."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

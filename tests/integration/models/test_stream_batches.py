@@ -1,7 +1,5 @@
 """Batches whose requests are answered in different ways: by senders, by the return value, by errors, never."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

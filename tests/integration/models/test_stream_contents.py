@@ -1,7 +1,5 @@
 """What streamed responses carry, the memory that they lie in, and what is left of them when their model ends."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

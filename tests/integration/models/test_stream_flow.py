@@ -1,7 +1,5 @@
 """Clients that take their time, or go away: models that wait, models that are told, requests that are never run."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Responses that leave by senders, one by one, as the engine's callers get them: how many, in which order, how they end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A stub as a process of the operating system: its descriptors, and what it says before it is anybody's."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

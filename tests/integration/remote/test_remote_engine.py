@@ -1,7 +1,5 @@
 """The engine as a front end sees it: admissions, memory and responses through a channel, with the engine on another thread's loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator

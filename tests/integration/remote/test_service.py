@@ -1,7 +1,5 @@
 """The engine's side of a front end: what a scripted front end gets for honest messages, and for lies."""
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import os

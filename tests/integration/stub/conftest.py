@@ -1,7 +1,5 @@
 """A real stub whose host is the test: it says what it likes, when it likes, and hears every word."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

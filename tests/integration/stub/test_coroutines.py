@@ -1,7 +1,5 @@
 """The event loop of a model's coroutines goes on, whatever one of them does to it."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_wire.messages import StubMessage

@@ -1,7 +1,5 @@
 """Inputs in a frame: models get arrays that view it, however odd their shapes are."""
 
-from __future__ import annotations
-
 import struct
 
 from pybackend_wire.messages import TAIL, RequestOptions, StubMessage

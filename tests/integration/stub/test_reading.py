@@ -1,7 +1,5 @@
 """Who reads in a stub: whatever its threads do, each of them gets what it waits for, and the host is heard in time."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_wire.host_messages import Answer, Cancel, Flow, Probe, Reply

@@ -1,7 +1,5 @@
 """A zygote whose host is the test: what it says when it is ready, and when it must not fork."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

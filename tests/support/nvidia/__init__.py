@@ -4,8 +4,6 @@ The libraries are found as anybody's are, by LD_LIBRARY_PATH. The device files l
 those below it; any of them may be opened, and does what /dev/null does.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

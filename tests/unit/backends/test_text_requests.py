@@ -1,7 +1,5 @@
 """What the backends that serve language models read from requests."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Signatures, and calls that must be refused, for all tests of the host's units."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

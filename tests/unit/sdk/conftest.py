@@ -1,7 +1,5 @@
 """A runtime that remembers what model code asked it for."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_sdk.response import InferenceResponse

@@ -3,8 +3,6 @@
 Written from the protocol's own header, and apart from the code under test on purpose.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

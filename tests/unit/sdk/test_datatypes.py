@@ -1,7 +1,5 @@
 """Names of datatypes, and BYTES as raw bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

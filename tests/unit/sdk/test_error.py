@@ -1,7 +1,5 @@
 """TritonError, TritonModelException, and exceptions as text."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

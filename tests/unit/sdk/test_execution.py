@@ -1,7 +1,5 @@
 """What execute may return."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Logger: levels, the caller's place, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Custom metrics as a model sees them: what reaches the runtime, what is refused before, and when things are dropped."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import math

@@ -1,7 +1,5 @@
 """ModelConfig and the look-ups in a parsed configuration."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

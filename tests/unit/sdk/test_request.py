@@ -1,7 +1,5 @@
 """InferenceRequest: what its constructor takes, what its accessors give, and what it asks the runtime for."""
 
-from __future__ import annotations
-
 import inspect
 import json
 

@@ -1,7 +1,5 @@
 """InferenceResponse and the sender's own rules."""
 
-from __future__ import annotations
-
 import inspect
 import json
 

@@ -1,7 +1,5 @@
 """Who serves model code: nobody, a runtime that does some of it, or one that does all."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_sdk import runtime as runtime_module

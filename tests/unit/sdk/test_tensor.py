@@ -1,7 +1,5 @@
 """Tensors that a model makes of its own arrays."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exceptions as the log shows them: whole chains, without the frames of the code that runs a model."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import re

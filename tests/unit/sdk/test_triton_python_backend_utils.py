@@ -1,7 +1,5 @@
 """The two modules that models import: their names, at import time, with no server about."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

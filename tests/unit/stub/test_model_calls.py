@@ -1,7 +1,5 @@
 """The replies to one call, where the thread that reads and the thread that waits meet."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections import deque

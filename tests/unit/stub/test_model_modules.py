@@ -1,7 +1,5 @@
 """The modules of models that share a process."""
 
-from __future__ import annotations
-
 import builtins
 import sys
 import threading

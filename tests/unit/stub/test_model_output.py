@@ -1,7 +1,5 @@
 """The stub's end of its output pipe, in an interpreter of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

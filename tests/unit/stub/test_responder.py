@@ -1,7 +1,5 @@
 """Response senders at the edges that no model can bring about at will: what the garbage collector finds them in."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

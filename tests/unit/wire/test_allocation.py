@@ -1,7 +1,5 @@
 """The map of free and used blocks against a plain model of it, over any sequence of calls."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The serialised form of BYTES tensors."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

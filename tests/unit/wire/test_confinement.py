@@ -1,7 +1,5 @@
 """How a process is confined: what travels to it."""
 
-from __future__ import annotations
-
 from pybackend_wire.confinement import STANDARD, STRICT, Confinement
 
 PLAIN = Confinement(STANDARD, [("/usr", "rx"), ("/tmp", "rwx")], {"CORE": 0}, {}, {"uid": "why"})

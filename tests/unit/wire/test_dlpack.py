@@ -1,7 +1,5 @@
 """DLPack both ways, against a producer and a consumer of the tests' own, NumPy's, and torch's where it is installed."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import subprocess

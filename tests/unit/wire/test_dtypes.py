@@ -1,7 +1,5 @@
 """The table of datatypes agrees with itself, with NumPy and with the protocol's enumeration."""
 
-from __future__ import annotations
-
 import numpy as np
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import np_to_triton_dtype

@@ -1,7 +1,5 @@
 """Frames: any stream, cut anywhere, gives the frames that were put in; anything else is refused or waited for."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Records of a model's log between host and stub: what goes in comes out, in pieces that a pipe takes as a whole."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Messages: what one side makes the other reads, what a stub must not say is refused, and which is legal when."""
 
-from __future__ import annotations
-
 import json
 import types
 import typing

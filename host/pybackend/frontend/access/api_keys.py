@@ -1,7 +1,5 @@
 """API keys: read from a file, and read again when it changes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

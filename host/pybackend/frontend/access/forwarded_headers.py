@@ -1,7 +1,5 @@
 """Headers that become parameters of requests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pybackend.errors import invalid

@@ -1,7 +1,5 @@
 """The group to which a route or a method belongs, by its path alone: what lies behind the path makes no difference."""
 
-from __future__ import annotations
-
 from pybackend.settings import ApiGroup
 
 _BY_END = {

@@ -1,7 +1,5 @@
 """The guards of the ports: they refuse a call by its head, before its body is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

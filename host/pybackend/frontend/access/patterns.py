@@ -1,7 +1,5 @@
 """Regular expressions of operators, for text of clients: RE2, in time that grows with the text alone, whatever the pattern."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import re2

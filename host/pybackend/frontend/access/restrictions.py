@@ -1,7 +1,5 @@
 """Restricted groups: calls of them need a header with a secret value, which is compared in a time that tells nothing about it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256

@@ -4,8 +4,6 @@ A tensor is copied once in each direction: from memory of the stub that sends it
 model, large ones off the event loop. No stub ever maps another model's memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -304,7 +302,6 @@ class ModelCalls:
             raise _not_ready(message.model_name, error.message) from None
 
     def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
-        """Submit a call to the engine as a request."""
         message, admission = call.message, call.admission
         assert admission is not None
         request = InferenceRequest(

@@ -1,7 +1,5 @@
 """Limits the server memory used by one model process's calls and questions until they are answered."""
 
-from __future__ import annotations
-
 from collections import Counter
 from sys import getsizeof
 

@@ -1,7 +1,5 @@
 """Answers the questions of models: about their custom metrics, and about loading, unloading and querying other models."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

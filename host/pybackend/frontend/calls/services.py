@@ -1,7 +1,5 @@
 """The server's side of ``pb_utils``: dispatches models' calls and questions to their handlers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

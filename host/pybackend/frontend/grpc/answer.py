@@ -3,8 +3,6 @@
 A small answer of one message needs no object of these: see :meth:`pybackend.frontend.grpc.call.Call.reply`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +67,6 @@ class Answer:
         return self.stream.waiting_bytes
 
     def send(self, message: bytes) -> None:
-        """Send a small message."""
         if self.record is not None:
             self.record.sent_bytes += len(message)
         self.send_head()
@@ -97,7 +94,6 @@ class Answer:
             self.stream.send_headers(answer_head(self.record, self._coding))
 
     def end(self, error: CallError | None) -> None:
-        """End the answer; None for a successful one."""
         if error is None:
             self.send_head()
             self.stream.send_trailers(OK_TRAILERS)

@@ -1,7 +1,5 @@
 """A large infer request while its message arrives: tensors go directly to the model's memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pybackend.engine.admission import Admission, Sender
@@ -60,7 +58,6 @@ class ArrivingRequest:
         return None if self._message is None else self._message.room
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Process the next bytes."""
         self.left_bytes -= len(data)
         if self._message is not None:
             try:

@@ -202,7 +202,6 @@ class Call(StreamReceiver):
     # Answering
 
     def open_answer(self) -> Answer | CompressedAnswer:
-        """The messages of the answer."""
         if self.answer is None:
             if self.compression is None:
                 self.answer = Answer(self.peer, self.stream, self.record)

@@ -16,7 +16,7 @@ from pybackend.frontend.flow import Flow
 from pybackend.frontend.grpc.call import Call, open_calls, open_messages
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.grpc.method_table import MethodTable
+from pybackend.frontend.grpc.methods import MethodTable
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.upkeep import Upkeep
 from pybackend.frontend.http2 import (
@@ -67,7 +67,6 @@ class GrpcConnection(asyncio.Protocol):
             self.shut_down()
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client."""
         peer, http2 = self.peer, self.http2
         peer.flow.received_bytes += len(data)
         peer.active_at = self._frontend.seconds
@@ -202,7 +201,6 @@ class GrpcConnection(asyncio.Protocol):
     # Requests
 
     def on_request(self, stream: Stream, head: RequestHead, ended: bool) -> StreamReceiver:
-        """A call begins."""
         call_head = head.user_data
         if call_head is None:
             call_head = head.user_data = CallHead(head, self._frontend.policy)

@@ -44,7 +44,6 @@ class CallError(Exception):
 
     @classmethod
     def of(cls, error: InferenceError) -> CallError:
-        """The status for an error of the engine."""
         return cls(STATUS[error.code], error.message)
 
 

@@ -5,8 +5,6 @@ admission and validation, and a small answer is put together from parts that rec
 gives the same answers. Without this module (``--no-fast-paths``) all calls do, and the connections of HTTP/2 remember no heads.
 """
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Any, NamedTuple
 

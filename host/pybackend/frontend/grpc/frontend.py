@@ -1,7 +1,5 @@
 """State shared by all gRPC connections."""
 
-from __future__ import annotations
-
 from functools import partial
 from time import monotonic
 from typing import Any

@@ -54,7 +54,6 @@ class Refusal(NamedTuple):
 
     @classmethod
     def by(cls, status: GrpcStatus, message: str, reason: RefusalReason = RefusalReason.MALFORMED) -> Refusal:
-        """The end by a status of gRPC."""
         return cls(status.name, message, trailers_only(status, message), reason)
 
 

@@ -1,7 +1,5 @@
 """``ModelInfer``: one request, one response."""
 
-from __future__ import annotations
-
 import logging
 import time
 
@@ -47,7 +45,6 @@ class InferHandler(Handler):
         self._fast = fast
 
     def on_message(self, message: bytes) -> None:
-        """Submit the request."""
         self._check_first()
         call, fast = self._call, self._fast
         frontend = call.peer.frontend
@@ -82,7 +79,6 @@ class InferHandler(Handler):
         return ArrivingRequest(nbytes, peer, _SENDER, drops_rest=False)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
-        """Submit the request."""
         if self._call.peer.frontend.closing:
             arrived.release()
             self._call.fail(SHUTTING_DOWN)
@@ -135,12 +131,10 @@ class InferHandler(Handler):
         call.fail(CallError.of(error))
 
     def on_half_close(self) -> None:
-        """The client has sent all of it."""
         if self._format is None:
             raise CallError(GrpcStatus.INTERNAL, "ModelInfer takes one message, and there is none")
 
     def is_working(self) -> bool:
-        """The model has the request."""
         return self._pending is not None
 
     def needs_message(self) -> bool:
@@ -148,7 +142,6 @@ class InferHandler(Handler):
         return self._format is None
 
     def on_cancelled(self) -> None:
-        """Cancel the request."""
         if self._pending is not None:
             self._pending.cancel()
 

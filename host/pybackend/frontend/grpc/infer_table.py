@@ -1,7 +1,5 @@
 """The calls of inference: each gets the handler of its method."""
 
-from __future__ import annotations
-
 from pybackend.frontend.grpc.answer import chosen_compression
 from pybackend.frontend.grpc.call import Call, Handler
 from pybackend.frontend.grpc.errors import CallError

@@ -1,7 +1,5 @@
 """Length-prefixed messages in the data of a stream: a flag, a length, and as many bytes, perhaps compressed."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from struct import Struct
 
@@ -70,7 +68,6 @@ class MessageReader:
 
     @property
     def inflated_bytes(self) -> int:
-        """The decompressed bytes of that message."""
         return 0 if self._inflater is None else self._inflated.tell()
 
     def feed(self, payload: bytes | memoryview) -> None:

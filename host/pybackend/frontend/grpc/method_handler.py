@@ -1,7 +1,5 @@
 """Calls of methods other than inference: a function answers each message."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
@@ -71,7 +69,6 @@ class MethodHandler(Handler):
         return not self.is_working()
 
     def on_message(self, message: bytes) -> None:
-        """Answer a message."""
         if len(message) > self.most_bytes:
             raise too_large_error(len(message), self.most_bytes, self.refusal)
         self._count += 1
@@ -105,7 +102,6 @@ class MethodHandler(Handler):
         return not self._count and not self._method.streams
 
     def on_cancelled(self) -> None:
-        """Stop working."""
         task, self._task, self._waiting = self._task, None, None
         if task is not None:
             task.cancel()

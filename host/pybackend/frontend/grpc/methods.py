@@ -1,18 +1,22 @@
-"""The methods of ``inference.GRPCInferenceService`` beside inference, and of ``grpc.health.v1.Health``."""
-
-from __future__ import annotations
+"""The methods of ``inference.GRPCInferenceService`` beside inference, and of ``grpc.health.v1.Health``; how a call finds its method."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from pybackend import __version__
+from pybackend.engine.answers import RefusalReason
 from pybackend.engine.description import NAMESPACE
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection
-from pybackend.frontend.grpc.frontend import PROTOCOL
+from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.frontend import PROTOCOL, GrpcFrontend
+from pybackend.frontend.grpc.head import CallHead, Refusal
+from pybackend.frontend.grpc.infer_table import InferTable, begin_call
 from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES
-from pybackend.frontend.grpc.method_handler import Method
+from pybackend.frontend.grpc.method_handler import Method, MethodHandler
+from pybackend.frontend.grpc.peer import Peer
+from pybackend.frontend.http2 import RequestHead, Stream
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.observability.logging import LOG
 from pybackend.protocol.documents.metadata import tensor_documents
@@ -25,6 +29,7 @@ from pybackend.protocol.documents.repository import (
 )
 from pybackend.protocol.documents.settings import log_changes, log_values, trace_changes, trace_values
 from pybackend.protocol.grpc.message import check_load_fields
+from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.schema.messages import message_class
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -255,7 +260,6 @@ def _change_log(request: Any) -> None:
 
 
 def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[Any], Awaitable[Any]]]:
-    """The methods by name."""
     regions = engine.regions
 
     def add_status(request: Any, answer: Any) -> None:
@@ -287,3 +291,26 @@ def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[An
         "CudaSharedMemoryUnregister": lambda _asked, _: regions.check_enabled(),
     }
     return {name: method(name, act) for name, act in acts.items()}
+
+
+class MethodTable(InferTable):
+    """Begins the calls of one port."""
+
+    def __init__(self, frontend: GrpcFrontend) -> None:
+        super().__init__(frontend)
+        self._methods = methods(frontend.engine)
+
+    def begin(self, peer: Peer, stream: Stream, head: CallHead, _request: RequestHead) -> Call:
+        """A call whose head has arrived; it may be over already."""
+        call, refusal = begin_call(peer, stream, head)
+        path = head.path
+        if refusal is not None:
+            call.refuse(refusal)
+        elif self.handle(call):
+            pass
+        elif path in self._methods:
+            call.handler = MethodHandler(call, self._methods[path])
+        else:
+            message = f"this server has no method {path[:200]}"
+            call.refuse(Refusal.by(GrpcStatus.UNIMPLEMENTED, message, RefusalReason.UNKNOWN_ROUTE))
+        return call

@@ -1,7 +1,5 @@
 """The client of a connection, as its calls see it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -52,7 +50,6 @@ class Peer:
         self._flush_scheduled = False
 
     def connected(self, transport: Any) -> None:
-        """The connection is made."""
         self.transport = transport
         address = transport.get_extra_info("peername")
         self.address = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a local socket"

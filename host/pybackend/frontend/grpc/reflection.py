@@ -1,7 +1,5 @@
 """Server reflection: clients such as grpcurl ask which services there are, and for their definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +20,6 @@ class Reflection:
         self._services = sorted([*services, *(f"{each}.ServerReflection" for each in PACKAGES)])
 
     async def answer(self, request: Any) -> Any:
-        """The answer to one question."""
         answer = message_class(f"{self._package}.ServerReflectionResponse")(
             valid_host=request.host, original_request=request
         )
@@ -47,7 +44,6 @@ class Reflection:
 
 
 def _add_files(answer: Any, first: Any) -> None:
-    """Add a file and the files that it imports."""
     files, waiting = {first.name: first}, [first]
     while waiting:
         for each in waiting.pop().dependencies:

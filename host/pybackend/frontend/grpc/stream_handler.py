@@ -1,7 +1,5 @@
 """``ModelStreamInfer``: any number of requests, and any number of responses to each."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from functools import partial
@@ -72,7 +70,6 @@ class StreamInferHandler(Handler):
         return len(self._open) < MOST_OPEN_REQUESTS and self._answer.unread_bytes <= MOST_UNREAD_BYTES
 
     def on_message(self, message: bytes) -> None:
-        """Submit a request."""
         frontend = self._call.peer.frontend
         name = request_id = ""
         try:
@@ -87,7 +84,6 @@ class StreamInferHandler(Handler):
         return ArrivingRequest(nbytes, self._call.peer, _SENDER, drops_rest=True)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
-        """Submit a request."""
         try:
             self._submit(*arrived.finish())
         except InferenceError as error:
@@ -123,11 +119,9 @@ class StreamInferHandler(Handler):
             call.finish()
 
     def is_working(self) -> bool:
-        """Requests are open."""
         return bool(self._open)
 
     def on_cancelled(self) -> None:
-        """Cancel all requests."""
         in_order, self._in_order = self._in_order, deque()
         requests, self._open = self._open, set()
         for request in in_order:

@@ -1,7 +1,5 @@
 """The upkeep of a connection, once a second: whatever has stalled, is unused, silent or too old comes to its end."""
 
-from __future__ import annotations
-
 import logging
 import random
 from math import inf

@@ -1,7 +1,5 @@
 """The FastAPI application: every route of the v2 protocol except the fast path of infer, and the OpenAPI document."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The body of a request that an ASGI route reads. It is bounded, counted and paced like the bodies that connections read themselves."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """The front ends of clouds: their routes and media types, translated to the v2 protocol."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +38,6 @@ class CloudApp:
         self._media_type = settings.media_type.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         try:
             translated = self._translated(scope)
         except InferenceError as error:

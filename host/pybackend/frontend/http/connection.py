@@ -85,7 +85,6 @@ class Input:
         self.is_paused = False
 
     def wait(self, data: bytes) -> None:
-        """Add bytes to those that wait."""
         self.waiting += data
         if len(self.waiting) > MAX_WAITING_BYTES:
             self.pause()
@@ -104,7 +103,6 @@ class Input:
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
         if self.is_paused and not self._is_closed:
             self.is_paused = False
             self._transport.resume_reading()
@@ -206,7 +204,6 @@ class HttpConnection(asyncio.Protocol):
         self._active_at = port.seconds
 
     def connection_made(self, transport: Any) -> None:
-        """A client has come."""
         self.transport = transport
         self.input = Input(transport)
         self.writer = AnswerWriter(transport, self.flow, self.port.answers)
@@ -222,7 +219,6 @@ class HttpConnection(asyncio.Protocol):
     # Requests
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client."""
         self._active_at = self.port.seconds
         self.flow.received_bytes += len(data)
         if self.input.waiting:
@@ -353,7 +349,6 @@ class HttpConnection(asyncio.Protocol):
                 LingeringProtocol(self, self.transport)
 
     def _next(self) -> None:
-        """Go on with the next request."""
         port, writer = self.port, self.writer
         if not writer.keep_alive or port.closing:
             self._enter(State.CLOSING)

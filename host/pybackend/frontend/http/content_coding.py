@@ -1,7 +1,5 @@
 """Which compression a request has, and which its answer may have."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from pybackend.errors import ErrorCode, InferenceError

@@ -1,7 +1,5 @@
 """The routes that read and change what the server does: its models, settings, traces, and regions of shared memory."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 from functools import partial

@@ -3,8 +3,6 @@
 They answer programs on this machine, unless the operator has given their group a header, which then decides.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -4,8 +4,6 @@ Beside the routes, the document has a path for each model that serves, with a re
 in such examples, and what it makes up itself is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Server-sent events as an answer, for as long as what they come from lives."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 

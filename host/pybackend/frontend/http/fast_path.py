@@ -249,7 +249,6 @@ class FastPath:
         return any(name.lower().encode() in self._credentials for name in head.forwarded or ())
 
     def forget_heads(self) -> None:
-        """Read all heads again."""
         for memory in (self._heads, self._whole_heads, self._seen, self._seen_whole):
             memory.clear()
 

@@ -1,7 +1,5 @@
 """The routes ``generate`` (one JSON object) and ``generate_stream`` (server-sent events)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing

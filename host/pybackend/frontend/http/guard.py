@@ -3,8 +3,6 @@
 Starlette's middleware answers preflights, and adds the fields for other origins to answers of ASGI routes; others get them here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware

@@ -158,7 +158,6 @@ class InferAnswer(Exchange):
         return head[:-2] + fields + b"\r\n" if fields else head
 
     def fail(self, error: InferenceError) -> None:
-        """Answer with an error."""
         self.connection.flow.hold(0)
         fields = _ACCEPTED if isinstance(error, UnsupportedCodingError) else b""
         self.connection.writer.write_error(self.connection.record, STATUS[error.code], error.message, fields)
@@ -226,7 +225,6 @@ class _Pieces:
         self._connection.flow.hold(0)
 
     def _fail(self, error: InferenceError) -> None:
-        """Handle an error of the encoder."""
         self._end()
         self._answer.fail(error)
 

@@ -1,7 +1,5 @@
 """The body of an infer request, from bytes to a validated plan, independent of the HTTP implementation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from functools import partial
 

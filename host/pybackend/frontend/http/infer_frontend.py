@@ -4,8 +4,6 @@ Connections answer most infer requests themselves; ASGI routes answer ``generate
 are mounted under another server. Opening a body, completing a request and counting a refusal are written here once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A port of HTTP whose connections answer infer requests themselves."""
 
-from __future__ import annotations
-
 import socket
 
 from pybackend.engine.answers import RefusalReason
@@ -54,7 +52,6 @@ class InferPort(HttpPort):
         return exchange
 
     def begin_other(self, connection: HttpConnection, head: RequestHead) -> Exchange:
-        """Makes the exchange for any other request."""
         raise NotImplementedError
 
     def malformed(self, message: str, address: str) -> None:

@@ -3,8 +3,6 @@
 In this package's server, the protocol class answers these requests before they reach ASGI.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 from functools import partial

@@ -4,8 +4,6 @@ httptools parses heads and chunked bodies. A body whose length the head gives is
 time, so it never acts on bytes that belong to the next one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
@@ -72,15 +70,12 @@ class RequestHead:
             raise _not_http() from None
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field."""
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The end."""
         parser = self._parser
         assert parser is not None
         self.close()
@@ -285,7 +280,6 @@ class RequestReader:
 
     @property
     def is_chunked(self) -> bool:
-        """The body comes in chunks."""
         return self._chunks is not None
 
     @property

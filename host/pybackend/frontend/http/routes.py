@@ -3,8 +3,6 @@
 Routes write a version as ``{version:digits}``, because Starlette's ``int`` raises for more than 4,300 digits.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -63,7 +61,6 @@ class SlashesInNames:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         raw = scope.get("raw_path") or b""
         if b"%2" in raw and unquote(raw.decode("latin-1")) == scope["path"]:
             scope = {**scope, "path": routed_path(raw)}

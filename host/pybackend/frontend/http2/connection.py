@@ -1,7 +1,5 @@
 """The server's end of a connection, as its user sees it: bytes in, calls of receivers; calls of streams, bytes out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

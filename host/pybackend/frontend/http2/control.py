@@ -1,7 +1,5 @@
 """Frames that carry no part of a message: SETTINGS, PING, GOAWAY, WINDOW_UPDATE, RST_STREAM, PRIORITY (RFC 9113 section 6)."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pybackend.frontend.http2 import frames, settings

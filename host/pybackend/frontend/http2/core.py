@@ -4,8 +4,6 @@ The parts of the package share it: received frames change it, streams send throu
 to the user.
 """
 
-from __future__ import annotations
-
 from typing import Final, Protocol
 
 from pybackend.frontend.http2 import frames, settings
@@ -111,7 +109,6 @@ class ConnectionCore:
             self.sender.pieces.append(frames.goaway(self.last_stream_accepted, ErrorCode.NO_ERROR))
 
     def ping_was_acknowledged(self, payload: bytes) -> None:
-        """The client has answered a PING."""
         if payload == SHUTDOWN_PING and self.is_shutting_down:
             self.finish_shutdown()
 
@@ -145,7 +142,6 @@ class ConnectionCore:
             self.guard.request_finished()
 
     def reset_stream(self, stream: Stream, code: int) -> None:
-        """The user resets a stream."""
         if stream.id in self.streams:
             self.remove(stream)
             self.send_reset(stream.id, code)
@@ -166,7 +162,6 @@ class ConnectionCore:
         self.send_reset(stream_id, ErrorCode.REFUSED_STREAM)
 
     def stream_was_reset(self, stream: Stream, code: int) -> None:
-        """The client has reset a stream."""
         self.remove(stream).on_reset(code, None)
         self.guard.count_reset()
 

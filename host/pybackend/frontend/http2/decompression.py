@@ -4,8 +4,6 @@
 sent before is an index into a list, and one that is new costs its text. The errors are those of ``hpack``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Errors of the package. Those of the peer name the section of RFC 9113 whose rule was broken."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

@@ -1,7 +1,5 @@
 """Header fields, and the rules for them that hold in both directions (RFC 9113 section 8.2)."""
 
-from __future__ import annotations
-
 import re
 from enum import Enum
 from typing import Final

@@ -3,8 +3,6 @@
 Work is counted against budgets. Progress gives back, and so does time if the user says how much has passed.
 """
 
-from __future__ import annotations
-
 from math import inf
 
 from pybackend.frontend.http2.errors import ErrorCode, RemoteProtocolError
@@ -59,7 +57,6 @@ class FloodGuard:
         self.spent = bool(self._frames or self._resets)
 
     def time_passed(self, seconds: float) -> None:
-        """Give back for time."""
         self._give_back(
             seconds * self._config.forgiven_frames_per_second, seconds * self._config.forgiven_resets_per_second
         )

@@ -1,7 +1,5 @@
 """The layout of frames (RFC 9113 sections 4.1 and 6): type numbers, flags, and the making of small frames."""
 
-from __future__ import annotations
-
 import struct
 from typing import Final
 

@@ -6,8 +6,6 @@ with its checked head, and a block that changes the table clears the memory. Wha
 remembered by :mod:`known_heads`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ tenth of the time that a loop takes. It reads a block with our code lengths, in 
 which all longer ones begin. Deflate counts bits from the other end of each byte.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any, Final
 

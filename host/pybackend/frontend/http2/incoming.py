@@ -7,8 +7,6 @@ Why receivers and no list of events: a unary call is two events, and an object f
 test of its type costs more than the method call that replaces all three.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,7 +61,6 @@ class Incoming:
         self._order_matters = True
 
     def receive(self, data: bytes | bytearray | memoryview, offset: int) -> int:
-        """As ``ServerConnection.receive``."""
         if type(data) is not bytes:
             return self._receive_frames(memoryview(data), offset, None, None)
         if self._order_matters or self._is_unfinished or len(data) - offset < _SHORTEST_BYTES:
@@ -229,21 +226,18 @@ class Incoming:
 
     @property
     def is_amid_frame(self) -> bool:
-        """See ``ServerConnection.is_amid_frame``."""
         if self._preface_left:
             return len(self._preface_left) < len(frames.PREFACE)
         return self._is_unfinished or self._requests.open_block is not None
 
     @property
     def expected_payload(self) -> tuple[Stream, int] | None:
-        """See ``ServerConnection.expected_payload``."""
         payload = self._payload
         if payload is None or payload.stream is None or not payload.left or not payload.stream.receiving:
             return None
         return payload.stream, payload.left
 
     def payload_stored(self, count: int) -> None:
-        """See ``ServerConnection.payload_stored``."""
         payload = self._payload
         if payload is None or payload.stream is None or not 0 <= count <= payload.left:
             raise LocalProtocolError(f"{count} bytes were not expected: see expected_payload")

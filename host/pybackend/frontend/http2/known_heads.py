@@ -7,8 +7,6 @@ translates all indexes in a row, and a new entry moves the marks of the others.
 A block that is not a known head, or that has anything unusual, changes nothing here and is decompressed as any other.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from random import randrange
@@ -65,7 +63,6 @@ class Remembered(dict[bytes, V], Generic[V]):
         self._costs: list[tuple[bytes, int]] = []
 
     def remember(self, key: bytes, value: V, cost_bytes: int) -> None:
-        """Add an entry."""
         if cost_bytes > self._most_bytes or key in self:
             return
         costs = self._costs
@@ -80,7 +77,6 @@ class Remembered(dict[bytes, V], Generic[V]):
         self._left_bytes -= cost_bytes
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         self._costs.clear()
         self._left_bytes = self._most_bytes

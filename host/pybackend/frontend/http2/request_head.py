@@ -1,7 +1,5 @@
 """What a request's header section must look like (RFC 9113 sections 8.2 and 8.3), and trailers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

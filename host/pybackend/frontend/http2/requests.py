@@ -1,7 +1,5 @@
 """From HEADERS, CONTINUATION and DATA to requests (RFC 9113 sections 5.1, 6.1, 6.2, 6.10 and 8.1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 
@@ -167,7 +165,6 @@ class Requests:
         return None
 
     def _later_headers(self, block: bytes, flags: int, stream_id: int) -> None:
-        """A header block of a stream that is not new."""
         stream = self._streams.get(stream_id)
         if stream is None:
             self._headers_of_no_stream(block, stream_id)

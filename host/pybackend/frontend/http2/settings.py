@@ -1,7 +1,5 @@
 """SETTINGS (RFC 9113 section 6.5), and the values and bounds with which a connection is made."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

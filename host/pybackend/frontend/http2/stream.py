@@ -302,7 +302,6 @@ class Stream:
         self.sent_bytes += count
 
     def move_data(self, count: int, pieces: list[bytes | memoryview]) -> None:
-        """Move ``count`` bytes of data from the queue to a list."""
         queue = self._queue
         assert queue is not None
         while count:
@@ -414,7 +413,6 @@ class Sender:
         self.pieces.append(piece)
 
     def headers(self, stream_id: int, block: HeaderBlock, *, ends: bool) -> None:
-        """Append a header block."""
         prefix, self.block_prefix = self.block_prefix, b""
         if prefix:
             flags = frames.END_HEADERS | (frames.END_STREAM if ends else 0)
@@ -486,7 +484,6 @@ class Sender:
 
 
 def _joined(pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Join runs of short pieces."""
     made: list[bytes | memoryview] = []
     run: list[bytes | memoryview] = []
     for piece in pieces:

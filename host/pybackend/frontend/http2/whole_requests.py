@@ -5,8 +5,6 @@ that ends the stream. Often a WINDOW_UPDATE of the connection follows. Requests 
 and so is a request that breaks a rule.
 """
 
-from __future__ import annotations
-
 from struct import Struct
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """The metrics endpoint: an ASGI application on its own port, filled from counters when the page is requested."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +55,6 @@ class MetricsApp:
         await asyncio.gather(self._lag.measure(), self._machine.watch(self._interval_s))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request."""
         if scope["path"] not in {"/metrics", "/metrics/"}:
             status, body = 404, b"Not Found: the metrics are at /metrics\n"
         elif scope["method"] != "GET":

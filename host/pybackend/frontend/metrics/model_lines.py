@@ -4,8 +4,6 @@ Most versions answer nothing between two readings of the metrics page, so a page
 each figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,7 +68,6 @@ class _ModelFamily:
     is_rare: bool = False
 
     def lines(self, labels: ModelLabels, figure: Figure) -> str:
-        """The lines of a version."""
         if not isinstance(figure, tuple):
             return f"{self.name}{labels.plain} {number_text(figure)}\n"
         return "".join(
@@ -297,7 +294,6 @@ class ModelLines:
         self._written: WeakKeyDictionary[object, _Written] = WeakKeyDictionary()
 
     def labels_of(self, version: VersionFigures) -> ModelLabels:
-        """The labels of a version."""
         return self._of(version).labels
 
     def text(self, versions: Sequence[VersionFigures]) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Families that only some servers show: the distributions of latencies, the response cache, and front ends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -86,7 +84,6 @@ class LatencyFamilies:
         self._labels_of = labels_of
 
     def of(self, versions: Sequence[VersionFigures]) -> Iterator[Family]:
-        """The families of these versions."""
         labelled = [(self._labels_of(version), version) for version in versions]
         if self._settings.histogram_latencies:
             yield Family(

@@ -7,8 +7,6 @@ The engine does not trust what it reads here: frames are bounded, messages are c
 not taken.
 """
 
-from __future__ import annotations
-
 import array
 import asyncio
 import errno

@@ -1,7 +1,5 @@
 """Messages about a front end itself, and about its clients' tunnels to the engine's process."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct

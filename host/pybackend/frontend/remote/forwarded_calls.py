@@ -111,7 +111,6 @@ class ForwardingTable(InferTable):
         self._tunnels: dict[Peer, CallTunnel] = {}
 
     def begin(self, peer: Peer, stream: Stream, call_head: CallHead, head: RequestHead) -> StreamReceiver:
-        """A call whose head has arrived."""
         if call_head.path in _ANSWERED_HERE and call_head.refusal is None and not forwards_all(self._engine):
             call, refusal = begin_call(peer, stream, call_head)
             if refusal is None:
@@ -162,7 +161,6 @@ class CallTunnel:
     # Calls
 
     def begin(self, stream: Stream, head: RequestHead) -> ForwardedCall:
-        """A call of the client."""
         number, self._next = self._next, self._next + 2
         self.takes_calls = self._next < _LAST_STREAM
         call = self._calls[number] = ForwardedCall(self, stream, number)
@@ -170,7 +168,6 @@ class CallTunnel:
         return call
 
     def send(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
-        """Send a frame."""
         self.tunnel.write(frames.frame(kind, flags, number, payload))
 
     def send_data(self, number: int, payload: bytes | memoryview, *, ended: bool) -> None:
@@ -325,7 +322,6 @@ class ForwardedCall(StreamReceiver):
             self._end(engine=True)
 
     def on_answer(self, payload: bytes) -> None:
-        """A piece of the answer."""
         if self._stream.send_data(payload):
             self._read(len(payload))
         else:

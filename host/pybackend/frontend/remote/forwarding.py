@@ -4,8 +4,6 @@ Those go through their connection's tunnel as they came, and the answer comes ba
 what it would refuse, it forwards, so that every refusal is decided, counted and logged in one place.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import httptools

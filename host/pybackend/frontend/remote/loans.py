@@ -280,7 +280,6 @@ class OutputLoans:
                 self._channel.post(messages.Detached(number))
 
     def end(self) -> None:
-        """The front end is gone."""
         lent, self._lent = self._lent, {}
         for each in lent.values():
             _release(*each)

@@ -42,7 +42,6 @@ class BlockLease:
 
     @property
     def segment(self) -> int:
-        """The number of the segment."""
         assert self._chunk is not None
         return self._chunk.number
 
@@ -120,7 +119,6 @@ class _Chunk:
         self._pool = pool
 
     def release(self, offset: int) -> None:
-        """Free a block."""
         self.blocks.release(offset)
         if (self._pool.is_wanted or not self._is_kept) and not len(self.blocks):
             self._pool.give_back(self.number)
@@ -258,7 +256,6 @@ class FrontEndMemory:
         del self._outputs[told.segment]
 
     def output(self, place: messages.OutputPlace) -> memoryview:
-        """The bytes of an output."""
         return self._outputs[place.segment][place.offset : place.offset + place.nbytes]
 
     def release(self, number: int) -> None:

@@ -4,8 +4,6 @@ A message is a struct on its way as an array: its tag, then its fields. Numbers 
 meets one that does not fit.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -215,7 +213,6 @@ class Opened(Struct, array_like=True, frozen=True, gc=False, tag=32):
     outputs: list[TensorSignature]
 
     def signature(self) -> ModelSignature:
-        """The tensors of the version."""
         return ModelSignature(
             self.signature_name,
             self.max_batch_size,

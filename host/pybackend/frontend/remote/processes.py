@@ -1,7 +1,5 @@
 """Front ends from the engine's side: their processes are started, looked after, and started again."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -200,7 +198,6 @@ class FrontEnds:
 
     @property
     def figures(self) -> list[FrontEndFigures]:
-        """The present figures of all of them."""
         return [each.figures for each in self._all]
 
     @property
@@ -410,7 +407,6 @@ class FrontEnd:
 
     @property
     def figures(self) -> FrontEndFigures:
-        """Its present figures."""
         pid = 0 if self._process is None else self._process.pid
         return FrontEndFigures(str(self._index + 1), pid, self.connection_count, self._restarts)
 

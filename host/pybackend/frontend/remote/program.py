@@ -3,8 +3,6 @@
 It runs once the process is confined (:mod:`pybackend_stub.host_program`): every module is imported by then, because no file can be read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures.thread  # noqa: F401  the event loop imports it late
 import encodings.idna  # noqa: F401  likewise

@@ -5,8 +5,6 @@ end; other front ends and models notice nothing. Requests that reach a model hav
 pass: names, datatypes, shapes and sizes against the signature. A preamble is checked once, and then known by its bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time
@@ -330,7 +328,6 @@ class FrontEndService:
             raise
 
     def _remember(self, opened: OpenVersion, preamble: bytes, known: KnownPreamble) -> None:
-        """Know a preamble by its bytes from now on."""
         nbytes = len(preamble)
         if nbytes > LARGEST_PREAMBLE_BYTES or preamble in opened.preambles:
             return
@@ -388,7 +385,6 @@ class FrontEndService:
         self.channel.post((_ANSWERED, ticket, response.model_version, response.outputs))
 
     def _post(self, ticket: int, response: InferenceResponse) -> None:
-        """Send any response."""
         if response.final:
             self._open.pop(ticket, None)
         if self._is_over:

@@ -5,8 +5,6 @@ with the same code and the client's address, so that access rules, logs, counts 
 all connections. The kernel holds back the side that is too fast, and tells either side when the other one has gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -167,13 +165,11 @@ class Tunnel(asyncio.Protocol):
             self._transport.abort()
 
     def refuse(self) -> None:
-        """There is none."""
         user, self._user = self._user, None
         if user is not None:
             user.on_no_tunnel()
 
     def connection_made(self, transport: Any) -> None:
-        """It is open."""
         self._transport = transport
         if self._user is None:
             transport.abort()

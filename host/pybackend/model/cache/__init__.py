@@ -1,7 +1,5 @@
 """Response caches: repeated requests are answered without running the model again."""
 
-from __future__ import annotations
-
 from pybackend.model.cache.redis import RedisCache
 from pybackend.model.cache.response_cache import LocalCache, ResponseCache
 from pybackend.settings import CacheSettings

@@ -1,7 +1,5 @@
 """The cache in a Redis server, which several servers may share and which outlives them. Needs the extra ``redis``."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ Two requests have the same key if everything that a model can see, and may depen
 caching does not keep a stub's memory alive.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict

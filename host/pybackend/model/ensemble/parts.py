@@ -1,7 +1,5 @@
 """Finds the versions of the models in an ensemble, and binds them to its steps until one of them changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError
@@ -104,7 +102,6 @@ class EnsembleBinding:
         return True
 
     def plan(self, requested_outputs: tuple[str, ...]) -> EnsemblePlan:
-        """The plan for these outputs, for all outputs if ``()``."""
         plan = self._plans.get(requested_outputs)
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
@@ -125,13 +122,11 @@ class EnsembleBinding:
         return None
 
     def enter(self) -> None:
-        """A request starts."""
         self._users += 1
         if self._users == 1:
             self._releases = [model.hold() for model in self.models]
 
     def leave(self) -> None:
-        """A request has ended."""
         self._users -= 1
         if not self._users:
             releases, self._releases = self._releases, []

@@ -3,8 +3,6 @@
 Each plan is made once per change of the parts and set of outputs; requests only follow it.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain as chained
@@ -75,7 +73,6 @@ class EnsemblePlan:
         return self._steps.get(chain, ())
 
     def consumers(self, tensor: str) -> Sequence[PlannedStep]:
-        """The steps that use a tensor."""
         return self._consumers.get(tensor, ())
 
     def uses(self, tensor: str) -> int:

@@ -1,7 +1,5 @@
 """The steps of an ensemble as a plan has them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from pybackend.model.model import Model

@@ -299,7 +299,6 @@ class EnsembleRun:
     # Responses of steps
 
     def on_step_response(self, step_request: _StepRequest, response: InferenceResponse) -> None:
-        """A step has sent a response."""
         if response.final:
             del self._steps.open[step_request]  # breaks a reference cycle, which would stay until garbage collection
         scope, step = step_request.scope, step_request.step
@@ -498,7 +497,6 @@ class EnsembleRequests(RequestOutcomes):
         self._looked_up: dict[PendingRequest, EnsembleBinding] = {}
 
     def run(self, pending: PendingRequest, binding: EnsembleBinding) -> None:
-        """Run a request through its steps."""
         plan = binding.plan(pending.request.requested_outputs)
         run = EnsembleRun(self, plan, pending)
         self.runs[run] = binding
@@ -522,7 +520,6 @@ class EnsembleRequests(RequestOutcomes):
         super().on_dropped(pending, error)
 
     def answer(self, run: EnsembleRun, response: InferenceResponse) -> None:
-        """Send a response of a run."""
         pending = run.pending
         pending.succeeded &= response.error is None
         if not response.final:
@@ -538,7 +535,6 @@ class EnsembleRequests(RequestOutcomes):
         self._answer(pending, response)
 
     def on_end(self, run: EnsembleRun) -> None:
-        """A run has ended completely."""
         self.runs.pop(run).leave()
         self._open_requests.wake()
 

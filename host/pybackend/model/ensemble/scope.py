@@ -128,7 +128,6 @@ class Scope:
         self._memories.append(memory)
 
     def find(self, name: str) -> EnsembleTensor | None:
-        """Find a tensor in this scope or its ancestors."""
         scope: Scope | None = self
         while scope is not None:
             tensor = scope.tensors.get(name)

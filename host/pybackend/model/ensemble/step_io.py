@@ -4,8 +4,6 @@ A tensor already in the memory of the step's model is passed on directly; any ot
 the model left them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 

@@ -27,7 +27,6 @@ class TraceContext(NamedTuple):
 
     @property
     def traceparent(self) -> str:
-        """The field ``traceparent``."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
 
     @property
@@ -39,7 +38,6 @@ class TraceContext(NamedTuple):
         return json.dumps(fields)
 
     def child(self) -> TraceContext:
-        """A further span of the trace."""
         return self._replace(span_id=new_span_id())
 
 

@@ -1,7 +1,5 @@
 """Takes finished traces out of the event loop: a thread gives them to the file or the collector."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

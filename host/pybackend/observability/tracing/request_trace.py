@@ -170,7 +170,6 @@ class RequestTrace:
             self._finish_if_over()
 
     def executed(self, times: Times, now_ns: int) -> None:
-        """``execute`` has returned."""
         self.times, self.executed_ns = times, now_ns
         began_ns, infer_start_ns, infer_end_ns = times
         self.mark("COMPUTE_START", began_ns)

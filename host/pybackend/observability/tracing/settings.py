@@ -85,12 +85,10 @@ class TraceSettingsBook:
         self._changes: dict[str, dict[str, Any]] = {}
 
     def of(self, model_name: str = "") -> TraceSettings:
-        """The settings of a model; of the whole server for ``""``."""
         return replace(self._initial, **{**self._changes.get("", {}), **self._changes.get(model_name, {})})
 
     @property
     def models(self) -> list[str]:
-        """The models with their own settings."""
         return [name for name in self._changes if name]
 
     def change(self, model_name: str, changes: Mapping[str, Any]) -> None:

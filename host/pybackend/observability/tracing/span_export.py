@@ -45,7 +45,6 @@ class SpanExport:
         self._success = SpanExportResult.SUCCESS
 
     def write(self, traces: list[RequestTrace]) -> None:
-        """Send the spans of traces."""
         spans = [span for trace in traces for span in _Spans(trace, self._resource).all()]
         size = self._settings.max_export_batch_size
         for at in range(0, len(spans), size):
@@ -57,7 +56,6 @@ class SpanExport:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Close connections."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 

@@ -1,7 +1,5 @@
 """Trace files in the format of Triton's server: a JSON array of fragments, which belong together by their ``id``."""
 
-from __future__ import annotations
-
 import json
 import os
 from operator import attrgetter
@@ -39,7 +37,6 @@ class TraceFile:
             ) from None
 
     def write(self, traces: list[RequestTrace]) -> None:
-        """Write traces."""
         try:
             for trace in traces:
                 text = b",".join(json.dumps(each, separators=(",", ":")).encode() for each in fragments(trace))

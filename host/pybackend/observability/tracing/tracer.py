@@ -1,7 +1,5 @@
 """Decides which requests are traced, and makes the recorder. A request that is not traced costs a few attributes and one subtraction."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace

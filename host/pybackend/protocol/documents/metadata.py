@@ -3,8 +3,6 @@
 Front ends send them unmodified.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

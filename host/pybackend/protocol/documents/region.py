@@ -1,7 +1,5 @@
 """The JSON with which a client registers a shared memory region."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from pybackend.errors import invalid

@@ -1,7 +1,5 @@
 """The JSON documents of the model repository extension: the index, requests to load and unload, and the traffic of a model's versions."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import secrets

@@ -1,7 +1,5 @@
 """The settings of the log and of traces as clients read and change them, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

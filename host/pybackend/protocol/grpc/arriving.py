@@ -4,8 +4,6 @@ Used by front ends in place of ``split_message`` and ``decode_message`` for mess
 tensor gets its room when its length has arrived; everything before the tensors is collected, up to a limit.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -68,7 +66,6 @@ class ArrivingMessage:
         self._surplus_bytes = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Process the next bytes."""
         view = memoryview(data)
         while view:
             room = self._room

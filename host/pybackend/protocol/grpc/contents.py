@@ -4,8 +4,6 @@ Used by: ``request``. The lists are read from the message's bytes: an object for
 as much. Large ones are cut out before protobuf reads the rest, so that the work can be done in steps.
 """
 
-from __future__ import annotations
-
 from struct import Struct
 
 import numpy as np
@@ -166,7 +164,6 @@ def _encode_elements(
 def _encode_numbers(
     packed: bytes | memoryview, listed: str, data: bytearray, name: str, datatype: str, limits: BodyLimits
 ) -> Steps[None]:
-    """Append the numbers of a packed list."""
     is_fixed = listed in {"FP32", "FP64"}
     wire, own = np.dtype(DATATYPES[listed].numpy), np.dtype(DATATYPES[datatype].numpy)
     if is_fixed and len(packed) % wire.itemsize:

@@ -4,8 +4,6 @@ In front of ``message`` for small messages. Their length says how long the begin
 each time: once a beginning has come with two, its tensors are cut one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from struct import Struct
 from typing import Any

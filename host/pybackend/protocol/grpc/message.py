@@ -6,8 +6,6 @@ the id, perhaps the parameters, and the tensors. Without them the same bytes rem
 a plan that it has made before. Only lengths are read here; protobuf reads the head of a request that is not recognised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any

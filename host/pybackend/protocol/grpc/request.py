@@ -5,8 +5,6 @@ message names, and calls :func:`decode_message`. A request whose head was seen b
 read in the order of the reference's checks.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from itertools import product
@@ -272,7 +270,6 @@ def _custom_parameter(name: str, value: Any) -> ParameterValue:
 
 
 def _value_of(value: Any, name: str, *, kinds: tuple[str, ...]) -> Any:
-    """The value of an ``InferParameter`` of one of these kinds."""
     kind = value.WhichOneof("parameter_choice")
     if kind in kinds:
         return getattr(value, kind)

@@ -1,7 +1,5 @@
 """gRPC's status for each kind of failure. Used by the front end for status lines, and by nothing below it."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from pybackend.errors import ErrorCode

@@ -3,8 +3,6 @@
 Used by: ``infer_document``. Not on the hot path: documents arrive here after the typed decoder refused them.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Used by: ``infer_request``, for every document that its typed decoder refuses or
 end in an error; some (NaN literals, deep nesting) are valid and give the same plan as the fast path.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +62,6 @@ class DocumentReader:
     regions: RegionFinder = NO_REGIONS
 
     def read(self, text: bytes) -> InferPlan:
-        """Parse and check."""
         document = parse_document(text, None if self.cut_tensors is None else self.cut_tensors.offset)
         request = InferenceRequest(self.signature.model_name, self.model_version)
         binary_default = self._read_head(document, request)

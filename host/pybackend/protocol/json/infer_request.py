@@ -6,8 +6,6 @@ Everything that it refuses or finds unusual is read again by ``infer_document``,
 and the error texts. Therefore this module only raises errors that both paths share.
 """
 
-from __future__ import annotations
-
 import re
 from math import prod
 from typing import Annotated, Literal

@@ -4,8 +4,6 @@ The last station of the hot path before the HTTP protocol writes. Outputs come f
 were checked against their shapes on arrival; only the contents of BYTES elements are checked here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -4,8 +4,6 @@ Used by: front ends, for JSON parts above :data:`LARGE_JSON_BYTES`. Requests tha
 before any tensor data is converted, in slices that are cut at a comma and parsed separately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from functools import partial
 from itertools import pairwise

@@ -5,8 +5,6 @@ slices. The skeleton is limited in size: no legitimate one needs a megabyte, and
 cost far more to parse than numbers. Only texts make that of ``generate`` longer, which checks it itself.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """Request parameters in JSON. Both ways of reading an infer request, and generate, end here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Complements ``infer_response``, for responses whose JSON would block the event loop.
 """
 
-from __future__ import annotations
-
 import json
 from codecs import getincrementaldecoder
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Used by: ``infer_request`` for inputs' ``data`` members, ``infer_response`` for 
 type already; ``infer_document`` or msgspec checks it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain

@@ -1,7 +1,5 @@
 """Asks cloud storage what it holds. The one module that knows the library, obstore."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import functools

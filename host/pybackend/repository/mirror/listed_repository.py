@@ -1,7 +1,5 @@
 """One repository in cloud storage as it was last listed: its models, the files' digests, and whether storage answers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -45,7 +43,6 @@ class ListedRepository:
 
     @property
     def listing(self) -> Listing:
-        """The repository for reports."""
         doubt = self.trouble or (f"{self.url.text} has not answered for {LATE_S:g} s" if self.is_late else "")
         return Listing(self.url.text, self.names, self._files_listed, self.digests, self._listed_s, doubt)
 

@@ -1,7 +1,5 @@
 """A server's own copy of a model: the directory from which it is loaded. Its files are hard links to cached objects."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

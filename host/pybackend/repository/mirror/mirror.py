@@ -1,7 +1,5 @@
 """One repository in cloud storage, and the local directory that shows its models."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

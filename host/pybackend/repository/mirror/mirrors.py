@@ -1,7 +1,5 @@
 """All repositories in cloud storage of a server."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

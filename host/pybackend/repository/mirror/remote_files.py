@@ -1,7 +1,5 @@
 """The models and files of a repository in cloud storage, as its listing names them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +43,6 @@ class RemoteModel:
         return [file for path, file in self.files.items() if path.partition("/")[0] not in self.versions]
 
     def of_versions(self, versions: Iterable[str]) -> list[RemoteFile]:
-        """The files of some versions."""
         wanted = set(versions)
         return [file for path, file in self.files.items() if path.partition("/")[0] in wanted]
 

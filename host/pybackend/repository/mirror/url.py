@@ -1,7 +1,5 @@
 """The URLs of repositories in cloud storage, and the credentials for them, in the forms that the reference reads."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import os

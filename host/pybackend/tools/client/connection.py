@@ -171,15 +171,12 @@ class Connection:
         self._context = self._access.tls_context() if self._address.is_secure else None
 
     def get(self, path: str) -> Any:
-        """The JSON document at a path."""
         return self._document(self.get_bytes(path))
 
     def get_bytes(self, path: str) -> bytes:
-        """The body at a path."""
         return self._request("GET", path, None, {}).body
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """The response to a request with a body."""
         return self._request("POST", path, body, headers)
 
     def post_json(self, path: str, document: object) -> Any:

@@ -1,7 +1,5 @@
 """Validates the models of repositories as a load does, as far as that is possible without running their code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,7 +61,6 @@ class ModelReport:
             return None
 
     def add_error(self, error: PybackendError) -> None:
-        """Add an error, once."""
         text = str(error).strip()
         if text not in self.errors:
             self.errors.append(text)
@@ -222,7 +219,6 @@ class _Checker:
                     del self.ensembles[report.name], self._configs[report.name]
 
     def check_ensemble(self, report: ModelReport, scan: RepositoryScan) -> None:
-        """Check an ensemble against its parts."""
         config = self.ensembles[report.name]
         parts = report.attempt(self._steps, report.name, scan.models)
         if parts is None:

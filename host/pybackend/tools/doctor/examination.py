@@ -1,7 +1,5 @@
 """The whole examination, layer by layer: ports are bound and files are read as the server does it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The result of checking one layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Checks a model's code by its syntax tree. No part of it is imported or run."""
 
-from __future__ import annotations
-
 import ast
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Checks by experiment: a process is started, forked and confined in the same way as a model's process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Turns a specification into a directory with an interpreter and its packages."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shlex

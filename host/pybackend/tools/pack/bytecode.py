@@ -4,8 +4,6 @@ An environment is read-only for its models, so every process would compile missi
 files (PEP 552) stay valid even if timestamps change in transit.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterable, Iterator

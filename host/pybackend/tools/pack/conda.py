@@ -1,7 +1,5 @@
 """Solves the conda part of an environment.yml and installs it into a directory."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

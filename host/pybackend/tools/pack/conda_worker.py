@@ -7,8 +7,6 @@ process reports its result first and then exits without a regular shutdown. It w
 ``solved``, ``progress``, ``done``, or ``error`` with the step and the kind of exception.
 """
 
-from __future__ import annotations
-
 import asyncio
 import datetime as dt
 import json

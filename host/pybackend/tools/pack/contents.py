@@ -1,7 +1,5 @@
 """The contents of an archive: every file of an environment with its final name, content and mode."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat
@@ -78,7 +76,6 @@ class Contents:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all content."""
         return sum(file.size for file in self.files.values())
 
     def digest(self, threads: int) -> str:

@@ -10,8 +10,6 @@ PackError
 └── UnpackableError         the environment would not work elsewhere
 """
 
-from __future__ import annotations
-
 import errno
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The packages of ``pybackend[pack]``, which a server does not need."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

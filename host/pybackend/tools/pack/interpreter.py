@@ -1,7 +1,5 @@
 """Finds the CPython for an environment whose file does not provide one, and queries its properties."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os
@@ -52,7 +50,6 @@ class Interpreter:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """The version as a tuple of numbers."""
         return tuple(int(number) for number in re.findall(r"\d+", self.version)[:3])
 
     @property

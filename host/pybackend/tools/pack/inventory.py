@@ -1,7 +1,5 @@
 """Installed packages of an environment, read from the records of installers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution

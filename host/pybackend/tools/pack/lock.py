@@ -1,7 +1,5 @@
 """Lock file: pins the contents of an environment, so that the same one can be packed again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,11 +25,9 @@ class Lock:
     wheels: list[str]  # lines of a requirements file, each with the hashes of its package
 
     def to_json(self) -> str:
-        """The text of the file."""
         return json.dumps({"format_version": _FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write it to a file atomically."""
         with draft_of(path) as draft:
             draft.write(self.to_json().encode())
 

@@ -1,7 +1,5 @@
 """Options and results of a pack."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The steps of a pack, in order."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Only the interpreter's own files are copied, so its prefix may be /usr or /usr/l
 too, except the C library's, and are found by relative paths. The packages of a virtual environment are copied into it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

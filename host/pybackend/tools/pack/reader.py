@@ -1,7 +1,5 @@
 """Reads the specification of an environment before anything is resolved or installed."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping

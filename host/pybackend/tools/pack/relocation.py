@@ -5,8 +5,6 @@ rest in ``bin/conda-unpack``; unpacking writes the new directory there. This wor
 for a copied interpreter with wheels.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -3,8 +3,6 @@
 The process that uses one holds a lock on it, which the operating system releases when the process dies.
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import os

@@ -1,7 +1,5 @@
 """Specifications: the contents of an environment, as described by its file."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Warnings about an environment's size and contents."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pybackend.tools.pack.wheels import normalised

@@ -1,7 +1,5 @@
 """Packages from a Python index: resolved, installed and pinned by uv, for an interpreter other than the running one."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Writes archives on all cores. The same files yield the same bytes."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct
@@ -76,7 +74,6 @@ class _ParallelGzip(io.RawIOBase):
         self._file.write(_END_OF_DEFLATE + struct.pack("<LL", self._checksum, self._length & 0xFFFFFFFF))
 
     def stop(self) -> None:
-        """Stop the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

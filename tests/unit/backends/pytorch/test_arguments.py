@@ -1,7 +1,5 @@
 """Names of inputs and outputs: which argument, and which part of the result."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_backends.pytorch.arguments import Argument, Results, match_inputs

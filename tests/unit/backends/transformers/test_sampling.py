@@ -1,7 +1,5 @@
 """Sampling parameters of requests: checked and translated."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_backends.text_requests import RequestError

@@ -1,7 +1,5 @@
 """Work on authors' files beside the event loop: what hangs there keeps nobody waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

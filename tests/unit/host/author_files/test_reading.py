@@ -1,7 +1,5 @@
 """Files that are read: regular ones of a bounded size, without waiting."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

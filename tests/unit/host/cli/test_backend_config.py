@@ -1,7 +1,5 @@
 """What ``--backend-config`` accepts, and what it says to what it does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

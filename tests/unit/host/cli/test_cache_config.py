@@ -1,7 +1,5 @@
 """The flags of the response cache."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.cli.command_parser import UsageError

@@ -1,7 +1,5 @@
 """The flags of the sandbox."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.cli.command_parser import UsageError

@@ -1,7 +1,5 @@
 """Archives as tests need them."""
 
-from __future__ import annotations
-
 import io
 import re
 import tarfile

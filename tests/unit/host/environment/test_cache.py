@@ -1,7 +1,5 @@
 """The cache of environments between threads and processes, crashes included."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

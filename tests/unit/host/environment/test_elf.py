@@ -1,7 +1,5 @@
 """What binaries say about themselves, on this machine's own interpreter and on altered copies of it."""
 
-from __future__ import annotations
-
 import platform
 import re
 import sys

@@ -1,7 +1,5 @@
 """The environment variables of a process that runs in an environment."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

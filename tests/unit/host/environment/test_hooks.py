@@ -1,7 +1,5 @@
 """What is made of what a shell tells about the activation hooks of an environment."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the check of an environment finds in an archive without unpacking it."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 

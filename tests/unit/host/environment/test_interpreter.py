@@ -1,7 +1,5 @@
 """What is seen of an environment's Python without running it, and what is refused before anything runs."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

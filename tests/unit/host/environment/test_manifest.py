@@ -1,7 +1,5 @@
 """The file in which an environment says what it is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Prefixes of conda-packed environments: rewritten by the host from a list, whatever that list says."""
 
-from __future__ import annotations
-
 import os
 import stat
 

@@ -1,7 +1,5 @@
 """Archives from anybody: what is harmless is unpacked as it was packed, everything else is refused and leaves nothing."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import stat

@@ -1,7 +1,5 @@
 """Decompression in slices, whatever the pieces, and compression in slices."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 

@@ -1,7 +1,5 @@
 """Files that are read again when they change, whatever comes in their place."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

@@ -1,7 +1,5 @@
 """Long work in slices: one per turn of the loop, each work in its turn."""
 
-from __future__ import annotations
-
 import asyncio
 
 from pybackend.frontend.slices import Slices

@@ -1,7 +1,5 @@
 """The handle by which a request is cancelled, paused and resumed, and the path of its responses."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError

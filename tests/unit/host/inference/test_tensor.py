@@ -1,7 +1,5 @@
 """Tensors are measured as their shapes say, and their bytes are copied whole."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

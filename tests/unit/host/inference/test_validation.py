@@ -1,7 +1,5 @@
 """What only other front ends than HTTP can send, and the two halves of validation."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """Ports for debuggers: handed out in order, given back, and named in what the log tells editors."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ModelLoadError

@@ -1,7 +1,5 @@
 """Which executions are so long that somebody should know."""
 
-from __future__ import annotations
-
 from pybackend.instance.executor import LONG_NS, LongExecutions
 
 

@@ -1,7 +1,5 @@
 """When an instance whose process has died is started again."""
 
-from __future__ import annotations
-
 import asyncio
 
 from pybackend.instance.model_instance import HEALTHY_AFTER_S, LONGEST_BACKOFF_S, RestartBackoff

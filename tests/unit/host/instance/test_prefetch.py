@@ -1,7 +1,5 @@
 """Prefetch: what is sent ahead, and how a stub that is slow is told from one that only waits for a core."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of resources: who may execute, who waits, and who comes next."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

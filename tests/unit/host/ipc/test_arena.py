@@ -1,7 +1,5 @@
 """Input memory of a model: what it hands out, what it counts, when it grows and when it goes back."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,7 +1,5 @@
 """Regions: what can be registered, what is refused, and when their descriptors are closed."""
 
-from __future__ import annotations
-
 import os
 import socket
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Quantiles of recent values."""
 
-from __future__ import annotations
-
 import math
 import random
 

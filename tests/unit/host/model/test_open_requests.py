@@ -1,7 +1,5 @@
 """What a version's end waits for: open requests, of clients or of other models, and those who hold it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The form in which clients get outputs: reshaped as configured, and checked where the model asks for that."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.inference.response import InferenceResponse

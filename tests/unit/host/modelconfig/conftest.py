@@ -1,7 +1,5 @@
 """Model directories on disk, as small as a test needs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bounds of a configuration's numbers, and the page that lists them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which backend a file belongs to, which framework it needs, and what is said instead of backends that cannot run."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib

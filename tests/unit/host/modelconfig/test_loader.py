@@ -1,7 +1,5 @@
 """From a directory on disk to the effective configuration, as the repository does it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

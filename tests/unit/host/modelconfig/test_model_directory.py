@@ -1,7 +1,5 @@
 """Which directories of a model are versions."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

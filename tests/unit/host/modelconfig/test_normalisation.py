@@ -1,7 +1,5 @@
 """Defaults that depend on other fields, and the instances that come of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

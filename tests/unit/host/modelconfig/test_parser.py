@@ -1,7 +1,5 @@
 """config.pbtxt and JSON to documents and back; every way of being wrong is a ModelConfigError that says where."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rules of ``sequence_batching``, each broken once; what a reader makes of one that keeps them."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ModelConfigError

@@ -1,7 +1,5 @@
 """What requests are held against, taken from a finished configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ModelConfigError

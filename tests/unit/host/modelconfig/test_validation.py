@@ -1,7 +1,5 @@
 """Each rule between fields, with the text that users know it by."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ErrorCode, ModelConfigError

@@ -1,7 +1,5 @@
 """The registry of custom metrics: who shares what, what is refused, and what remains when stubs come and go."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from itertools import count

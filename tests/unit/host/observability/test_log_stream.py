@@ -1,7 +1,5 @@
 """Writing the log to somebody who may not read it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

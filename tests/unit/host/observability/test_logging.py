@@ -1,7 +1,5 @@
 """The format of the server's log, and what of it is wanted."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

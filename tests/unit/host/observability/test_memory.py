@@ -1,7 +1,5 @@
 """How much memory the server believes to have."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

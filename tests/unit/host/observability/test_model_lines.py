@@ -1,7 +1,5 @@
 """From bytes to lines: however they are cut, whatever they hold."""
 
-from __future__ import annotations
-
 import json
 import resource
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A model's output pipe on an event loop: what is written, what is dropped, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

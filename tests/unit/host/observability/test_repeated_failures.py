@@ -1,7 +1,5 @@
 """Failures with the same text: the first is written, the others are counted, and none is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 

@@ -1,7 +1,5 @@
 """What ends unexpectedly is in the log, and what is done every second goes on being done."""
 
-from __future__ import annotations
-
 import asyncio
 
 from pybackend.observability.unexpected import log_unexpected, repeat

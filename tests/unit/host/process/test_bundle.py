@@ -1,7 +1,5 @@
 """The directories that stubs are started from: other versions' are removed, unless they are or may be in use."""
 
-from __future__ import annotations
-
 import os
 
 from pybackend.environment.file_lock import FileLock

@@ -1,7 +1,5 @@
 """The way a front end uses the codec."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans that were made before: each request gets one of its own, and only those are kept that are worth it."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """A memory with a bound."""
 
-from __future__ import annotations
-
 from pybackend.protocol.recurring import Recurring
 
 

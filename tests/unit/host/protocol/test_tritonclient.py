@@ -1,7 +1,5 @@
 """What tritonclient builds is read, and what is answered it reads: its own code on both ends of ours."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Files that come with a load: where they may go, and that they do not stay."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Which changes of a model's files are noticed, and to which versions they matter."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

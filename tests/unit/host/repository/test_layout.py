@@ -1,7 +1,5 @@
 """Which models there are in one or several repositories."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

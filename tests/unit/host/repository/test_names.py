@@ -1,7 +1,5 @@
 """The names of repositories as namespaces."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.repository.names import Namespaces

@@ -1,7 +1,5 @@
 """Whether another user can reach what a model needs."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

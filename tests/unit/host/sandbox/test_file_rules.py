@@ -1,7 +1,5 @@
 """Which files models reach at standard: what is hidden is in no rule, what a rule gives already in no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pybackend.sandbox.file_rules import ModelPlaces, ServerPlaces, exposed, standard_rules

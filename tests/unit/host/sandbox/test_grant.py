@@ -1,7 +1,5 @@
 """What a model may give to those that it loads."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What keeps a user from a model's files, and the advice about it."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Removing directories that strangers have filled."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

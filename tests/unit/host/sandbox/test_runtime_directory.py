@@ -1,7 +1,5 @@
 """Private directories: made, removed, and cleared up after those who could not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What one process can pass on to its forks: no more than it has itself, and only what lies where it lay."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

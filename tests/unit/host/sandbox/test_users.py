@@ -1,7 +1,5 @@
 """Users for processes: each number once, none that another server has."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Which requests may share a batch."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.inference.request import InferenceRequest

@@ -1,7 +1,5 @@
 """The default scheduler's queue: requests may leave it from any place, however long it is."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from types import SimpleNamespace

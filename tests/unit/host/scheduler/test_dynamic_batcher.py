@@ -1,7 +1,5 @@
 """The dynamic batcher against its rules, with instances that do nothing but remember what they were given."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Lines of requests: responses leave in their order, and nobody waits behind a request that has left its line."""
 
-from __future__ import annotations
-
 import random
 
 from pybackend.inference.pending import NoHolder, PendingRequest, to_sender

@@ -1,7 +1,5 @@
 """The sequence batcher against its rules, with instances that only remember what they were given."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from functools import partial

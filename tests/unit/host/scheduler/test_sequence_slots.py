@@ -1,7 +1,5 @@
 """Slots that are made when they are needed are given out as if all were there from the start."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The messages are those of Triton's client and of gRPC's own packages: field by field, and byte for byte."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests computed together: joined, split, and failing each for itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The file that holds a model: the configured one or the usual one, and what is said if there is none."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Typed parameters of backends: what they accept, and the words for what they do not."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_sdk.backend import Ignored, boolean, choice, number, read_parameters, text, whole_number

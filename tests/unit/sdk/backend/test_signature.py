@@ -1,7 +1,5 @@
 """What a model's file states, compared with config.pbtxt: what fits, and the words for what does not."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend_sdk.backend import Signature, TensorInfo, check_config

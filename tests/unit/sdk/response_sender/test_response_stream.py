@@ -1,7 +1,5 @@
 """What a response sender may send, and when; and what clients read when it is dropped."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Tensors that arrive: views of the memory they arrived in, decoded when a model looks."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import weakref

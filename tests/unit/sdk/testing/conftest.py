@@ -1,7 +1,5 @@
 """Models for harnesses, written for a test. Everything here and beside it runs on the SDK's oldest interpreter too."""
 
-from __future__ import annotations
-
 import builtins
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """``python -m pybackend_sdk.testing``: what it prints, and what it says about mistakes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

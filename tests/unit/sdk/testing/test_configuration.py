@@ -1,7 +1,5 @@
 """Where a harness takes a model's configuration from: with the server's reader, and without it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

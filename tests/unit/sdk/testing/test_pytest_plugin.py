@@ -1,7 +1,5 @@
 """The fixture ``model_harness``, in a test run of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Messages as bytes: both codecs carry the same structures, and garbage is a broken contract, never another exception."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Paths that must not lead out of a directory, walked by the kernel and without its help."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

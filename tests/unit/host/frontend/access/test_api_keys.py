@@ -1,7 +1,5 @@
 """Files of API keys that cannot be used."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ServerError

@@ -1,7 +1,5 @@
 """The account of bytes that are buffered for clients: its limit holds, and slow clients are dropped, the slowest first."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError

@@ -1,7 +1,5 @@
 """When a client has stalled, and when it is slow: told by seconds that the caller counts, not by a clock."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Status and message of a call, as a client's library reads them."""
 
-from __future__ import annotations
-
 from urllib.parse import unquote
 
 import hpack

@@ -1,7 +1,5 @@
 """What the head of a call says."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.frontend.grpc.head import CallHead

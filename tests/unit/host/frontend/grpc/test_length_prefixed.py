@@ -1,7 +1,5 @@
 """Messages cut out of data, whatever pieces it comes in."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 

@@ -1,7 +1,5 @@
 """The choice of a compression by header fields."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.frontend.compression import Coding

@@ -1,7 +1,5 @@
 """Bodies of infer requests that no client would send: whole and in pieces they mean the same, and nothing but an answer comes."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Our decoder of header blocks says what hpack's says, of good blocks and of bad ones."""
 
-from __future__ import annotations
-
 import hpack
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Each bound on work that makes no progress, reached exactly and then exceeded."""
 
-from __future__ import annotations
-
 import hpack
 import pytest
 

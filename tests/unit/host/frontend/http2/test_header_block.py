@@ -1,7 +1,5 @@
 """Header blocks of answers: a decoder reads what was meant, and its table stays as it was."""
 
-from __future__ import annotations
-
 import hpack
 import pytest
 from hypothesis import given, settings

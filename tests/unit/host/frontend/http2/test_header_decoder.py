@@ -1,7 +1,5 @@
 """Header blocks that are remembered by their bytes, and forgotten when the table changes."""
 
-from __future__ import annotations
-
 import hpack
 from hypothesis import given
 from hypothesis import strategies as st

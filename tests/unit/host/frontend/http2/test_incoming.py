@@ -1,7 +1,5 @@
 """Bytes that are cut anywhere, and payloads that go where their user wants them."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Heads are known but for fields that nobody reads, in whatever form clients send these, and mean what they say."""
 
-from __future__ import annotations
-
 import pytest
 from hpack.hpack import encode_integer
 from hpack.huffman import HuffmanEncoder

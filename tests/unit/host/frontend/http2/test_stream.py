@@ -1,7 +1,5 @@
 """Answers, their order, their misuse, and windows of requests that their user opens."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.frontend.http2 import Config, ErrorCode, LocalProtocolError, StreamState

@@ -1,7 +1,5 @@
 """Whole requests of known heads have the effect that their frames have one by one."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.frontend.http2 import AnswerForm, Config, HeaderBlock, RemoteProtocolError

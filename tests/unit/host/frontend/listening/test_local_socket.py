@@ -1,7 +1,5 @@
 """Unix-domain sockets: which files are replaced and removed, and which are not."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

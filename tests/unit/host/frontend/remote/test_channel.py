@@ -1,7 +1,5 @@
 """The channel between the engine and a front end: frames, parts, descriptors, peers that do not read, and garbage."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Whether a front end that does not answer is at fault: it is judged by its own time, never by the clock's."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

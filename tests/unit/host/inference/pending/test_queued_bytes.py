@@ -1,7 +1,5 @@
 """The bound on bytes of requests that are not answered yet."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError

@@ -1,7 +1,5 @@
 """Requests that a model cannot tell apart have one key; entries are copies; the cache keeps within its bytes, and what was asked for last."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import pytest

@@ -1,7 +1,5 @@
 """Which file of the backend directory serves a model, and the words for everything that can be wrong with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What an ensemble's configuration must not say, with the text that users know each refusal by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a model's auto_complete_config may change, and what it may not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

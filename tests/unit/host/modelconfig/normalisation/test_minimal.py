@@ -1,7 +1,5 @@
 """Configurations without what the server fills in by itself."""
 
-from __future__ import annotations
-
 from pybackend.modelconfig.normalisation import minimal_document, with_policies, with_scheduling
 from pybackend.modelconfig.parser import format_config_text, parse_config_text
 

@@ -1,7 +1,5 @@
 """What a model's parameters say about its sandbox."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ModelConfigError

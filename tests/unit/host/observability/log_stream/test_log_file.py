@@ -1,7 +1,5 @@
 """The log's file: order, losses, and a file that was moved."""
 
-from __future__ import annotations
-
 import errno
 import os
 

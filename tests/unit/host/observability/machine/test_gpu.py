@@ -1,7 +1,5 @@
 """GPU figures from a stand-in for NVIDIA's library: tests cannot count on a GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from pybackend.observability.machine import GpuMeter

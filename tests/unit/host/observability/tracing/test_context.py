@@ -1,7 +1,5 @@
 """W3C trace context: what is read, and what is written."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

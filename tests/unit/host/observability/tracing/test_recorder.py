@@ -1,7 +1,5 @@
 """The queue of traces: what waits is bounded, losses are counted, and the end comes in time."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

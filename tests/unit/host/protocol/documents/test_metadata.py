@@ -1,7 +1,5 @@
 """The protocol's small documents."""
 
-from __future__ import annotations
-
 import json
 import platform
 

@@ -1,7 +1,5 @@
 """Load requests with large files: the files are cut out of the document, and all else is bounded."""
 
-from __future__ import annotations
-
 import base64
 import json
 

@@ -1,7 +1,5 @@
 """A message that arrives in pieces means what it means as a whole, wherever it is cut."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

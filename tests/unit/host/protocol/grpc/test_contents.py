@@ -1,7 +1,5 @@
 """Lists of values are read from a message's bytes: they mean what protobuf says, large or small."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2

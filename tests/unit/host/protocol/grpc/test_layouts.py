@@ -1,7 +1,5 @@
 """Messages whose beginning is known are cut as any other message is."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

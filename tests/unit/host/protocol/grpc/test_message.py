@@ -1,7 +1,5 @@
 """Messages are cut where protobuf would cut them, whatever order their fields have, and garbage is refused."""
 
-from __future__ import annotations
-
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given

@@ -1,7 +1,5 @@
 """gRPC requests: what the plan holds, what is recognised, and what each mistake is answered with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Triton's client reads what is written, and large tensors are not copied on the way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Good infer requests: what the plan holds, whichever way the document was read."""
 
-from __future__ import annotations
-
 import json
 import struct
 from math import inf, isnan, nan

@@ -1,7 +1,5 @@
 """Responses as bytes, read back the way clients do."""
 
-from __future__ import annotations
-
 import json
 import struct
 from math import inf, nan

@@ -1,7 +1,5 @@
 """A large JSON document read in steps gives what it gives in one go: the same tensors, and the same errors."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

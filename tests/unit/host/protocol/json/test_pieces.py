@@ -1,7 +1,5 @@
 """A large response in pieces says what it would say in one, and no piece is large."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

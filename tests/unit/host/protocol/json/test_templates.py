@@ -1,7 +1,5 @@
 """Requests that are JSON only and differ in nothing but numbers: each means what the parser makes of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Elements to wire bytes and back, for every datatype."""
 
-from __future__ import annotations
-
 import struct
 from math import inf, isnan, nan
 

@@ -1,7 +1,5 @@
 """Which versions a policy chooses."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ErrorCode, ModelLoadError

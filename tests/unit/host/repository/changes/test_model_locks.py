@@ -1,7 +1,5 @@
 """Changes of models: one at a time per name, few loads in all, and none that waits for itself."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 

@@ -1,7 +1,5 @@
 """The listings in the cache of cloud storage, whatever lies in their place."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

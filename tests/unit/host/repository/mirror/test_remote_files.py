@@ -1,7 +1,5 @@
 """How the objects of a model become files."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

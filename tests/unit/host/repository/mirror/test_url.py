@@ -1,7 +1,5 @@
 """The forms of URLs of repositories."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ServerError

@@ -1,7 +1,5 @@
 """What the log says of the models at the end of the start."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

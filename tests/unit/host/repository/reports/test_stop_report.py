@@ -1,7 +1,5 @@
 """What a stopping server says of what it waits for, and when it says so."""
 
-from __future__ import annotations
-
 from pybackend.repository.reports import REPEAT_S, StopReport, Unfinished
 
 DEADLINE_S = 1030.0

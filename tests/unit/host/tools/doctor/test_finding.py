@@ -1,7 +1,5 @@
 """The sentences of the doctor's findings."""
 
-from __future__ import annotations
-
 from pybackend.tools.doctor.finding import not_in_force
 
 

@@ -1,7 +1,5 @@
 """Compiled files: valid without a look at their source, the same every time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which CPython an environment is made of."""
 
-from __future__ import annotations
-
 import os
 import platform
 import stat

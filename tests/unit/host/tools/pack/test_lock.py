@@ -1,7 +1,5 @@
 """Locks: written whole, read only for the file and the machine that they are for."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

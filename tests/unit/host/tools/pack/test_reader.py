@@ -1,7 +1,5 @@
 """What is read from a file that names packages, and what is said about one that is wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.tools.pack.errors import SpecificationError, UnpackableError

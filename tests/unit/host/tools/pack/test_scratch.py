@@ -1,7 +1,5 @@
 """Directories and drafts of packs that were killed are removed, those of running ones never."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

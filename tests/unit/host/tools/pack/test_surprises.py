@@ -1,7 +1,5 @@
 """What somebody is told before gigabytes are downloaded."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.tools.pack.surprises import surprises

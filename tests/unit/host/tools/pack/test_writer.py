@@ -1,7 +1,5 @@
 """Archives: the same bytes for the same files, readable by everything that reads such archives."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

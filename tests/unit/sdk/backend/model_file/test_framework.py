@@ -1,7 +1,5 @@
 """A framework that is there, and one that is not."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Threads: all instances together have no more than there are cores."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """config.pbtxt completed from a model's file, and where it decides otherwise."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 

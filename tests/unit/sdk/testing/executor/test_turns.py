@@ -1,7 +1,5 @@
 """Requests that a model under test has executed more than once."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

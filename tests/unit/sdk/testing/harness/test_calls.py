@@ -1,7 +1,5 @@
 """Models that run models: functions, other models' directories and harnesses answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

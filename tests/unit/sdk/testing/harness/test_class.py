@@ -1,7 +1,5 @@
 """A model's class: refused if it cannot execute, warned of if a method looks misspelt; the texts are the server's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Requests and responses of models that answer once; the rules and texts are the server's."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """What does not fit a model's configuration is refused and explained, before the model and after it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils

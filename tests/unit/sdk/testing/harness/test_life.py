@@ -1,7 +1,5 @@
 """A model's life in a harness: import, complete, initialise, finalize, and nothing left of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

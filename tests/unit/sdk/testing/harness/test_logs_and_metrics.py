@@ -1,7 +1,5 @@
 """What a model logs and counts, as a test sees it."""
 
-from __future__ import annotations
-
 import gc
 import logging
 

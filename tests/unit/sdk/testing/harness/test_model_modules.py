@@ -1,7 +1,5 @@
 """Several models in one process see their own files only, and a test sees none of them afterwards."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

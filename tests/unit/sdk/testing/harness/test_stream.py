@@ -1,7 +1,5 @@
 """Decoupled models: any number of responses, from anywhere, and the end that must be said."""
 
-from __future__ import annotations
-
 import gc
 import threading
 

@@ -1,7 +1,5 @@
 """Small answers whose frame is remembered: byte for byte those that are encoded anew."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

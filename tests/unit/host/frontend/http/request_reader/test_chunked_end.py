@@ -1,7 +1,5 @@
 """Our idea of where a chunked body ends is the parser's, whatever the bytes and however they are cut."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Requests found in a stream of bytes, however it is cut."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """Both ends talk: ours, and a client of the h2 library. Hypothesis chooses who does what, and where bytes are cut."""
 
-from __future__ import annotations
-
 import h2.config
 import h2.connection
 import h2.events

@@ -1,7 +1,5 @@
 """A connection's own life: greeting, PING, the two steps of a shutdown, and its ends."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -4,8 +4,6 @@ They are the rules that the h2spec suite checks too, less those of RFC 7540 that
 section 5.3.2 lets servers ignore all priority signals).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """Order and fairness of output, windows, and views that are not copied."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.http2 import (

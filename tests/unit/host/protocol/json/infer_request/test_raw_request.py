@@ -1,7 +1,5 @@
 """Bodies without JSON."""
 
-from __future__ import annotations
-
 import pytest
 
 from pybackend.errors import ErrorCode

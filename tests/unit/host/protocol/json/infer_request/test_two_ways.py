@@ -1,7 +1,5 @@
 """The fast and the careful way of reading a request agree, and no bytes make either raise anything but its error."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Credentials of cloud storage, from variables and files."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
