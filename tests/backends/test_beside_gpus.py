@@ -1,7 +1,5 @@
 """Models without code on a machine with GPUs, which stand-ins make, where no framework has CUDA."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ import_late("onnxruntime")
 import_late("onnx")
 xgboost = import_late("xgboost")
 
-pytestmark = [pytest.mark.thorough, pytest.mark.e2e, needs_stand_in]
+pytestmark = [pytest.mark.thorough, needs_stand_in]
 
 ROWS = np.random.default_rng(0).random((50, 4), np.float32)
 FOREST = f"""

@@ -1,7 +1,5 @@
 """Models on GPUs: where instances run and what they see there. The driver's libraries and device files are stand-ins."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -17,7 +15,7 @@ from tests.support.nvidia import StandIn, needs_stand_in
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, needs_stand_in]
+pytestmark = needs_stand_in
 
 TELL = """
 import ctypes, json, os

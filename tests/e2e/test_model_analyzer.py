@@ -1,7 +1,5 @@
 """Model Analyzer, which is fetched, loads a model in several configurations and has perf_analyzer measure each."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from tests.peers.model_analyzer import FLAGS, TIMEOUT_S, ModelAnalyzer
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.thorough, pytest.mark.e2e, pytest.mark.spec("srv-P13"), pytest.mark.timeout(TIMEOUT_S)]
+pytestmark = [pytest.mark.thorough, pytest.mark.spec("srv-P13"), pytest.mark.timeout(TIMEOUT_S)]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """What the driver says about GPUs, and what the server makes of it; the driver's libraries are stand-ins."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 
