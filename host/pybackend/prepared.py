@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from pybackend.pools import read_pools
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.process.orphans import Orphans
@@ -38,6 +39,7 @@ def _with_launcher(settings: Settings, mirrors: Mirrors | None, serve: Serve, *,
         settings.model_directories,
         {} if mirrors is None else mirrors.listings,
         namespacing=settings.model_namespacing,
+        pools=None if settings.pools_file is None else read_pools(settings.pools_file),
     )
     orphans = Orphans(adopts=own_process)
     launcher = StubLauncher(stage_bundle(), orphans=orphans, forks=settings.zygotes)

@@ -4,6 +4,8 @@ It changes nothing of its process but the log, so that a server can live in a pr
 does to its process is in :mod:`pybackend.cli.own_process`.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os
@@ -11,7 +13,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
@@ -55,6 +58,9 @@ from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
 from pybackend.settings import ALL_ADDRESSES, CloudSettings, Settings
 from pybackend.threads import start_thread
+
+if TYPE_CHECKING:
+    from pybackend.frontend.calls.pool_calls import PoolCalls
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +111,8 @@ class Server:
             tracer=Tracer(settings.trace, self._recorder),
         )
         self._caller = host.caller
-        self._services.open(self.engine, self._repository.catalogue)
+        self._pools = None if settings.pools_file is None else _pool_calls(settings.pools_file)
+        self._services.open(self.engine, self._repository.catalogue, self._pools)
         router.open(self.engine, self._repository.catalogue)
         self._sockets = _Sockets()
         self._followed: list[FollowedFiles[Any]] = []
@@ -138,6 +145,8 @@ class Server:
         self._followed = [each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None]
         if isinstance(rules.keys, ApiKeys):
             self._followed.append(rules.keys.files)
+        if self._pools is not None:
+            self._followed.append(self._pools.files)
         await self._listen(sockets, rules)
         if self._caller is not None:
             self._caller.attend(self._leave)
@@ -461,6 +470,8 @@ class Server:
 
     async def _drain(self, deadline_s: float) -> bool:
         answered = await self._repository.unload_all(deadline_s)
+        if self._pools is not None:
+            await self._pools.close()
         sent = all(await asyncio.gather(*(port.stop(deadline_s) for port in self._ports())))
         if self._metrics is not None:
             await self._metrics.stop(asyncio.get_running_loop().time())
@@ -472,6 +483,15 @@ class Server:
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         return answered and sent
+
+
+def _pool_calls(file: Path) -> PoolCalls:
+    """The way to the servers of other pools. Raises ServerError."""
+    try:
+        from pybackend.frontend.calls.pool_calls import PoolCalls
+    except ImportError:
+        raise ServerError("--pools-file needs the package grpcio: `pip install 'pybackend[ray]'`") from None
+    return PoolCalls(file)
 
 
 def _bind_one(address: str, port: int, service: str, *, reuse_port: bool) -> list[socket.socket]:

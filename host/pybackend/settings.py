@@ -316,6 +316,7 @@ class Settings:
     front_ends: int = 0
     metrics: MetricsSettings = MetricsSettings()  # the contents of the metrics page
     api_keys: ApiKeySettings | None = None  # the keys that calls need; None if they need none
+    pools_file: Path | None = None  # names the models of other servers; None if this one has all
     clouds: tuple[CloudSettings, ...] = ()  # further ports, for clouds
     log: LogSettings = LogSettings()  # which log lines are written, and where
     trace: TraceSettings = TraceSettings()  # which requests are traced, and where to

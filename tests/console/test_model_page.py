@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +29,9 @@ import triton_python_backend_utils as pb_utils
 STRANGE = {STRANGE!r}
 
 class TritonPythonModel:
+    def initialize(self, args):
+        print(STRANGE)
+
     def execute(self, requests):
         responses = []
         for request in requests:
@@ -45,7 +50,9 @@ ODD_CONFIG = """
 backend: "python"
 input [ { name: "WORD", data_type: TYPE_STRING, dims: [ 1 ] }, { name: "MORE", data_type: TYPE_FP32, dims: [ 3 ], optional: true } ]
 output [ { name: "OUT", data_type: TYPE_STRING, dims: [ 1 ] }, { name: "PICTURE", data_type: TYPE_FP32, dims: [ 32, 32 ] },
-  { name: "WAVE", data_type: TYPE_FP32, dims: [ 100 ] } ]
+  { name: "WAVE", data_type: TYPE_FP32, dims: [ 100 ], label_filename: "labels.txt" } ]
+model_warmup [ { name: "a word", batch_size: 1, inputs { key: "WORD" value { data_type: TYPE_STRING dims: 1 zero_data: true } } },
+  { name: "a file", batch_size: 0, inputs { key: "WORD" value { data_type: TYPE_STRING dims: 1 input_data_file: "word" } } } ]
 """
 FLOOD = """
 import numpy as np
@@ -76,6 +83,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         (models / name / "1").mkdir(parents=True)
         (models / name / "1" / "model.py").write_text(code)
         (models / name / "config.pbtxt").write_text(config)
+    (models / "odd" / "labels.txt").write_text(f"{STRANGE}\n" * 100)
+    (models / "odd" / "warmup").mkdir()
+    (models / "odd" / "warmup" / "word").write_bytes(b"\1\0\0\0x")
     found = ServerProcess([models])
     found.wait_ready()
     yield found
@@ -104,7 +114,8 @@ def programs(page: Any) -> dict[str, str]:
     found = {}
     for tab in code.get_by_role("tab").all():
         tab.click()
-        found[tab.inner_text()] = code.locator(".q-tab-panel pre").inner_text()
+        title = tab.inner_text()
+        found[title] = code.get_by_role("tabpanel", name=title).locator("pre").inner_text()
     return found
 
 
@@ -150,7 +161,9 @@ def test_the_programs_of_a_sequence_and_of_texts(console: Console, visit: Callab
     page = form(seen, "accumulate")
     page.get_by_label("Value of VALUE").fill("7")
     page.get_by_role("checkbox", name="The request ends its sequence").click()
-    for title, text in programs(page).items():
+    found = programs(page)
+    assert found.pop("generate") == "# generate has no sequences: see curl."
+    for title, text in found.items():
         assert "7" in ran(title, text, tmp_path), title
     page = form(seen, "string_upper")
     word = 'it\'s $HOME "quoted" `x`'
@@ -194,7 +207,13 @@ def test_outputs_are_text_pictures_and_plots_and_never_html(console: Console, vi
     page.get_by_label("Output OUT").get_by_text(STRANGE).wait_for()
     assert "<script>alert(2)" in page.get_by_label("Output OUT").inner_text()
     assert page.get_by_label("Output PICTURE").locator("img").count() == 1
+    page.get_by_label("Output WAVE").locator(".bar-row").nth(2).wait_for()
+    assert STRANGE in page.get_by_label("Output WAVE").inner_text(), "the label of a class"
+    page.get_by_label("Best classes of WAVE").fill("0")
+    page.get_by_role("button", name="Send").click()
     page.get_by_label("Output WAVE").locator("canvas").wait_for()
+    page.get_by_role("tab", name="Log").click()
+    page.get_by_label("Log", exact=True).get_by_text(STRANGE).wait_for()
     assert not page.locator("img[src=x]").count()
 
 
@@ -255,6 +274,59 @@ def test_large_bodies_are_refused_before_they_are_read(console: Console) -> None
     connection.close()
 
 
+def test_a_file_of_a_gigabyte_is_refused_by_a_sentence(
+    console: Console, visit: Callable[..., Visit], tmp_path: Path
+) -> None:
+    with (tmp_path / "large.npy").open("wb") as file:
+        file.truncate(1 << 30)
+    page = form(visit(console), "add_sub")
+    page.get_by_label("How INPUT0 is given").get_by_text("File").click()
+    page.get_by_label("Input INPUT0").locator("input[type=file]").set_input_files(tmp_path / "large.npy")
+    page.locator(".q-notification").get_by_text("A file may have 64 MB at most here").wait_for()
+
+
+def test_requests_are_kept_sent_again_and_removed(console: Console, visit: Callable[..., Visit]) -> None:
+    seen = visit(console)
+    page = form(seen, "add_sub")
+    page.get_by_label("Value of INPUT0").fill("[1, 2, 3, 4]")
+    page.get_by_label("Value of INPUT1").fill("[10, 20, 30, 40]")
+    page.get_by_role("button", name="Keep").click()
+    page.get_by_role("button", name="Replay").wait_for()
+    page = form(seen, "string_upper")
+    assert not page.get_by_role("button", name="Replay").count(), "another model"
+    page = form(seen, "add_sub")
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_label("Output OUTPUT0").get_by_text("11  22  33  44").wait_for()
+    page.get_by_role("button", name="Remove").click()
+    page.get_by_role("button", name="Replay").wait_for(state="hidden")
+
+
+def test_samples_of_warm_up_are_sent(console: Console, visit: Callable[..., Visit]) -> None:
+    page = form(visit(console), "odd")
+    page.get_by_role("button", name="Replay sample a word").click()
+    page.get_by_label("Output OUT").get_by_text(STRANGE).wait_for()
+    page.get_by_role("button", name="Replay sample a file").click()
+    page.locator(".q-notification").get_by_text("warmup/word: choose that file in the form").wait_for()
+
+
+def test_a_model_that_is_killed_while_somebody_looks_comes_back(
+    console: Console, server: ServerProcess, visit: Callable[..., Visit]
+) -> None:
+    page = form(visit(console), "odd")
+    restarts = page.locator("dl.figures div").filter(has_text="Restarts").locator("dd")
+    restarts.filter(has_text="-").wait_for(state="hidden")
+    before = int(restarts.inner_text())
+    pid = next(
+        row["pid"] for row in server.get("/v2/diagnostics/processes").json["processes"] if row["name"] == "odd_0"
+    )
+    os.kill(pid, signal.SIGKILL)
+    restarts.filter(has_text=str(before + 1)).wait_for()
+    page.get_by_label("Value of WORD").fill("again")
+    server.wait_until("/v2/models/odd/ready", 200)
+    page.get_by_role("button", name="Send").click()
+    page.get_by_label("Output OUT").get_by_text("again").wait_for()
+
+
 def test_an_ensemble_is_drawn_with_the_time_of_each_step(
     console: Console, server: ServerProcess, visit: Callable[..., Visit]
 ) -> None:
@@ -277,5 +349,9 @@ def test_figures_and_configuration(console: Console, visit: Callable[..., Visit]
     page.get_by_role("tab", name="Figures").click()
     page.get_by_role("img", name="Requests per second").locator("canvas").wait_for()
     page.get_by_role("tab", name="Configuration").click()
-    page.get_by_text("max_batch_size: 16").wait_for()
-    page.get_by_text("Python", exact=True).wait_for()
+    assert page.get_by_text("max_batch_size: 16").count() == 2, "in force, and in the file"
+    page.get_by_text("spot_net/config.pbtxt").wait_for()
+    page.get_by_text("standard", exact=True).wait_for()
+    page.get_by_text(sys.executable).wait_for()
+    page.get_by_role("button", name="packages").click()
+    page.get_by_text(f"numpy=={np.__version__}").wait_for()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tests.console.conftest import Console, Visit, console_flags, wait_until
 from tests.support.server import ServerProcess
@@ -137,6 +139,115 @@ def test_five_hundred_models_are_searched_and_sorted(
     seen.page.get_by_label("Search models").fill("_25")
     row(seen, "model_250").get_by_text("READY").wait_for()
     assert seen.page.locator("tbody tr").count() == 10
+    server.stop()
+
+
+def test_ten_consoles_look_at_once(
+    server: ServerProcess, start_console: Callable[..., Console], visit: Callable[..., Visit]
+) -> None:
+    seen = [visit(start_console(*console_flags(server))) for _ in range(10)]
+    for each in seen:
+        row(each, "other").get_by_text("READY").wait_for()
+    assert server.get("/v2/health/live").status == 200
+
+
+def test_what_a_server_does_not_let_clients_do_is_grey_and_says_why(
+    repository: Path, start_console: Callable[..., Console], visit: Callable[..., Visit]
+) -> None:
+    server = ServerProcess([repository], "--exit-on-error=false")
+    server.wait_for("models are ready in")
+    seen = visit(start_console(*console_flags(server)))
+    button = row(seen, "echo").get_by_label("Unload echo", exact=True)
+    button.wait_for()
+    assert button.is_disabled()
+    assert "--model-control-mode=explicit" in (button.get_attribute("title") or "")
+    assert row(seen, "echo").get_by_label("Reload echo", exact=True).is_disabled()
+    assert row(seen, "broken").get_by_label("Load broken", exact=True).is_enabled(), "one that has failed may be loaded"
+    page = seen.open("/model?name=echo&version=1")
+    page.get_by_role("button", name="Send").wait_for()
+    assert page.get_by_role("button", name="Unload").is_disabled()
+    server.stop()
+
+
+def test_shares_of_versions_are_changed_after_a_question(
+    tmp_path: Path, start_console: Callable[..., Console], visit: Callable[..., Visit]
+) -> None:
+    write_model(tmp_path / "models", "echo", config=f"{CONFIG} version_policy {{ all {{ }} }}")
+    shutil.copytree(tmp_path / "models" / "echo" / "1", tmp_path / "models" / "echo" / "2")
+    server = ServerProcess([tmp_path / "models"], "--model-control-mode=explicit", "--load-model=echo")
+    server.wait_ready()
+    page = visit(start_console(*console_flags(server))).open("/model?name=echo&version=2")
+    page.get_by_role("tab", name="Configuration").click()
+    page.get_by_label("Weight of 1").fill("1")
+    page.get_by_label("Weight of 2").fill("3")
+    page.get_by_role("button", name="Change").click()
+    question = page.get_by_role("alertdialog")
+    assert "version 1: 1, version 2: 3" in question.inner_text()
+    question.get_by_role("button", name="Cancel").click()
+    question.wait_for(state="hidden")
+    assert server.get("/v2/repository/models/echo/traffic").json["source"] == "default"
+    page.get_by_role("button", name="Change").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Change").click()
+    page.get_by_text("75.0 % by a change since the load").wait_for()
+    assert server.get("/v2/repository/models/echo/traffic").json["shares"] == {"1": 25.0, "2": 75.0}
+    page.get_by_role("button", name="As configured").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Return").click()
+    page.get_by_text("100.0 % by default").wait_for()
+    server.stop()
+
+
+_NAMELESS = """() => [...document.querySelectorAll('a, button, input:not([type=file]), textarea, [role=combobox], [role=img], [tabindex="0"]')]
+  .filter(each => each.offsetParent !== null && each.getAttribute('aria-hidden') !== 'true')
+  .filter(each => !(each.getAttribute('aria-label') || each.innerText || each.alt || each.title
+    || (each.labels && [...each.labels].some(label => label.innerText || label.getAttribute('aria-label')))))
+  .map(each => each.outerHTML.slice(0, 200))"""
+
+
+def test_pages_are_used_by_keyboard_and_everything_has_a_name(console: Console, visit: Callable[..., Visit]) -> None:
+    seen = visit(console)
+    page = seen.page
+    row(seen, "echo").get_by_text("READY").wait_for()
+    assert page.evaluate(_NAMELESS) == []
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText") == "Skip to the page"
+    page.keyboard.press("Enter")
+    link = page.get_by_role("link", name="echo", exact=True)
+    link.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Send").wait_for()
+    assert page.evaluate(_NAMELESS) == []
+    for name in ("Figures", "Traces", "Configuration", "Log"):
+        page.keyboard.press("Tab")
+        page.get_by_role("tab", name=name).focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("tabpanel").first.wait_for()
+        assert page.evaluate(_NAMELESS) == [], name
+    assert len(page.get_by_role("main").all()) == 1
+    page = seen.open("/server")
+    page.get_by_role("cell", name="echo_0").wait_for()
+    assert page.evaluate(_NAMELESS) == []
+
+
+def test_a_server_over_tls(
+    tmp_path: Path, repository: Path, start_console: Callable[..., Console], visit: Callable[..., Visit]
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "root.pem")
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "server.key")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
+    secure = ["--http-use-ssl", f"--http-server-cert={tmp_path}/server.pem", f"--http-server-key={tmp_path}/server.key"]
+    server = ServerProcess([repository], "--model-control-mode=explicit", "--load-model=echo", *secure)
+    server.wait_for("echo .*READY")
+    flags = [each.replace("--url=http:", "--url=https:") for each in console_flags(server)]
+    seen = visit(start_console(*flags, f"--root-cert={tmp_path}/root.pem"))
+    row(seen, "echo").get_by_text("READY").wait_for()
+    page = seen.open("/model?name=echo&version=1")
+    page.get_by_label("Value of IN").fill("[3, 4]")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_label("Output OUT").get_by_text("3  4").wait_for()
+    stranger = visit(start_console(*flags))
+    stranger.page.get_by_role("alert").get_by_text("--root-cert=FILE names the one that signs it").wait_for()
     server.stop()
 
 

@@ -48,7 +48,7 @@ def test_no_request_fails_while_the_models_change(application: Application, tmp_
         found = application.status()
         assert [replica["lags"] for replica in found["replicas"]] == ["", ""]
         assert {model["name"] for replica in found["replicas"] for model in replica["models"]} == {"add_sub"}
-        assert found["min_replicas"] == 2
+        assert found["pools"]["default"]["min_replicas"] == 2
         assert haproxy(application) != entrance
         assert client.get_log_settings()["log_verbose_level"] == 1
     later = Load(application, expected=(3.0,))

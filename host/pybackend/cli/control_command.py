@@ -93,9 +93,13 @@ def _show_application(given: argparse.Namespace) -> int:
         return 0
     replicas = found["replicas"]
     served = sum(replica["serves"] for replica in replicas)
+    wanted = ", ".join(
+        f"{pool['min_replicas']} to {pool['max_replicas']}{f' in {name}' if len(found['pools']) > 1 else ''}"
+        for name, pool in found["pools"].items()
+    )
     print_text(
         f"{'ready' if found['ready'] else 'not ready'}: {served} of {counted(len(replicas), 'replica')} "
-        f"({found['min_replicas']} to {found['max_replicas']} wanted), generation {found['generation']}, "
+        f"({wanted} wanted), generation {found['generation']}, "
         f"{counted(found['entrances'], 'entrance')}, {counted(sum(each['alive'] for each in found['machines']), 'machine')}"
     )
     machines = [("MACHINE", "CPUS", "GPUS", "REPLICAS", "STATE")]
@@ -110,9 +114,10 @@ def _show_application(given: argparse.Namespace) -> int:
         for each in found["machines"]
     ]
     print_text("\n".join(table_lines(machines, left=len(machines[0]))))
-    rows = [("REPLICA", "MACHINE", "VERSION", "GENERATION", "STATE")]
+    rows = [("REPLICA", "POOL", "MACHINE", "VERSION", "GENERATION", "STATE")]
     rows += [
-        (each["name"], _machine(each), each["version"], str(each["generation"]), _state(each)) for each in replicas
+        (each["name"], each["pool"], _machine(each), each["version"], str(each["generation"]), _state(each))
+        for each in replicas
     ]
     print_text("\n".join(table_lines(rows, left=len(rows[0]))))
     models: dict[tuple[str, str], list[str]] = {}

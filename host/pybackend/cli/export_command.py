@@ -34,7 +34,7 @@ _OF_COMMAND = r"--(on|update|replicas)\b"
 _FIXED = {
     "k8s": re.compile(rf"{_OF_COMMAND}|--((http|grpc|metrics)-port|exit-timeout-secs)\b"),
     "ray": re.compile(_OF_COMMAND),
-    "kuberay": re.compile(rf"{_OF_COMMAND}|--((http|grpc|metrics)-port|replica-(cpus|gpus))\b"),
+    "kuberay": re.compile(rf"{_OF_COMMAND}|--((http|grpc|metrics)-port|replica-(cpus|gpus)|pool)\b"),
 }
 """Flags of the server that the file decides."""
 

@@ -36,7 +36,7 @@ from pybackend.cli.flag_values import (
     restrictions,
     verbosity,
 )
-from pybackend.cli.ray_flags import replica_range, share
+from pybackend.cli.ray_flags import replica_pool, replica_range, share
 from pybackend.cli.trace_config import trace_level, trace_setting
 from pybackend.observability.tracing.settings import SIGNED_32, UNSIGNED_32
 from pybackend.settings import ApiGroup, KeyExemption, SandboxSettings, half_of_memory_bytes, quarter_of_memory_bytes
@@ -381,6 +381,13 @@ _MACHINES = (
          "0: only `--target-ongoing` counts"),
     Flag("--scale-down-secs", "SECONDS", "with --on=ray, how long fewer replicas must suffice until some are removed",
          read=share, default="60"),
+    Flag("--pool", "NAME,SETTING=VALUE...",
+         "with --on=ray, replicas for some of the models: vision,model=resnet,replicas=1..4,cpus=2,gpus=1; may be repeated",
+         read=replica_pool, repeats=True, default_text="all models are in one",
+         page="with `--on=ray`, replicas for some of the models: see [Pools](many-machines.md#pools); may be repeated"),
+    Flag("--pools-file", "FILE", "names the models that other servers have, and these servers; --on=ray writes it",
+         "pools_file", Path, default_text="none",
+         page="names the models that other servers have, and these servers; `--on=ray` writes it: see [Pools](many-machines.md#pools)"),
     Flag("--entrances", "N", "with --on=ray, the number of machines that clients may connect to",
          read=integer(1, 1000), default=1),
     switch("--update", "with --on=ray, change the application that runs, and end", default=False,

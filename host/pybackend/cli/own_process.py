@@ -76,11 +76,11 @@ def _handle_signals(server: Server, visits: Sequence[asyncio.Task[int]]) -> None
 
 
 def _handle_hangup(server: Server, settings: Settings) -> None:
-    """On SIGHUP open the log's file again, and read the API keys and the certificates again.
+    """On SIGHUP open the log's file again, and read the API keys, the certificates and the pools again.
 
     A server without any of these ends with its terminal; a service has none, and goes on.
     """
-    has_files = settings.http.tls or settings.grpc.tls or settings.api_keys
+    has_files = settings.http.tls or settings.grpc.tls or settings.api_keys or settings.pools_file
     if not (has_files or LOG.has_file) and _has_terminal():
         return
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from pybackend.cli.setting_sources import DEFAULT, Given
-from pybackend.errors import ServerError
-from pybackend.ray.cluster import OWNED_FLAGS, Cluster, cluster_of, refuse_flag
+from pybackend.errors import ModelLoadError, ServerError
+from pybackend.modelconfig.loader import load_config
+from pybackend.modelconfig.schema import InstanceKind
+from pybackend.ray.cluster import OWNED_FLAGS, Cluster, Pool, cluster_of, refuse_flag
+from pybackend.repository.layout import scan_repositories
 from pybackend.settings import Settings
 
 OWN = (
@@ -21,6 +26,7 @@ OWN = (
     "--scale-down-secs",
     "--entrances",
     "--update",
+    "--pool",
     "--replica-cpus",
     "--replica-gpus",
 )
@@ -41,6 +47,29 @@ def replica_range(text: str) -> tuple[int, int]:
     if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]):
         raise argparse.ArgumentTypeError(f"Got {text}, expected a number such as 2, or a range such as 2..8")
     return int(found[1]), int(found[2] or found[1])
+
+
+def replica_pool(text: str) -> Pool:
+    """The pool in ``NAME,model=MODEL,model=OTHER,replicas=1..4,cpus=2,gpus=1``. Raises argparse.ArgumentTypeError for another form.
+
+    Without ``gpus``, its models' instance groups decide; that is -1 here.
+    """
+    name, *settings = text.split(",")
+    models: list[str] = []
+    found: dict[str, Any] = {"num_gpus": -1.0}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key == "model" and value:
+            models.append(value)
+        elif key == "replicas":
+            found["min_replicas"], found["max_replicas"] = replica_range(value)
+        elif key in {"cpus", "gpus"}:
+            found[f"num_{key}"] = share(value)
+        else:
+            raise argparse.ArgumentTypeError(
+                f"Got {setting or text}, expected model=MODEL, replicas=N..M, cpus=N or gpus=N after the pool's name, separated by commas"
+            )
+    return Pool(name, tuple(models), **found)
 
 
 def share(text: str) -> float:
@@ -77,11 +106,13 @@ def cluster_settings(given: argparse.Namespace, settings: Sequence[Given], serve
     if len(addresses) > 1:
         raise ServerError(f"the entrance has one address, and the flags name several: {', '.join(sorted(addresses))}")
     least, most = given.replicas
+    directories = scan_repositories(server.repositories).models if given.pool else {}
     found = cluster_of(
         repositories,
         arguments,
         min_replicas=least,
         max_replicas=most,
+        pools=[_with_gpus(each, directories) for each in given.pool],
         target_ongoing_requests=given.target_ongoing,
         target_waiting=given.target_waiting,
         scale_down_s=given.scale_down_secs,
@@ -99,6 +130,28 @@ def cluster_settings(given: argparse.Namespace, settings: Sequence[Given], serve
         directory=os.getcwd(),
     )
     return replace(found, updates=given.update)
+
+
+def _with_gpus(wanted: Pool, directories: Mapping[str, Path]) -> Pool:
+    """A pool with as many GPUs as its models' instance groups name, if none are given."""
+    if wanted.num_gpus >= 0:
+        return wanted
+    return replace(
+        wanted,
+        num_gpus=float(
+            max((gpus_of(directories[model]) for model in wanted.models if model in directories), default=0)
+        ),
+    )
+
+
+def gpus_of(directory: Path) -> int:
+    """The number of GPUs that a model's configuration needs; 0 if it cannot be read."""
+    try:
+        groups = load_config(directory, auto_complete=True).instance_groups
+    except ModelLoadError:
+        return 0
+    of_gpus = [group for group in groups if group.kind is InstanceKind.GPU]
+    return max((max(group.gpus, default=0) + 1 for group in of_gpus), default=0)
 
 
 def refuse_without_ray(given: argparse.Namespace, settings: Sequence[Given]) -> None:

@@ -103,6 +103,11 @@ class Admission:
         return self._model
 
     @property
+    def runs_in(self) -> frozenset[Model]:
+        """The models whose instances serve its requests."""
+        return self._model.runs_in
+
+    @property
     def regions(self) -> RegionFinder:
         """Shared memory that clients have registered."""
         return self._engine.regions

@@ -28,6 +28,10 @@ class InferenceResponse:
     final: bool = True  # no response follows
 
 
+_END = Answer({}, None, None, final=True)
+"""For other threads that wait for a response after the last one."""
+
+
 class _Reader:
     """The common part of both kinds of iterators, which wait differently."""
 
@@ -99,6 +103,11 @@ class ResponseIterator(_Reader):
         except BaseException:  # Ctrl-C: nobody waits any more
             self.cancel()
             raise
+        if answer.final:
+            was_over, self._is_over = self._is_over, True
+            self._answers.put(_END)
+            if was_over:
+                raise StopIteration
         if self._call.is_paused and self._answers.empty():
             self._call.crossing.send(self._call.resume)
         return self._response(answer)

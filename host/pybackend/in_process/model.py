@@ -151,10 +151,19 @@ class Model:
                     raise InvalidArgumentError(f"infer() got an unexpected keyword argument '{name}'")
         elif fields:
             raise InvalidArgumentError("pass a request, or its fields, but not both")
+        elif not isinstance(request, InferenceRequest):
+            raise InvalidArgumentError(f"pass an InferenceRequest, or its fields by name, not {type(request).__name__}")
         else:
             fields = {name: getattr(request, name) for name in _FIELDS}
         host = self._life.host
-        inputs = [tensor_of(name, value) for name, value in fields.get("inputs", {}).items()]
+        given = fields.get("inputs", {})
+        try:
+            named = given.items()
+        except AttributeError:
+            raise InvalidArgumentError(
+                f"inputs is of type {type(given).__name__}: pass a dictionary of arrays by the names of the inputs"
+            ) from None
+        inputs = [tensor_of(name, value) for name, value in named]
         sent = engine.InferenceRequest(self.name, self._version, "", inputs)
         if len(fields) == 1 and "inputs" in fields:  # true for nearly every request
             return host, sent, None
@@ -224,6 +233,8 @@ def _apply(sent: engine.InferenceRequest, fields: Mapping[str, Any]) -> Any:
         setattr(sent, attribute, int(number))
     parameters = fields.get("parameters")
     if parameters:
+        if not isinstance(parameters, Mapping):
+            raise InvalidArgumentError(f"parameters is a dictionary, not {type(parameters).__name__}")
         sent.parameters = {_text("a parameter's name", name): _value(name, parameters[name]) for name in parameters}
     if fields.get("output_memory_type") not in _HOST_MEMORY:
         raise UnsupportedError("outputs lie in the host's memory: output_memory_type can be CPU only")

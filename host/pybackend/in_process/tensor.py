@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,16 @@ class Tensor:
     def __init__(self, data_type: str, shape: Sequence[int], data: Buffer) -> None:
         if data_type not in DATATYPES:
             raise InvalidArgumentError(f"'{data_type}' is no datatype: the datatypes are {', '.join(DATATYPES)}")
-        nbytes, wanted = memoryview(data).nbytes, prod(shape) * ITEMSIZE[data_type]
+        try:
+            dims: Sequence[int] = tuple(index(size) for size in shape)
+        except TypeError:
+            dims = (-1,)
+        if min(dims, default=0) < 0:
+            raise InvalidArgumentError(f"the shape of a tensor is a list of whole numbers from 0 on, not {shape!r}")
+        nbytes, wanted = memoryview(data).nbytes, prod(dims) * ITEMSIZE[data_type]
         if nbytes != wanted and data_type != _STRINGS:
             raise InvalidArgumentError(f"a tensor {data_type}{list(shape)} has {wanted} bytes, not {nbytes}")
-        self._datatype, self._shape, self._data = str(data_type), shape, _flat(data)
+        self._datatype, self._shape, self._data = str(data_type), dims, _flat(data)
 
     @classmethod
     def of_model(cls, datatype: str, shape: Sequence[int], data: Buffer) -> Tensor:
@@ -142,7 +149,7 @@ class Tensor:
     def from_bytes_array(array: Any) -> Tensor:
         """A tensor of the ``bytes`` in an array or in nested lists."""
         found = np.asarray(array, dtype=object)
-        return Tensor(_STRINGS, found.shape, encode_elements(found.ravel().tolist()))
+        return Tensor(_STRINGS, found.shape, _encoded("the tensor", found.ravel().tolist()))
 
     from_string_array = from_bytes_array
 
@@ -181,7 +188,7 @@ def _of_array(name: str, array: np.ndarray[Any, Any]) -> InputTensor:
     if row is not None:
         return InputTensor(name, row.name, array.shape, _octets(array))
     if array.dtype.kind in _TEXT_KINDS:
-        return InputTensor(name, _STRINGS, array.shape, encode_elements(array.ravel().tolist()))
+        return InputTensor(name, _STRINGS, array.shape, _encoded(f"input '{name}'", array.ravel().tolist()))
     native = array.dtype.newbyteorder("=")
     if native in BY_NUMPY:
         return _of_array(name, array.astype(native))
@@ -213,4 +220,11 @@ def _of_strings(name: str, value: Sequence[Any]) -> InputTensor:
                 f"input '{name}' is a list with {type(element).__name__} objects: lists hold strings. Make an array with a "
                 "dtype, such as numpy.array(value, dtype=numpy.float32)"
             )
-    return InputTensor(name, _STRINGS, elements.shape, encode_elements(flat))
+    return InputTensor(name, _STRINGS, elements.shape, _encoded(f"input '{name}'", flat))
+
+
+def _encoded(what: str, elements: list[Any]) -> Buffer:
+    try:
+        return encode_elements(elements)
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"{what} has a string with a lone surrogate, which UTF-8 cannot hold") from None

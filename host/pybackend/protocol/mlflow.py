@@ -309,7 +309,7 @@ _Reader = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def _from_text(datatype: str, cell: str | None) -> Any:
-    """The value in a cell of CSV; the cell itself if its text is none of the datatype."""
+    """The value in a cell of CSV; the cell itself if its text has another datatype."""
     if cell is None or datatype == "BYTES":
         return cell
     if datatype == "BOOL":

@@ -11,7 +11,8 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import Cluster, keyed
+from pybackend.pools import DEFAULT_POOL
+from pybackend.ray.cluster import Cluster, Pool, keyed
 from pybackend.ray.coordinator import Coordinator
 from pybackend.ray.coordinator_ports import CoordinatorPorts
 from pybackend.ray.entrance import Entrance
@@ -64,26 +65,7 @@ def application(cluster: Cluster) -> Any:
         ray_actor_options=_FIRST_MACHINE,
         **_HEALTH,
     ).bind(cluster)
-    scale = (
-        {"autoscaling_config": _autoscaling(cluster)}
-        if cluster.max_replicas > cluster.min_replicas
-        else {"num_replicas": cluster.min_replicas}
-    )
-    replicas = serve.deployment(
-        Replica,
-        name="Replica",
-        graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=cluster.exit_timeout_s + _LEAVE_S,
-        max_surge_percent=_SURGE if cluster.has_room else 0,
-        max_constructor_retry_count=_STARTS,
-        ray_actor_options={
-            "num_cpus": cluster.num_cpus,
-            "num_gpus": cluster.num_gpus,
-            **({"memory": cluster.memory_bytes} if cluster.memory_bytes else {}),
-        },
-        **scale,
-        **_HEALTH,
-    ).bind(cluster, coordinator)
+    replicas = [_replicas(cluster, pool, coordinator) for pool in cluster.every_pool]
     # The only entrance gives its ports to the next one. Of several, one after the other goes and comes again.
     placement: dict[str, Any] = {"ray_actor_options": _FIRST_MACHINE, "max_surge_percent": 100}
     if cluster.entrances > 1:
@@ -99,15 +81,43 @@ def application(cluster: Cluster) -> Any:
     ).bind(cluster, coordinator, replicas)
 
 
-def _autoscaling(cluster: Cluster) -> AutoscalingConfig:
+def deployment_name(pool: str) -> str:
+    """The name of a pool's deployment in Ray Serve."""
+    return "Replica" if pool == DEFAULT_POOL else f"Replica_{pool}"
+
+
+def _replicas(cluster: Cluster, pool: Pool, coordinator: Any) -> Any:
+    scale = (
+        {"autoscaling_config": _autoscaling(cluster, pool)}
+        if pool.max_replicas > pool.min_replicas
+        else {"num_replicas": pool.min_replicas}
+    )
+    return serve.deployment(
+        Replica,
+        name=deployment_name(pool.name),
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=cluster.exit_timeout_s + _LEAVE_S,
+        max_surge_percent=_SURGE if cluster.has_room else 0,
+        max_constructor_retry_count=_STARTS,
+        ray_actor_options={
+            "num_cpus": pool.num_cpus,
+            "num_gpus": pool.num_gpus,
+            **({"memory": pool.memory_bytes} if pool.memory_bytes else {}),
+        },
+        **scale,
+        **_HEALTH,
+    ).bind(cluster, coordinator, pool.name)
+
+
+def _autoscaling(cluster: Cluster, pool: Pool) -> AutoscalingConfig:
     policy = AutoscalingPolicy(policy_function=WantedReplicas, policy_kwargs={"target_waiting": cluster.target_waiting})
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
         )  # variables of Ray's controller will set the interval one day
         return AutoscalingConfig(
-            min_replicas=cluster.min_replicas,
-            max_replicas=cluster.max_replicas,
+            min_replicas=pool.min_replicas,
+            max_replicas=pool.max_replicas,
             target_ongoing_requests=cluster.target_ongoing_requests,
             upscale_delay_s=5.0,
             downscale_delay_s=cluster.scale_down_s,

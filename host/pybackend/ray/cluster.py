@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pybackend.errors import ServerError
+from pybackend.pools import DEFAULT_POOL
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
 
 APPLICATION = "pybackend"
@@ -38,6 +40,7 @@ OWNED_FLAGS = {
 """Flags that are the entrance's, and the settings that they become."""
 
 _REFUSED = {
+    "pools-file": "replicas get theirs: write --pool=NAME,model=MODEL",
     "allow-client-shm": "a load balancer may send each request to another machine, which has no part of that memory",
     "http-restricted-api": "the entrance knows API keys, but no groups of calls: put a proxy that checks headers before it",
     "grpc-restricted-protocol": "the entrance knows API keys, but no groups of calls: put a proxy that checks headers before it",
@@ -56,8 +59,37 @@ _REFUSED = {
 _Files = TypeVar("_Files", TlsSettings, ApiKeySettings)
 
 
+_POOL_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
 _OF_ONE_PROCESS = {"arguments", "directory", "updates", "key"}
 """Settings that a configuration has not, or in another form."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Models with their replicas.
+
+    Attributes:
+        min_replicas: there are always this many.
+        max_replicas: there are never more.
+        num_cpus: that Ray reserves for a replica.
+        num_gpus: likewise.
+        memory_bytes: likewise; 0 for none.
+    """
+
+    name: str
+    models: tuple[str, ...] = ()
+    min_replicas: int = 1
+    max_replicas: int = 1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    memory_bytes: int = 0
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The resources of a replica, by Ray's names."""
+        found = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory_bytes)}
+        return {name: number for name, number in found.items() if number}
 
 
 @dataclass(frozen=True)
@@ -66,8 +98,9 @@ class Cluster:
 
     Attributes:
         arguments: of ``pybackend serve`` for each replica: the repositories, and flags.
-        min_replicas: there are always this many.
-        max_replicas: there are never more.
+        min_replicas: of the default pool, as are the resources below.
+        max_replicas: likewise.
+        pools: the others.
         target_ongoing_requests: of one replica, waiting and running; above it, replicas are added.
         target_waiting: seconds that requests wait for each second of computing; above it, replicas are added, too. 0: it does not matter.
         scale_down_s: replicas are removed if fewer have sufficed for this long.
@@ -76,9 +109,6 @@ class Cluster:
         grpc_tls: likewise for gRPC.
         api_keys: of clients, in such a file; None if clients need none.
         entrances: the number of machines with an entrance.
-        num_cpus: that Ray reserves for a replica.
-        num_gpus: likewise.
-        memory_bytes: likewise; 0 for none.
         exit_timeout_s: how long a replica that must go may work on the requests that it has.
         has_room: an update starts a replica before it stops one: there is room for one more.
         directory: where servers start, if the machine has it.
@@ -89,6 +119,7 @@ class Cluster:
     arguments: tuple[str, ...]
     min_replicas: int = 1
     max_replicas: int = 1
+    pools: tuple[Pool, ...] = ()
     target_ongoing_requests: float = 16.0
     target_waiting: float = 0.0
     scale_down_s: float = 60.0
@@ -110,14 +141,30 @@ class Cluster:
     key: str = field(default="", repr=False)
 
     @property
-    def seats(self) -> int:
-        """The servers that the configuration of an entrance has room for: replicas, and those that replace them."""
-        return 2 * self.max_replicas + 4
+    def every_pool(self) -> tuple[Pool, ...]:
+        """The default pool first."""
+        own = (self.min_replicas, self.max_replicas, self.num_cpus, self.num_gpus, self.memory_bytes)
+        return (Pool(DEFAULT_POOL, (), *own), *self.pools)
+
+    @property
+    def pool_of(self) -> dict[str, str]:
+        """The pool of each model that is not in the default one."""
+        return {model: pool.name for pool in self.pools for model in pool.models}
+
+    @property
+    def seats(self) -> dict[str, range]:
+        """The numbers of the servers that an entrance has room for in each pool: replicas, and those that replace them."""
+        found, first = {}, 1
+        for pool in self.every_pool:
+            found[pool.name] = range(first, first + 2 * pool.max_replicas + 4)
+            first = found[pool.name].stop
+        return found
 
     @property
     def release(self) -> str:
-        """The same for replicas that start with the same repositories and flags."""
-        return hashlib.sha256("\0".join(self.arguments).encode()).hexdigest()[:8]
+        """The same for replicas that start with the same repositories, flags and pools."""
+        pools = (f"{pool.name} {' '.join(pool.models)}" for pool in self.pools)
+        return hashlib.sha256("\0".join((*self.arguments, *pools)).encode()).hexdigest()[:8]
 
 
 def keyed(cluster: Cluster) -> Cluster:
@@ -144,11 +191,14 @@ def cluster_of(repositories: Sequence[str], arguments: Sequence[str] = (), **set
     flags = [f"--model-repository={place}" for place in places]
     for name, kind in (("http_tls", TlsSettings), ("grpc_tls", TlsSettings), ("api_keys", ApiKeySettings)):
         settings[name] = _with_paths(name, kind, settings.get(name))
+    settings["pools"] = tuple(map(_pool, settings.get("pools", ())))
     found = Cluster(arguments=(*flags, *arguments), **settings)
-    if not 1 <= found.min_replicas <= found.max_replicas:
-        raise ServerError(
-            f"{found.min_replicas} to {found.max_replicas} replicas are no range: the first number is 1 or more, the second no less"
-        )
+    for pool in found.every_pool:
+        if not 1 <= pool.min_replicas <= pool.max_replicas:
+            raise ServerError(
+                f"{pool.min_replicas} to {pool.max_replicas} replicas are no range: the first number is 1 or more, the second no less"
+            )
+    _check_pools(found)
     if found.target_ongoing_requests <= 0:
         raise ServerError(f"target_ongoing_requests is {found.target_ongoing_requests}: write a number above 0")
     if found.target_waiting < 0:
@@ -156,6 +206,33 @@ def cluster_of(repositories: Sequence[str], arguments: Sequence[str] = (), **set
             f"target_waiting is {found.target_waiting}: write a number above 0, or 0 if it does not matter"
         )
     return found
+
+
+def _pool(given: Pool | Mapping[str, Any]) -> Pool:
+    """A pool of the settings. A configuration of Ray Serve gives it as a mapping."""
+    try:
+        found = given if isinstance(given, Pool) else Pool(**given)
+    except TypeError:
+        known = ", ".join(Pool.__dataclass_fields__)
+        raise ServerError(f"a pool has the fields {known}, and one has {', '.join(given)}") from None  # type: ignore[arg-type]
+    return replace(found, models=tuple(found.models))
+
+
+def _check_pools(cluster: Cluster) -> None:
+    names = [pool.name for pool in cluster.every_pool]
+    models = [model for pool in cluster.pools for model in pool.models]
+    for pool in cluster.pools:
+        if not _POOL_NAME.fullmatch(pool.name) or names.count(pool.name) > 1:
+            raise ServerError(
+                f"'{pool.name}' cannot name a pool: write lower-case letters, digits and _, another name for each, and not {DEFAULT_POOL}"
+            )
+        if not pool.models:
+            raise ServerError(f"pool '{pool.name}' names no model: write --pool={pool.name},model=MODEL")
+        twice = [model for model in pool.models if models.count(model) > 1]
+        if twice:
+            raise ServerError(f"model '{twice[0]}' is named twice: each model is in one pool")
+    if cluster.pools and any(word.startswith("--model-namespacing") for word in cluster.arguments):
+        raise ServerError("--pool names models without namespaces: leave out --model-namespacing")
 
 
 def _with_paths(setting: str, kind: type[_Files], given: _Files | Mapping[str, Any] | None) -> _Files | None:
@@ -177,6 +254,11 @@ def _with_paths(setting: str, kind: type[_Files], given: _Files | Mapping[str, A
 
 def _plain(value: Any) -> Any:
     """A setting as documents have it."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Pool):
+        fields = Pool.__dataclass_fields__.values()
+        return {each.name: _plain(vars(value)[each.name]) for each in fields if vars(value)[each.name] != each.default}
     if isinstance(value, TlsSettings | ApiKeySettings):
         return {name: _plain(each) for name, each in vars(value).items() if each is not None}
     if isinstance(value, frozenset):
@@ -228,6 +310,7 @@ class Change:
         key: a later change with the same key takes the place of this one.
         path: where it is posted.
         body: the JSON document.
+        pool: whose replicas must make it; None for all.
     """
 
     generation: int
@@ -235,6 +318,7 @@ class Change:
     key: str
     path: str
     body: Mapping[str, Any]
+    pool: str | None = None
 
 
 @dataclass(frozen=True)
@@ -255,7 +339,9 @@ class Report:
         node: of the machine, as Ray has it.
         address: of the server, for the ports.
         generation: of the newest change that it has made, or tried.
-        seat: that the coordinator gave it; 0 before.
+        pool: the name of its pool.
+        roster: the number of the newest state of the others that its server knows.
+        seat: that the coordinator gave it; 0 if none.
         ready: the server says that all of its models are.
         sequences: models with a sequence batcher.
         version: of pybackend.
@@ -271,11 +357,28 @@ class Report:
     metrics_port: int
     version: str
     release: str = ""
+    pool: str = DEFAULT_POOL
     generation: int = 0
+    roster: int = 0
     seat: int = 0
     ready: bool = False
     sequences: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True)
+class News:
+    """The coordinator's answer to a replica.
+
+    Attributes:
+        changes: that it must make.
+        roster: the number of the state of all replicas.
+        servers: the addresses of the servers of each pool; empty without pools.
+    """
+
+    changes: tuple[Change, ...]
+    roster: int
+    servers: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)

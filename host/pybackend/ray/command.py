@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import APPLICATION, Cluster
+from pybackend.ray.cluster import APPLICATION, Cluster, Pool
 from pybackend.settings import KeyExemption
 
 _HOME = Path.home() / ".ray" / "pybackend"
@@ -45,10 +45,10 @@ def serve_on_ray(cluster: Cluster) -> int:
     with _cluster(cluster) as (is_local, about):
         cluster = _with_address(cluster, is_local=is_local)
         _say(about)
-        places = _whole_room(cluster)
-        if places < cluster.min_replicas:
+        places = _places(_least(cluster), _whole_machines())
+        if places < len(_least(cluster)):
             _say(
-                f"WARNING: the machines have room for {places} of {cluster.min_replicas} replicas: this waits until there is more, or ends "
+                f"WARNING: the machines have room for {places} of {len(_least(cluster))} replicas: this waits until there is more, or ends "
                 "with Ctrl-C"
             )
         _say(_about_entrance(cluster))
@@ -57,7 +57,7 @@ def serve_on_ray(cluster: Cluster) -> int:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: ended.set())
             _say(
-                f"Ready after {time.monotonic() - began_s:.1f} s: {cluster.min_replicas} of at most {cluster.max_replicas} replicas. "
+                f"Ready after {time.monotonic() - began_s:.1f} s: {_numbers(cluster)}. "
                 "`pybackend status --on=ray` shows them; Ctrl-C ends them"
             )
             ended.wait()
@@ -111,15 +111,20 @@ def _update(cluster: Cluster) -> int:
         running = serve.status().applications.get(APPLICATION)
         if running is None:
             raise ServerError(f"no application runs in the cluster at {address}: start one without --update")
-        states = running.deployments["Replica"].replica_states if "Replica" in running.deployments else {}
-        free = _room(cluster, available_resources_per_node().values()) + states.get("RUNNING", 0)
-        places = min(free, _whole_room(cluster))
-        cluster = replace(
-            _with_address(cluster, is_local=address.startswith("127.")), has_room=places > cluster.min_replicas
+        present = sum(
+            each.replica_states.get("RUNNING", 0)
+            for name, each in running.deployments.items()
+            if name.startswith("Replica")
         )
+        wanted = [*_least(cluster), *cluster.every_pool]
+        places = min(
+            _places(wanted, available_resources_per_node().values()) + present, _places(wanted, _whole_machines())
+        )
+        cluster = replace(_with_address(cluster, is_local=address.startswith("127.")), has_room=places >= len(wanted))
         if not cluster.has_room:
+            more = "one" if not cluster.pools else "one for each pool"
             _say(
-                f"WARNING: the machines have room for {places} replicas, and an update needs one more than {cluster.min_replicas}: "
+                f"WARNING: the machines have room for {places} replicas, and an update needs {more} more than {len(_least(cluster))}: "
                 "each is stopped before the next one starts"
             )
         _say(_about_entrance(cluster))
@@ -130,9 +135,7 @@ def _update(cluster: Cluster) -> int:
             raise ServerError(
                 f"{error}. Replicas from before the update serve on: update again, with what was or with what works"
             ) from None
-        _say(
-            f"Updated after {time.monotonic() - began_s:.1f} s: {cluster.min_replicas} of at most {cluster.max_replicas} replicas"
-        )
+        _say(f"Updated after {time.monotonic() - began_s:.1f} s: {_numbers(cluster)}")
     finally:
         ray.shutdown()
     return 0
@@ -155,17 +158,34 @@ def _with_address(cluster: Cluster, *, is_local: bool) -> Cluster:
     return replace(cluster, address=cluster.address or (_LOOPBACK if is_local else "0.0.0.0"))  # noqa: S104  said aloud
 
 
-def _room(cluster: Cluster, machines: Iterable[Mapping[str, float]]) -> int:
-    """How many replicas fit into the resources of machines."""
-    wanted = {"CPU": cluster.num_cpus, "GPU": cluster.num_gpus, "memory": float(cluster.memory_bytes)}
-    wanted = {name: number for name, number in wanted.items() if number} or {"CPU": 0.001}
-    return sum(min(int(free.get(name, 0.0) / number) for name, number in wanted.items()) for free in machines)
+def _least(cluster: Cluster) -> list[Pool]:
+    """For each replica that there must be, its pool."""
+    return [pool for pool in cluster.every_pool for _ in range(pool.min_replicas)]
 
 
-def _whole_room(cluster: Cluster) -> int:
+def _numbers(cluster: Cluster) -> str:
+    most = sum(pool.max_replicas for pool in cluster.every_pool)
+    return f"{len(_least(cluster))} of at most {most} replicas"
+
+
+def _places(replicas: Iterable[Pool], machines: Iterable[Mapping[str, float]]) -> int:
+    """How many of these replicas, given by their pools, fit into the resources of machines."""
+    free = [dict(machine) for machine in machines]
+    places = 0
+    for pool in replicas:
+        for machine in free:
+            if all(machine.get(name, 0.0) >= number for name, number in pool.resources.items()):
+                for name, number in pool.resources.items():
+                    machine[name] -= number
+                places += 1
+                break
+    return places
+
+
+def _whole_machines() -> list[Mapping[str, float]]:
     import ray
 
-    return _room(cluster, (node["Resources"] for node in ray.nodes() if node["Alive"]))
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _resources(node: Any) -> dict[str, Any]:
@@ -268,12 +288,16 @@ def _connect(address: str, *, shows_log: bool) -> None:
 def _start_local(cluster: Cluster) -> str:
     import ray
 
+    def most(resource: str) -> int:
+        """With one replica more in each pool, for updates."""
+        return math.ceil(sum((pool.max_replicas + 1) * pool.resources.get(resource, 0) for pool in cluster.every_pool))
+
     _HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
     fits = len(str(_HOME)) <= _LONGEST_HOME
     ray.init(
         address="local",
-        num_cpus=max(1, math.ceil((cluster.max_replicas + 1) * cluster.num_cpus)),  # one more, for updates
-        num_gpus=math.ceil((cluster.max_replicas + 1) * cluster.num_gpus) or None,
+        num_cpus=max(1, most("CPU")),
+        num_gpus=most("GPU") or None,
         include_dashboard=False,
         logging_level=logging.WARNING,
         **({"_temp_dir": str(_HOME)} if fits else {}),

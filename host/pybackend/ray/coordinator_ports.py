@@ -16,14 +16,16 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from ray.util import get_node_ip_address
 
+from pybackend.ray.changes import Answer, error_text
 from pybackend.ray.cluster import KEY_HEADER
-from pybackend.ray.coordinator import Coordinator, error_text
+from pybackend.ray.coordinator import Coordinator
 from pybackend.ray.haproxy import NO_ID, NO_SHARED_MEMORY, SHARED_MEMORY
 from pybackend.schema.messages import message_class
 
 _SERVICE = "inference.GRPCInferenceService"
 _LARGEST_BYTES = 512 * 1024 * 1024
 _ONE_PAGE = "/metrics/replicas/"
+_INDEX = re.compile(r"/v2/repository/index/?")
 _STATISTICS = re.compile(r"/v2/models(?:/.+)?/stats")
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -38,6 +40,8 @@ class CoordinatorPorts:
 
     def __init__(self, coordinator: Coordinator, key: str) -> None:
         self._coordinator = coordinator
+        self._changes = coordinator.changes
+        self._questions = coordinator.questions
         self._key = key.encode()
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "ServerReady": self._server_ready,
@@ -46,6 +50,7 @@ class CoordinatorPorts:
             "RepositoryModelUnload": self._unload,
             "TraceSetting": self._trace_setting,
             "LogSettings": self._log_settings,
+            "RepositoryIndex": self._index,
             **dict.fromkeys(SHARED_MEMORY, _refuse_shared_memory),
             "ModelInfer": _refuse_unread,
         }
@@ -73,18 +78,18 @@ class CoordinatorPorts:
             return web.json_response({"error": "this port is for entrances of the same application"}, status=401)
         path = request.path
         if path == "/metrics":
-            return web.Response(body=await self._coordinator.metrics(), content_type="text/plain")
+            return web.Response(body=await self._questions.metrics(), content_type="text/plain")
         if path == "/metrics/targets":
-            return web.json_response(self._coordinator.metrics_targets(request.host))
+            return web.json_response(self._questions.metrics_targets(request.host))
         if path.startswith(_ONE_PAGE):
-            status, body = await self._coordinator.metrics_of(path.removeprefix(_ONE_PAGE))
+            status, body = await self._questions.metrics_of(path.removeprefix(_ONE_PAGE))
             return web.Response(status=status, body=body, content_type="text/plain")
         if path == "/v2/health/ready":
             return web.Response(status=200 if self._coordinator.is_ready else 400)
         if _STATISTICS.fullmatch(path):
-            status, body = await self._coordinator.statistics(request.raw_path)
+            status, body = await self._questions.statistics(request.raw_path)
         elif request.method == "GET":
-            status, body = await self._coordinator.ask_one(request.raw_path)
+            status, body = await self._ask_one(request.raw_path)
         else:
             try:
                 document = json.loads(await request.read() or b"{}")
@@ -92,8 +97,14 @@ class CoordinatorPorts:
                 return web.json_response({"error": f"failed to parse the request JSON: {error}"}, status=400)
             if not isinstance(document, dict):
                 return web.json_response({"error": "the request must be a JSON object"}, status=400)
-            status, body = await self._coordinator.change(request.raw_path, document)
+            is_index = _INDEX.fullmatch(path)
+            status, body = await (
+                self._questions.index(document) if is_index else self._changes.make(request.raw_path, document)
+            )
         return web.Response(status=status, body=body, content_type="application/json")
+
+    async def _ask_one(self, path: str) -> Answer:
+        return await self._questions.ask_one(path, self._changes.pool_of(path))
 
     # gRPC
 
@@ -125,7 +136,7 @@ class CoordinatorPorts:
         return message_class("inference.ServerReadyResponse")(ready=self._coordinator.is_ready)
 
     async def _model_statistics(self, request: Any) -> Any:
-        document = _accepted(await self._coordinator.statistics(f"{_model_path(request.name, request.version)}/stats"))
+        document = _accepted(await self._questions.statistics(f"{_model_path(request.name, request.version)}/stats"))
         return json_format.ParseDict(
             document, message_class("inference.ModelStatisticsResponse")(), ignore_unknown_fields=True
         )
@@ -147,15 +158,13 @@ class CoordinatorPorts:
 
     async def _change_model(self, request: Any, action: str, parameters: Mapping[str, Any]) -> None:
         path = f"/v2/repository/models/{quote(request.model_name, safe='')}/{action}"
-        _accepted(await self._coordinator.change(path, {"parameters": parameters}))
+        _accepted(await self._changes.make(path, {"parameters": parameters}))
 
     async def _trace_setting(self, request: Any) -> Any:
         path = f"{_model_path(request.model_name) if request.model_name else '/v2'}/trace/setting"
         changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
         changes = {name: found if name == "trace_level" or not found else found[0] for name, found in changes.items()}
-        document = _accepted(
-            await (self._coordinator.change(path, changes) if changes else self._coordinator.ask_one(path))
-        )
+        document = _accepted(await (self._changes.make(path, changes) if changes else self._ask_one(path)))
         response = message_class("inference.TraceSettingResponse")()
         for name, value in document.items():
             response.settings[name].value.extend(value if isinstance(value, list) else [value])
@@ -167,14 +176,16 @@ class CoordinatorPorts:
             for name, value in request.settings.items()
         }
         path = "/v2/logging"
-        document = _accepted(
-            await (self._coordinator.change(path, changes) if changes else self._coordinator.ask_one(path))
-        )
+        document = _accepted(await (self._changes.make(path, changes) if changes else self._ask_one(path)))
         response = message_class("inference.LogSettingsResponse")()
         for name, value in document.items():
             field = {bool: "bool_param", int: "uint32_param"}.get(type(value), "string_param")
             setattr(response.settings[name], field, value)
         return response
+
+    async def _index(self, request: Any) -> Any:
+        rows = _accepted(await self._questions.index({"ready": request.ready}))
+        return json_format.ParseDict({"models": rows}, message_class("inference.RepositoryIndexResponse")())
 
 
 class _Refused(Exception):
@@ -194,7 +205,7 @@ async def _refuse_unread(_request: Any) -> Any:
     raise _Refused(NO_ID, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def _accepted(answer: tuple[int, bytes]) -> Any:
+def _accepted(answer: Answer) -> Any:
     """The document of an answer. Raises _Refused if it is no success."""
     status, body = answer
     if status != 200:

@@ -101,7 +101,8 @@ class Entrance:
     async def _first_roster(self) -> Roster:
         """The replicas that get the requests of those who connect from now on."""
         roster = None
-        while roster is None or not (roster.complete or len(roster.places) >= self._cluster.min_replicas):
+        least = sum(pool.min_replicas for pool in self._cluster.every_pool)
+        while roster is None or not (roster.complete or len(roster.places) >= least):
             try:
                 roster = await self._next_roster(0 if roster is None else roster.number)
             except Exception as error:  # noqa: BLE001  an update starts the coordinator again, too
@@ -123,7 +124,7 @@ class Entrance:
 
     async def _start(self, *flags: str) -> asyncio.subprocess.Process:
         sequences: frozenset[str] = frozenset() if self._roster is None else self._roster.sequences
-        write_lists(self._directory, sequences)
+        write_lists(self._directory, self._cluster, sequences)
         self._runtime.forget(sequences)
         file = self._directory / "haproxy.cfg"
         file.touch(mode=0o600)

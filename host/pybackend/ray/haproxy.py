@@ -7,20 +7,33 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pybackend.errors import ServerError
+from pybackend.pools import DEFAULT_POOL
 from pybackend.ray.cluster import KEY_HEADER, Cluster, Report, Roster
 from pybackend.ray.entrance_access import bind_line, key_lines, one_word
 
-_SEQUENCES_LUA = Path(__file__).with_name("sequences.lua")
+_LUA = Path(__file__).parent
+_LISTS = ("sequences.lst", "any_sequence.lst", "pools.map")
+_STICK = """\
+balance hash var(txn.sequence)
+    hash-type consistent
+    stick-table type string len 256 size 1m expire 24h
+    stick on var(txn.sequence)"""
+_NAMED_BYTES = 8
+"""A stream's first message begins with the model's name, and has come whole, as a rule, when so much of it has come."""
+
 _BODY_BYTES = 64 * 1024
 """What HAProxy holds of a body: the correlation id must be in it."""
 
+_INFLATED_BYTES = 4 * 1024
+"""The part of a compressed one that it reads, see requests.lua."""
+
 NO_ID = (
-    f"the correlation id of this request is not within its first {_BODY_BYTES // 1024} KB, or the body is compressed: with several "
-    "replicas, the entrance must read it. Send tensors as binary data, uncompressed"
+    f"the correlation id of this request is not within its first {_BODY_BYTES // 1024} KB, or {_INFLATED_BYTES // 1024} KB of what was compressed: with "
+    "several replicas, the entrance must read it. Send tensors as binary data"
 )
 NO_SHARED_MEMORY = (
     "shared memory of clients cannot be used here: each request may go to another machine, which has no part of that memory. "
@@ -42,6 +55,9 @@ _COORDINATED_METHODS = " ".join(
         "TraceSetting",
         "LogSettings",
     )
+)
+_MODEL_METHODS = " ".join(
+    f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelReady", "ModelMetadata", "ModelConfig")
 )
 _COORDINATED_POSTS = (
     r"^/v2/repository/models/.+/(load|unload|traffic)/?$|^/v2/(models/.+/)?trace/setting/?$|^/v2/logging/?$"
@@ -88,28 +104,37 @@ def configuration(cluster: Cluster, directory: Path, roster: Roster | None = Non
     ``roster``: so that HAProxy has servers when it begins to listen.
     """
     places = {} if roster is None else roster.places
-    seats = {seat: _server(f"r{seat}", places.get(seat), grpc=False) for seat in range(1, cluster.seats + 1)}
-    seats_h2 = {seat: _server(f"r{seat}", places.get(seat), grpc=True) for seat in seats}
     coordinator, coordinator_h2 = "coordinator 127.0.0.1:9 disabled", "coordinator 127.0.0.1:9 disabled"
     if roster is not None:
         host, http_port, grpc_port = roster.coordinator
         coordinator = f"coordinator {_place(host, http_port)}"
         coordinator_h2 = f"coordinator {_place(host, grpc_port)}"
-    checked = "\n".join(f"    server {line} check" for line in seats.values())
-    # The state of a server that follows another one is the other's.
-    followed = {seat: line.removesuffix(" disabled") for seat, line in seats.items()}
-    followed_h2 = {seat: line.removesuffix(" disabled") for seat, line in seats_h2.items()}
-    tracking_h2 = "\n".join(f"    server {line} proto h2 track http/r{seat}" for seat, line in followed_h2.items())
-    alive_h2 = "\n".join(f"    server {line} proto h2 track http_alive/r{seat}" for seat, line in followed_h2.items())
-    alive = "\n".join(f"    server {line} track http_alive/r{seat}" for seat, line in followed.items())
-    lists = {name: directory / name for name in ("sequences.lst", "any_sequence.lst")}
-    stick = "balance hash var(txn.sequence)\n    hash-type consistent\n    stick-table type string len 256 size 1m expire 24h\n    stick on var(txn.sequence)"
+    lists = {name: directory / name for name in _LISTS}
+    pooled = ""
+    if cluster.pools:
+        pooled = f"""acl of_model path,url_dec -m reg ^/v2/(repository/)?models/[^/]+
+    http-request set-var(txn.model) path,field(4,/),url_dec if of_model
+    http-request set-var(txn.model) path,field(5,/),url_dec if of_model {{ path_beg /v2/repository/ }}
+    http-request set-var(txn.pool) var(txn.model),map({lists["pools.map"]})
+    acl index path,url_dec -m reg ^/v2/repository/index/?$"""
+    pooled_h2 = ""
+    if cluster.pools:
+        pooled_h2 = f"""acl of_model path {_MODEL_METHODS}
+    acl stream path /inference.GRPCInferenceService/ModelStreamInfer
+    acl index path /inference.GRPCInferenceService/RepositoryIndex
+    http-request wait-for-body time 24h at-least {_NAMED_BYTES} if stream
+    http-request wait-for-body time 60s if of_model
+    http-request lua.read_message if of_model or stream
+    http-request set-var(txn.pool) var(txn.model),map({lists["pools.map"]})
+    use_backend grpc_coordinator if index"""
+    backends = "\n".join(_backends(cluster, pool.name, places) for pool in cluster.every_pool)
     return f"""\
 # Written by pybackend at the start of an entrance.
 global
     stats socket {directory / "admin"} mode 600 level admin expose-fd listeners
     stats timeout 1m
-    lua-load {_SEQUENCES_LUA}
+    lua-load {_LUA / "inflate.lua"}
+    lua-load {_LUA / "requests.lua"}
     nbthread {min(4, os.cpu_count() or 1)}
     tune.bufsize {_BODY_BYTES}
     tune.h2.initial-window-size 1048576
@@ -148,14 +173,13 @@ frontend http_front
     acl of_sequences var(txn.model) -m str -f {lists["sequences.lst"]}
     {_error(400, NO_SHARED_MEMORY, "shared_memory")}
     http-request set-var(txn.model) path,field(4,/),url_dec if infer
+    {pooled}
     http-request wait-for-body time 60s if post infer of_sequences
-    http-request lua.sequence_of_document if post infer of_sequences
+    http-request lua.read_document if post infer of_sequences
     {_error(400, NO_ID, "{ var(txn.unread) -m found }")}
     use_backend coordinator if coordinator post
-    use_backend coordinator if statistics or readiness
-    use_backend http_sequences if {{ var(txn.sequence) -m found }}
-    use_backend http if {{ nbsrv(http) gt 0 }}
-    default_backend http_alive
+    use_backend coordinator if statistics or readiness{" or index post" if cluster.pools else ""}
+    {_choices(cluster, "http")}
 
 frontend grpc_front
     {bind_line(cluster, "grpc", directory)}
@@ -168,12 +192,12 @@ frontend grpc_front
     acl any_sequence str(yes) -m str -f {lists["any_sequence.lst"]}
     acl of_sequences var(txn.model) -m str -f {lists["sequences.lst"]}
     http-request wait-for-body time 60s if infer any_sequence
-    http-request lua.sequence_of_message if infer any_sequence
+    http-request lua.read_message if infer any_sequence
+    {pooled_h2}
     use_backend grpc_coordinator if coordinator or shared_memory
+    use_backend grpc_coordinator if infer any_sequence !{{ var(txn.model) -m found }}
     use_backend grpc_coordinator if of_sequences {{ var(txn.unread) -m found }}
-    use_backend grpc_sequences if of_sequences {{ var(txn.sequence) -m found }}
-    use_backend grpc if {{ nbsrv(grpc) gt 0 }}
-    default_backend grpc_alive
+    {_choices(cluster, "grpc", "of_sequences")}
 
 frontend metrics_front
     {bind_line(cluster, "metrics", directory)}
@@ -181,33 +205,7 @@ frontend metrics_front
     http-request set-header {KEY_HEADER} {cluster.key}
     http-request return status 404 unless {{ path /metrics /metrics/targets }} or {{ path_beg /metrics/replicas/ }}
     default_backend coordinator
-
-# Replicas whose models are all ready. Without any, those that live.
-backend http
-    option httpchk
-    http-check send meth GET uri /v2/health/ready hdr {KEY_HEADER} {cluster.key}
-{checked}
-
-backend http_alive
-    option httpchk
-    http-check send meth GET uri /v2/health/live hdr {KEY_HEADER} {cluster.key}
-{checked}
-
-# A sequence stays with the replica of its first request, also while that one gets no new ones.
-backend http_sequences
-    {stick}
-{alive}
-
-backend grpc
-{tracking_h2}
-
-backend grpc_alive
-{alive_h2}
-
-backend grpc_sequences
-    {stick}
-{alive_h2}
-
+{backends}
 backend coordinator
     server {coordinator}
 
@@ -216,12 +214,75 @@ backend grpc_coordinator
 """
 
 
+def _backend(name: str, pool: str) -> str:
+    """The name of a backend of a pool."""
+    return name if pool == DEFAULT_POOL else f"{name}_{pool}"
+
+
+def _choices(cluster: Cluster, protocol: str, condition: str = "") -> str:
+    """The lines that choose the replicas of a request: of its pool, of its sequence, and ready ones."""
+    lines = []
+    for pool in reversed(cluster.every_pool):
+        of_pool = "" if pool.name == DEFAULT_POOL else f" {{ var(txn.pool) -m str {pool.name} }}"
+        usual, sequences, alive = (_backend(f"{protocol}{kind}", pool.name) for kind in ("", "_sequences", "_alive"))
+        lines += [
+            f"use_backend {sequences} if {condition}{of_pool} {{ var(txn.sequence) -m found }}",
+            f"use_backend {usual} if{of_pool} {{ nbsrv({usual}) gt 0 }}",
+            f"use_backend {alive} if{of_pool}" if of_pool else f"default_backend {alive}",
+        ]
+    return "\n    ".join(lines)
+
+
+def _backends(cluster: Cluster, pool: str, places: Mapping[int, Report]) -> str:
+    """The replicas of a pool."""
+    seats = cluster.seats[pool]
+    http = {seat: _server(f"r{seat}", places.get(seat), grpc=False) for seat in seats}
+    grpc = {seat: _server(f"r{seat}", places.get(seat), grpc=True) for seat in seats}
+
+    def servers(lines: Mapping[int, str], options: str) -> str:
+        # The state of a server that follows another one is the other's.
+        follows = "track" in options
+        return "\n".join(
+            f"    server {line.removesuffix(' disabled') if follows else line} {options.format(seat=seat)}"
+            for seat, line in lines.items()
+        )
+
+    ready, alive = _backend("http", pool), _backend("http_alive", pool)
+    return f"""
+# Replicas whose models are all ready. Without any, those that live.
+backend {ready}
+    option httpchk
+    http-check send meth GET uri /v2/health/ready hdr {KEY_HEADER} {cluster.key}
+{servers(http, "check")}
+
+backend {alive}
+    option httpchk
+    http-check send meth GET uri /v2/health/live hdr {KEY_HEADER} {cluster.key}
+{servers(http, "check")}
+
+# A sequence stays with the replica of its first request, also while that one gets no new ones.
+backend {_backend("http_sequences", pool)}
+    {_STICK}
+{servers(http, f"track {alive}/r{{seat}}")}
+
+backend {_backend("grpc", pool)}
+{servers(grpc, f"proto h2 track {ready}/r{{seat}}")}
+
+backend {_backend("grpc_alive", pool)}
+{servers(grpc, f"proto h2 track {alive}/r{{seat}}")}
+
+backend {_backend("grpc_sequences", pool)}
+    {_STICK}
+{servers(grpc, f"proto h2 track {alive}/r{{seat}}")}
+"""
+
+
 class Runtime:
     """Tells a HAProxy that runs about the replicas."""
 
     def __init__(self, socket: Path, cluster: Cluster, lists: Path) -> None:
         self._socket = socket
-        self._seats = range(1, cluster.seats + 1)
+        self._seats = cluster.seats
         self._lists = lists
         self._sent: dict[str, str] = {}
         self._sequences: frozenset[str] = frozenset()
@@ -237,21 +298,22 @@ class Runtime:
         host, http_port, grpc_port = roster.coordinator
         await self._place("coordinator/coordinator", host, http_port, "ready")
         await self._place("grpc_coordinator/coordinator", host, grpc_port, "ready")
-        for seat in self._seats:
-            await self._set_seat(seat, roster)
+        for pool, seats in self._seats.items():
+            for seat in seats:
+                await self._set_seat(pool, seat, roster)
 
-    async def _set_seat(self, seat: int, roster: Roster) -> None:
+    async def _set_seat(self, pool: str, seat: int, roster: Roster) -> None:
         report = roster.places.get(seat)
         if report is None:
             for backend in ("http", "http_alive"):
-                await self._change(f"{backend}/r{seat}", "state", "maint")
+                await self._change(f"{_backend(backend, pool)}/r{seat}", "state", "maint")
             return
         for backend in ("http_sequences", "grpc", "grpc_alive", "grpc_sequences"):
             port = report.grpc_port if backend.startswith("grpc") else report.http_port
-            await self._place(f"{backend}/r{seat}", report.address, port, "")
+            await self._place(f"{_backend(backend, pool)}/r{seat}", report.address, port, "")
         state = "drain" if seat in roster.leaving else "ready"
         for backend in ("http", "http_alive"):
-            await self._place(f"{backend}/r{seat}", report.address, report.http_port, state)
+            await self._place(f"{_backend(backend, pool)}/r{seat}", report.address, report.http_port, state)
 
     async def _place(self, server: str, host: str, port: int, state: str) -> None:
         await self._change(server, "addr", f"{host} port {port}")
@@ -307,9 +369,10 @@ class Runtime:
             await writing.wait_closed()
 
 
-def write_lists(directory: Path, sequences: Iterable[str] = ()) -> None:
+def write_lists(directory: Path, cluster: Cluster, sequences: Iterable[str] = ()) -> None:
     """The files of the lists, which must exist when HAProxy starts."""
-    for name, words in (("sequences.lst", sorted(sequences)), ("any_sequence.lst", ["yes"] if sequences else [])):
+    pools = [f"{model} {pool}" for model, pool in cluster.pool_of.items()]
+    for name, lines in zip(_LISTS, (sorted(sequences), ["yes"] if sequences else [], pools), strict=True):
         file = directory / name
         file.touch(mode=0o600)
-        file.write_text("".join(f"{word}\n" for word in words))
+        file.write_text("".join(f"{line}\n" for line in lines))

@@ -8,11 +8,13 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -20,8 +22,9 @@ from ray import serve
 from ray.util import get_node_ip_address
 
 from pybackend import __version__
+from pybackend.pools import Pools
 from pybackend.ports import free_ports
-from pybackend.ray.cluster import KEY_HEADER, Change, Cluster, Outcome, Report, follower, keyed, private_directory
+from pybackend.ray.cluster import KEY_HEADER, Change, Cluster, News, Outcome, Report, follower, keyed, private_directory
 from pybackend.scaling import COMPUTING, WAITING
 
 log = logging.getLogger(__name__)
@@ -48,10 +51,11 @@ class ServerStartError(RuntimeError):
 class _Server:
     """The process, and HTTP with it."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, pool: str) -> None:
         self.address = get_node_ip_address()
         self.http_port, self.grpc_port, self.metrics_port = free_ports(self.address, 3)
         self._cluster = cluster
+        self._pools = Pools(pool, cluster.pool_of, {}, {KEY_HEADER: cluster.key})
         self._directory = private_directory("replica")
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._session = aiohttp.ClientSession(
@@ -71,6 +75,7 @@ class _Server:
         key_file = self._directory / "key"
         key_file.touch(mode=0o600)
         key_file.write_text(f"{self._cluster.key}\n")
+        self._write_pools()
         self._process = await asyncio.create_subprocess_exec(
             *follower(),
             sys.executable,
@@ -87,6 +92,7 @@ class _Server:
             f"--exit-timeout-secs={self._cluster.exit_timeout_s}",
             f"--api-key-file={key_file}",
             "--allow-client-shm=false",
+            *([f"--pools-file={self._pools_file}"] if self._cluster.pools else []),
             *_defaults(self._cluster.arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -102,6 +108,23 @@ class _Server:
                 await self._reading
                 raise ServerStartError("the server ended while it started:\n" + "\n".join(self._lines))
             await asyncio.sleep(_START_POLL_S)
+
+    @property
+    def _pools_file(self) -> Path:
+        return self._directory / "pools.json"
+
+    def _write_pools(self) -> None:
+        new = self._directory / "pools.new"  # the server reads it at any time
+        new.touch(mode=0o600)
+        new.write_text(self._pools.text())
+        new.replace(self._pools_file)
+
+    def tell_servers(self, servers: Mapping[str, tuple[str, ...]]) -> None:
+        """Let models call these servers of other pools."""
+        if servers != self._pools.servers and self._process is not None and self.is_running:
+            self._pools = replace(self._pools, servers=servers)
+            self._write_pools()
+            self._process.send_signal(signal.SIGHUP)  # read it now
 
     async def _has_loaded(self) -> bool:
         """True if it takes changes: it has loaded all models, or tried. It says that it is ready before it begins to load."""
@@ -179,9 +202,9 @@ def _models_environment(environ: Mapping[str, str]) -> dict[str, str]:
 class Replica:
     """The actor."""
 
-    async def __init__(self, cluster: Cluster, coordinator: Any) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+    async def __init__(self, cluster: Cluster, coordinator: Any, pool: str) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         self._coordinator = coordinator
-        self._server = _Server(keyed(cluster))
+        self._server = _Server(keyed(cluster), pool)
         self._changes: dict[str, Change] = {}
         self._looks = 0
         context = serve.get_replica_context()
@@ -197,6 +220,7 @@ class Replica:
                 metrics_port=server.metrics_port,
                 version=__version__,
                 release=cluster.release,
+                pool=pool,
             )
             await self._look()
             await self._join()
@@ -227,30 +251,37 @@ class Replica:
         await self._server.stop()
 
     async def _join(self) -> None:
-        seat, changes = await _reply(self._coordinator.join.remote(self._report, list(self._changes.values())))
+        seat, news = await _reply(self._coordinator.join.remote(self._report, list(self._changes.values())))
         self._report = replace(self._report, seat=seat)
-        await self._make(changes)
+        await self._take(news)
 
     async def _follow(self) -> None:
         while True:
             try:
                 await self._look()
-                changes = await asyncio.wait_for(_reply(self._coordinator.report.remote(self._report)), _REPORT_S)
+                news = await asyncio.wait_for(_reply(self._coordinator.report.remote(self._report)), _REPORT_S)
                 self._report = replace(self._report, outcomes=())
-                if changes is None:
+                if news is None:
                     await self._join()
                 else:
-                    await self._make(changes)
+                    await self._take(news)
             except Exception as error:  # noqa: BLE001  whatever it is, the coordinator must know of this replica again
                 log.warning("Cannot tell the coordinator how this replica is: %r", error)
                 await asyncio.sleep(_RETRY_S)
+
+    async def _take(self, news: News) -> None:
+        self._server.tell_servers(news.servers)
+        self._report = replace(self._report, roster=news.roster)
+        await self._make(news.changes)
 
     async def _make(self, changes: Iterable[Change]) -> None:
         """Make changes at the server that it has not made yet."""
         for change in changes:
             if change.generation <= self._report.generation:
                 continue
-            status, body = await self._server.call("POST", change.path, change.body)
+            status, body = 200, b""
+            if change.pool in {None, self._report.pool}:
+                status, body = await self._server.call("POST", change.path, change.body)
             if status == 200:
                 self._changes[change.key] = change
             outcomes = (*self._report.outcomes, Outcome(change.generation, status, body))

@@ -17,6 +17,7 @@ from pybackend.model.ensemble.model import EnsembleModel
 from pybackend.model.host import Absence
 from pybackend.model.model import Model, ModelState, not_ready
 from pybackend.modelconfig.ensemble import circle_of, part_names_on_disk
+from pybackend.pools import Pools
 from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.layout import DUPLICATE_REASON
 from pybackend.repository.names import ModelNames, Namespaces
@@ -28,10 +29,10 @@ LONGEST_VERSION_DIGITS = 19
 class ModelCatalogue:
     """The known models, each with its versions."""
 
-    def __init__(self, config_name: str, namespaces: Namespaces | None = None) -> None:
+    def __init__(self, config_name: str, namespaces: Namespaces | None = None, pools: Pools | None = None) -> None:
         self.entries: dict[str, ModelEntry] = {}  # by full name, in the current state
         self.names = ModelNames(self.entries, namespaces)
-        self.ensembles = Ensembles(self.entries, config_name, self.names)
+        self.ensembles = Ensembles(self.entries, config_name, self.names, pools)
         self._failures: dict[str, str] = {}
 
     def find(self, name: str, version: str = "") -> Model:
@@ -239,12 +240,15 @@ def _version_number(text: str) -> int:
 class Ensembles:
     """The dependencies between models."""
 
-    def __init__(self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames) -> None:
+    def __init__(
+        self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames, pools: Pools | None
+    ) -> None:
         # called after a model's versions have changed, before anybody is told
         self.watchers: list[Callable[[], None]] = []
         self._entries = entries
         self._names = names
         self._config_name = config_name
+        self._pools = pools
         self._unreadable: dict[str, str] = {}
 
     # Parts
@@ -263,7 +267,7 @@ class Ensembles:
         """The reason why no version of a model serves."""
         entry = self._entries.get(name)
         if entry is None or entry.reason == DUPLICATE_REASON:
-            return Absence(False, False, self._unreadable.get(name, ""))
+            return Absence(False, False, self._unreadable.get(name) or self._elsewhere(name))
         models = entry.versions.values()
         if not models:
             return Absence(True, False, entry.reason)
@@ -273,6 +277,13 @@ class Ensembles:
     def note_failure(self, name: str, reason: str) -> None:
         """Record why a part could not be loaded, for parts without an entry that would give the reason."""
         self._unreadable[name] = reason
+
+    def _elsewhere(self, name: str) -> str:
+        """The reason if a model is in another pool."""
+        pools = self._pools
+        if pools is None or pools.has(name):
+            return ""
+        return f"'{name}' is in pool '{pools.of(name)}', and this is '{pools.own}': put an ensemble and its parts into one pool"
 
     def is_mere_part(self, name: str) -> bool:
         """True if a model was loaded only because ensembles needed it, and none of those remains."""

@@ -11,6 +11,7 @@ from pybackend.errors import ModelLoadError, ServerError
 from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 from pybackend.modelconfig.schema import full_name
+from pybackend.pools import Pools
 from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.names import Namespaces
 
@@ -33,6 +34,7 @@ class RepositoryScan:
     # the repositories in cloud storage, by the local directories that show them
     listings: Mapping[Path, Listing] = field(default_factory=dict)
     namespaces: Namespaces | None = None  # of the server; None if names of models are unique in all repositories
+    pools: Pools | None = None  # models of other pools are not there; None if this server has all
 
     @property
     def places(self) -> tuple[Path, ...]:
@@ -46,7 +48,11 @@ class RepositoryScan:
     def again(self, listings: Mapping[Path, Listing]) -> RepositoryScan:
         """The same places as they are now; raises as :func:`scan_repositories`."""
         return scan_repositories(
-            self.repositories, self.model_directories, listings, namespacing=self.namespaces is not None
+            self.repositories,
+            self.model_directories,
+            listings,
+            namespacing=self.namespaces is not None,
+            pools=self.pools,
         )
 
 
@@ -56,6 +62,7 @@ def scan_repositories(
     listings: Mapping[Path, Listing] | None = None,
     *,
     namespacing: bool = False,
+    pools: Pools | None = None,
 ) -> RepositoryScan:
     """Find every model directory in the given repositories; a repository given twice is scanned once.
 
@@ -65,13 +72,15 @@ def scan_repositories(
         model_directories: directories of single models, each of which counts while it exists.
         listings: the repositories in cloud storage, by the local directories that show them; models need not be there yet.
         namespacing: several repositories may have a model of the same name: its repository is its namespace.
+        pools: leave out the models of other pools.
     """
     found: dict[str, list[Path]] = {}
     warnings: list[str] = []
     namespaces: list[str] = []
 
     def add(place: str, name: str, directory: Path) -> None:
-        found.setdefault(full_name(place, name) if namespacing else name, []).append(directory)
+        if pools is None or pools.has(name):
+            found.setdefault(full_name(place, name) if namespacing else name, []).append(directory)
 
     for repository in {os.path.realpath(path): path for path in reversed(repositories)}.values():
         names = _model_names(repository)
@@ -113,6 +122,7 @@ def scan_repositories(
         tuple(model_directories),
         listings or {},
         Namespaces(namespaces) if namespacing else None,
+        pools,
     )
 
 
@@ -120,6 +130,10 @@ def model_directory(scan: RepositoryScan, name: str) -> Path:
     """The directory of a model."""
     if name in scan.duplicates:
         raise ModelLoadError(f"{DUPLICATE_REASON}: {', '.join(scan.duplicates[name])}")
+    if scan.pools is not None and not scan.pools.has(name):
+        raise ModelLoadError(
+            f"model '{name}' belongs to pool '{scan.pools.of(name)}', and this server to '{scan.pools.own}'"
+        )
     if name not in scan.models:
         raise ModelLoadError(f"there is no directory '{name}' in {', '.join(scan.place_names)}")
     return scan.models[name]

@@ -28,7 +28,7 @@ class ModelRepository:
 
     def __init__(self, scan: RepositoryScan, host: ModelHost, mirrors: Mirrors | None = None) -> None:
         self.host = host
-        self.catalogue = ModelCatalogue(host.settings.config_name, scan.namespaces)  # all of them by name
+        self.catalogue = ModelCatalogue(host.settings.config_name, scan.namespaces, scan.pools)  # all by name
         self._scan = scan
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
         self.mirrors = mirrors or Mirrors()

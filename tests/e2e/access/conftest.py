@@ -10,9 +10,6 @@ from tests.support.repositories import IDENTITY, identity_config, tensors, write
 from tests.support.server import ServerProcess
 
 TELL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         return [

@@ -11,8 +11,6 @@ import pytest
 from tests.support.server import ServerProcess
 
 MODEL = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def initialize(self, args):
         print("hello from the model")
@@ -21,8 +19,6 @@ class TritonPythonModel:
         raise RuntimeError("this model is broken")
 """
 CALLER = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:

@@ -13,8 +13,7 @@ from tests.support.streams import write_streams
 PATIENT = """
 import os
 import threading
-import numpy as np
-import triton_python_backend_utils as pb_utils
+
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -29,8 +28,6 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([]) for _ in requests]
 """
 FAILING = """
-import triton_python_backend_utils as pb_utils
-
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
 
 class TritonPythonModel:
@@ -43,9 +40,6 @@ class TritonPythonModel:
         return answers
 """
 FLOOD = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def initialize(self, args):
         self.place = args["model_repository"]

@@ -11,8 +11,7 @@ from tests.support.served import served
 
 TELLS = """
 import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
+
 
 class TritonPythonModel:
     def execute(self, requests):
@@ -60,9 +59,6 @@ model_transaction_policy {{ decoupled: true }}
 PATIENT = (
     GATE
     + """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def initialize(self, args):
         self.gate = args["model_repository"] + "/gate"

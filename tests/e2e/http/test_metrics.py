@@ -153,8 +153,6 @@ class TritonPythonModel:
 """
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 ASKING = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         inputs = [pb_utils.get_input_tensor_by_name(requests[0], "IN")]

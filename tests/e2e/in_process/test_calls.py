@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,11 @@ def test_a_request_has_what_requests_have(server: pybackend.Server) -> None:
         ({"inputs": {"IN_FP32": object()}}, "input 'IN_FP32' is of type object: pass a NumPy array"),
         ({"inputs": {"IN_FP32": np.zeros(1)}}, "data-type is 'FP64', but model 'echo' expects 'FP32'"),
         ({"inputs": {"WRONG": np.zeros(1)}}, "unexpected inference input 'WRONG'"),
+        ({"inputs": [np.zeros(1)]}, "inputs is of type list: pass a dictionary of arrays by the names"),
+        ({"inputs": {"IN_STRING": ["\ud800"]}}, "input 'IN_STRING' has a string with a lone surrogate"),
+        ({"inputs": {"IN_STRING": np.array(["\ud800"])}}, "input 'IN_STRING' has a string with a lone surrogate"),
+        ({"inference_request": 3}, "pass an InferenceRequest, or its fields by name, not int"),
+        ({"parameters": ["key"]}, "parameters is a dictionary, not list"),
         ({"priority": -1}, "priority is a whole number from 0 to 18446744073709551615, not -1"),
         ({"request_id": "\ud800"}, "request_id has a lone surrogate"),
         ({"parameters": {"key": []}}, "parameter 'key' is of type list: use a string, a number or a bool"),
@@ -147,6 +153,20 @@ def test_a_wrong_request_is_an_error_with_the_reason(
 ) -> None:
     with pytest.raises(pybackend.TritonError, match=message):
         _ = server.model("echo").infer(**fields).outputs
+
+
+@pytest.mark.parametrize("shape", ["ab", [2.5], [-1, -4], [5]])
+def test_a_tensor_has_the_shape_of_its_data(shape: Any) -> None:
+    with pytest.raises(pybackend.InvalidArgumentError, match=r"shape of a tensor is|has 20 bytes, not 16"):
+        pybackend.Tensor("FP32", shape, bytes(16))
+
+
+def test_threads_that_read_the_same_responses_all_end(server: pybackend.Server) -> None:
+    responses = server.model("countdown_to").infer(inputs={"IN": np.array([500], np.int32)})
+    with ThreadPoolExecutor(4) as pool:
+        found = [each for part in pool.map(lambda _: list(responses), range(4)) for each in part]
+    assert [values(each) for each in found if each.outputs] == [[500]] * 500
+    assert [each.final for each in found].count(True) == 1
 
 
 def test_an_unknown_model_is_an_error(server: pybackend.Server) -> None:

@@ -7,9 +7,6 @@ from tests.support.repositories import tensors, write_model
 from tests.support.served import served
 
 CODE = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     calls = 0
 

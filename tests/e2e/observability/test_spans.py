@@ -19,17 +19,12 @@ from tests.support.server import serving
 
 BODY = json.dumps(REQUEST).encode()
 CONTEXT = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         contexts = [str(request.trace().get_context()) for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([each], object))]) for each in contexts]
 """
 CALLER = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         answers = []

@@ -15,8 +15,6 @@ from tests.support.server import serving
 from tests.support.trace_files import fragments_in
 
 CALLER = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         answers = []
@@ -29,8 +27,6 @@ class TritonPythonModel:
         return answers
 """
 STREAMING = """
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:

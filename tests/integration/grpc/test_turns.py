@@ -148,7 +148,7 @@ def test_a_broken_frame_behind_many_calls(run):
 
 HELD = """
 import time
-import triton_python_backend_utils as pb_utils
+
 
 class TritonPythonModel:
     def execute(self, requests):

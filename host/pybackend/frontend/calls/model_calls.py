@@ -4,11 +4,13 @@ A tensor is copied once in each direction: from memory of the stub that sends it
 model, large ones off the event loop. No stub ever maps another model's memory.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.engine import InferenceEngine
@@ -26,6 +28,9 @@ from pybackend.loop_turn import loop_turn_of
 from pybackend.repository.names import ModelNames
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES, TAIL
+
+if TYPE_CHECKING:
+    from pybackend.frontend.calls.pool_calls import PoolAdmission, PoolCalls
 
 MOST_BACKLOG_BYTES = 16 * 1024 * 1024
 """Most bytes, tensors included, that may wait for a stub that does not read; beyond it, its senders are paused."""
@@ -75,7 +80,7 @@ class OpenCall:
         self.caller = caller  # the stub that waits
         self.message = message  # the call's message
         self.inputs = inputs
-        self.admission: Admission | None = None  # the call's admission to the model, once it is open
+        self.admission: Admission | PoolAdmission | None = None  # the call's admission to the model, once it is open
         self.pending: PendingRequest | None = None  # the call's request, once the engine has accepted it
         self.responses: deque[InferenceResponse] = deque()
         # the error that the caller receives instead of the request's own result
@@ -155,7 +160,8 @@ class _Outbox:
 class ModelCalls:
     """Passes stubs' calls to the engine.
 
-    ``on_queued`` is called for each call after the scheduler has had a chance to dispatch it.
+    ``on_queued`` is called for each call after the scheduler has had a chance to dispatch it. ``pools``: the way to models that this
+    server has not.
     """
 
     def __init__(
@@ -164,8 +170,10 @@ class ModelCalls:
         names: ModelNames,
         open_bytes: OpenBytes,
         on_queued: Callable[[OpenCall], None],
+        pools: PoolCalls | None = None,
     ) -> None:
         self._engine = engine
+        self._pools = pools
         self._names = names
         self._answers = engine.answers[_PROTOCOL]
         self._open_bytes = open_bytes
@@ -291,9 +299,11 @@ class ModelCalls:
             outbox.sending = None
             self._send_next(outbox)
 
-    def _open(self, caller: CallingStub, message: heard.Call) -> Admission:
+    def _open(self, caller: CallingStub, message: heard.Call) -> Admission | PoolAdmission:
         version = "" if message.model_version < 0 else str(message.model_version)
         name = message.model_name
+        if self._pools is not None and self._pools.has(name):
+            return self._pools.admission(name, version, streams=message.decoupled)
         if caller.namespace:
             name = self._names.known(name, caller.namespace)
         try:
@@ -317,6 +327,9 @@ class ModelCalls:
             outer = call.caller.find_trace(options.trace) if options.trace else None
             if outer is not None:
                 request.trace = outer.child(of_execution=True)
+        if self._pools is not None:
+            executor = call.caller.instance.executor
+            request.parameters = self._pools.parameters(request, executor, message.execution, call.caller.model_name)
         if len(inputs) > 1 and len({tensor.name for tensor in inputs}) != len(inputs):
             raise InferenceError(f"an input is given twice for model '{admission.model_name}'", ErrorCode.INVALID_ARG)
         try:

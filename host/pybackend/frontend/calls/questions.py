@@ -1,9 +1,12 @@
 """Answers the questions of models: about their custom metrics, and about loading, unloading and querying other models."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
@@ -16,6 +19,9 @@ from pybackend.repository.names import ModelNames
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import MetricChange, MetricKind
+
+if TYPE_CHECKING:
+    from pybackend.frontend.calls.pool_calls import PoolCalls
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +70,11 @@ class ModelControl:
     has received the answer and finished its request.
     """
 
-    def __init__(self, engine: InferenceEngine, names: ModelNames, open_bytes: OpenBytes) -> None:
+    def __init__(
+        self, engine: InferenceEngine, names: ModelNames, open_bytes: OpenBytes, pools: PoolCalls | None = None
+    ) -> None:
         self._engine = engine
+        self._pools = pools
         self._names = names
         self._open_bytes = open_bytes
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,6 +142,8 @@ class ModelControl:
                 await self._engine.control.unload(
                     name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
                 )
+            case heard.IsModelReady(_, name, version) if self._pools is not None and self._pools.has(name):
+                return await self._pools.is_ready(name, version)
             case heard.IsModelReady(_, name, version):
                 return await self._engine.is_ready_by_name(self._names.known(name, home), version)
         return None

@@ -1,8 +1,10 @@
 """The server's side of ``pb_utils``: dispatches models' calls and questions to their handlers."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
@@ -20,6 +22,9 @@ from pybackend.model.model import Model
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.repository.catalogue import ModelCatalogue
 
+if TYPE_CHECKING:
+    from pybackend.frontend.calls.pool_calls import PoolCalls
+
 
 class ModelServices:
     """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called."""
@@ -31,11 +36,11 @@ class ModelServices:
         self._calls: ModelCalls | None = None
         self._control: ModelControl | None = None
 
-    def open(self, engine: InferenceEngine, catalogue: ModelCatalogue) -> None:
-        """Forward requests to this engine, which serves the models of this catalogue."""
+    def open(self, engine: InferenceEngine, catalogue: ModelCatalogue, pools: PoolCalls | None = None) -> None:
+        """Forward requests to this engine, which serves the models of this catalogue, and others to ``pools``."""
         self._catalogue = catalogue
-        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycle)
-        self._control = ModelControl(engine, catalogue.names, self._open_bytes)
+        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycle, pools)
+        self._control = ModelControl(engine, catalogue.names, self._open_bytes, pools)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         assert self._calls is not None
@@ -185,7 +190,7 @@ class WaitGraph:
             return []
         names = [call.waiting_model]
         while call.admission is not None:
-            name = call.admission.model.full_name
+            name = call.admission.full_name
             names.append(name)
             if name in names[:-1]:
                 break
@@ -202,7 +207,7 @@ class WaitGraph:
 
     def _add(self, calls: Iterable[OpenCall]) -> None:
         """Add the executions of the models that these calls run, the calls those wait for, and so on."""
-        models = {part for call in calls if call.admission is not None for part in call.admission.model.runs_in}
+        models = {part for call in calls if call.admission is not None for part in call.admission.runs_in}
         instances = [instance for model in models for instance in model.instances]
         for execution in [execution for instance in instances for execution in instance.running]:
             if execution in self._calls or execution.caller is None:

@@ -73,11 +73,11 @@ class Page:
             ui.label(self.watch.settings.url).classes("where").props["title"] = self.watch.settings.url
             icon_button("key", "API key", self._ask_for_key)
             icon_button("contrast", "Light or dark", lambda: self._turn(dark))
-        with ui.element("main").classes("page") as main:
+        with ui.element("div").classes("page") as content:  # inside the landmark of NiceGUI's own
             self._banner = ui.label().classes("banner").props('role="alert"')
             self._banner.visible = False
             yield
-        ui.skip_link("Skip to the page", target=main)
+        ui.skip_link("Skip to the page", target=content)
         self.on_look(self._show_trouble)
         ui.timer(_REFRESH_S, self._refresh)
 

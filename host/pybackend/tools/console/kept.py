@@ -70,11 +70,11 @@ class KeptRequests:
             for name in self._samples:
                 with ui.element("div").classes("line"):
                     ui.label(f"warm-up sample {name}").classes("small").style("flex:1;overflow-wrap:anywhere")
-                    icon_button("replay", f"Send sample {name}", partial(self._send_sample, name))
+                    icon_button("replay", f"Replay sample {name}", partial(self._send_sample, name))
             for each in own:
                 with ui.element("div").classes("line"):
                     ui.label(each.title).classes("small").style("flex:1;overflow-wrap:anywhere")
-                    icon_button("replay", f"Send again: {each.title}", partial(self._send, each))
+                    icon_button("replay", f"Replay: {each.title}", partial(self._send, each))
                     icon_button("close", f"Remove: {each.title}", partial(self._remove, each))
 
     async def _send_sample(self, name: str) -> None:

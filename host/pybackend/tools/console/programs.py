@@ -159,6 +159,8 @@ class _Writer:
         return " \\\n  ".join(lines), b""
 
     def generate(self) -> str:
+        if "sequence_id" in self.request.parameters:
+            return f"# generate has no sequences: see {'gRPC' if self.decoupled else 'curl'}."
         document: dict[str, Any] = {}
         try:
             for each in self.sent:

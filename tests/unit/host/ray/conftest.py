@@ -119,7 +119,7 @@ def started(cluster: Cluster, name: str, before: Entrance | None = None) -> Iter
         stack.callback(shutil.rmtree, directory)
         ports = {name: stack.enter_context(named_server(name, cluster.key)) for name in ("one", "two", "coordinator")}
         found = Entrance(cluster, directory, ports)
-        write_lists(directory)
+        write_lists(directory, cluster)
         roster = None if before is None else before.roster("one")
         flags = [] if before is None else ["-x", str(before.directory / "admin")]
         (directory / "haproxy.cfg").write_text(configuration(cluster, directory, roster))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from pybackend.ray.cluster import Change, Cluster, Outcome, Report
+from pybackend.pools import DEFAULT_POOL
+from pybackend.ray.cluster import Change, Cluster, Outcome, Pool, Report
 from pybackend.ray.coordinator import Coordinator
 
 DEADLINE_S = 60.0
@@ -18,8 +19,11 @@ DEADLINE_S = 60.0
 class Player:
     """A replica without a server, which answers changes with a status."""
 
-    def __init__(self, coordinator: Coordinator, name: str, status: int = 200, text: str = "") -> None:
-        self.report = Report(name, "node", "127.0.0.1", 1, 2, 3, "1.0", Cluster(arguments=()).release, ready=True)
+    def __init__(
+        self, coordinator: Coordinator, name: str, status: int = 200, text: str = "", pool: str = DEFAULT_POOL
+    ) -> None:
+        self.report = Report(name, "node", "127.0.0.1", 1, 2, 3, "1.0", Cluster(arguments=()).release, pool, ready=True)
+        self.servers: Mapping[str, Sequence[str]] = {}
         self.status = status
         self.made: list[Change] = []
         self._coordinator = coordinator
@@ -28,26 +32,28 @@ class Player:
 
     async def join(self, coordinator: Coordinator | None = None) -> None:
         self._coordinator = coordinator or self._coordinator
-        seat, changes = await self._coordinator.join(self.report, list(self.made))
-        self.report = replace(self.report, seat=seat)
-        self._make(changes)
+        seat, news = await self._coordinator.join(self.report, list(self.made))
+        self.report = replace(self.report, seat=seat, roster=news.roster)
+        self._make(news.changes)
         if self.report.outcomes:
             await self.tell()
 
-    def _make(self, changes: list[Change]) -> None:
+    def _make(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            if self.status == 200:
+            if self.status == 200 and change.pool in {None, self.report.pool}:
                 self.made.append(change)
             outcome = Outcome(change.generation, self.status, self._body)
             self.report = replace(self.report, generation=change.generation, outcomes=(*self.report.outcomes, outcome))
 
     async def tell(self) -> None:
-        changes = await self._coordinator.report(self.report)
+        news = await self._coordinator.report(self.report)
         self.report = replace(self.report, outcomes=())
-        if changes is None:
+        if news is None:
             await self.join()
         else:
-            self._make(changes)
+            self.servers = news.servers
+            self.report = replace(self.report, roster=news.roster)
+            self._make(news.changes)
 
     async def run(self) -> None:
         while True:
@@ -81,9 +87,10 @@ def run(coroutine: Any) -> None:
     asyncio.run(main())
 
 
-async def coordinator_of(least: int = 2, arguments: tuple[str, ...] = ()) -> Coordinator:
+async def coordinator_of(least: int = 2, arguments: tuple[str, ...] = (), pools: tuple[Pool, ...] = ()) -> Coordinator:
     coordinator = Coordinator.__new__(Coordinator)
-    await coordinator.__init__(Cluster(arguments=arguments, min_replicas=least, max_replicas=4))  # type: ignore[misc]
+    cluster = Cluster(arguments=arguments, min_replicas=least, max_replicas=4, pools=pools)
+    await coordinator.__init__(cluster)  # type: ignore[misc]
     _coordinators.append(coordinator)
     return coordinator
 
@@ -97,7 +104,7 @@ def test_a_change_is_answered_when_all_have_made_it() -> None:
         coordinator = await coordinator_of()
         one, two = Player(coordinator, "one"), Player(coordinator, "two")
         async with playing(one, two):
-            assert await coordinator.change(LOAD, {}) == (200, b"{}")
+            assert await coordinator.changes.make(LOAD, {}) == (200, b"{}")
             assert [change.path for change in one.made] == [change.path for change in two.made] == [LOAD]
             assert coordinator.is_ready
 
@@ -109,14 +116,14 @@ def test_a_replica_that_cannot_lags_and_the_answer_names_it() -> None:
         coordinator = await coordinator_of()
         one, two = Player(coordinator, "one"), Player(coordinator, "two", 500, "no room")
         async with playing(one, two):
-            status, body = await coordinator.change(LOAD, {})
+            status, body = await coordinator.changes.make(LOAD, {})
             assert status == 500
             assert json.loads(body)["error"] == (
                 f"{LOAD}: 1 of 2 replicas did this, and others lag. replica two on 127.0.0.1: no room"
             )
             assert not coordinator.is_ready
             two.status = 200
-            assert (await coordinator.change(LOAD, {}))[0] == 200
+            assert (await coordinator.changes.make(LOAD, {}))[0] == 200
             assert coordinator.is_ready
 
     run(main())
@@ -131,7 +138,7 @@ def test_a_change_that_none_can_make_does_not_count() -> None:
             Player(coordinator, "late"),
         )
         async with playing(one, two):
-            assert await coordinator.change(LOAD, {}) == (404, b'{"error": "no such"}')
+            assert await coordinator.changes.make(LOAD, {}) == (404, b'{"error": "no such"}')
             assert coordinator.is_ready
             await late.join()
             assert late.made == []
@@ -150,7 +157,7 @@ def test_a_late_replica_makes_only_the_changes_that_matter() -> None:
                 (UNLOAD, {}),
                 ("/v2/logging", {"log_error": False}),
             ):
-                assert (await coordinator.change(path, body))[0] == 200
+                assert (await coordinator.changes.make(path, body))[0] == 200
             await late.join()
         assert [(change.path, dict(change.body)) for change in late.made] == [
             (UNLOAD, {}),
@@ -165,8 +172,8 @@ def test_another_coordinator_learns_the_changes_from_replicas() -> None:
         first, second = await coordinator_of(), await coordinator_of()
         one, two, late = Player(first, "one"), Player(first, "two"), Player(second, "late")
         async with playing(one, two):
-            await first.change(LOAD, {})
-            await first.change("/v2/logging", {"log_info": True})
+            await first.changes.make(LOAD, {})
+            await first.changes.make("/v2/logging", {"log_info": True})
         assert await second.report(one.report) is None
         before = await first.follow("entrance", 0)
         await two.join(second)
@@ -231,7 +238,7 @@ def test_an_update_forgets_the_changes_that_its_replicas_cannot_make() -> None:
         first, second = await coordinator_of(least=1), await coordinator_of(least=1, arguments=("--next",))
         old, new = Player(first, "old"), Player(second, "new", 404, "no such model")
         async with playing(old):
-            await first.change(LOAD, {})
+            await first.changes.make(LOAD, {})
         new.report = replace(new.report, release=Cluster(arguments=("--next",)).release)
         await old.join(second)
         await new.join()
@@ -259,12 +266,62 @@ def test_a_caller_that_goes_away_stops_nothing() -> None:
         coordinator = await coordinator_of(least=1)
         one = Player(coordinator, "one")
         await one.join()
-        calling = asyncio.create_task(coordinator.change(LOAD, {}))
+        calling = asyncio.create_task(coordinator.changes.make(LOAD, {}))
         await asyncio.sleep(0)
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
         async with playing(one):
-            assert (await coordinator.change("/v2/logging", {}))[0] == 200
+            assert (await coordinator.changes.make("/v2/logging", {}))[0] == 200
         assert [change.path for change in one.made] == [LOAD, "/v2/logging"]
+
+    run(main())
+
+
+def test_a_change_of_a_model_concerns_its_pool_only() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of(1, pools=(Pool("vision", ("a b",)),))
+        usual, vision = Player(coordinator, "usual"), Player(coordinator, "vision", pool="vision")
+        load, settings = "/v2/repository/models/a%20b/load", "/v2/models/a%20b/trace/setting"
+        async with playing(usual, vision):
+            assert (await coordinator.changes.make(load, {}))[0] == 200
+            assert (await coordinator.changes.make(settings, {}))[0] == 200
+            assert (await coordinator.changes.make(LOAD, {}))[0] == 200
+            assert (await coordinator.changes.make("/v2/logging", {}))[0] == 200
+            assert [change.path for change in usual.made] == [LOAD, "/v2/logging"]
+            assert [change.path for change in vision.made] == [load, settings, "/v2/logging"]
+            assert coordinator.is_ready
+            vision.status = 400
+            assert (await coordinator.changes.make(load, {}))[0] == 400
+            assert coordinator.is_ready
+
+    run(main())
+
+
+def test_replicas_know_the_servers_of_all_pools_and_leave_when_the_others_know() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of(1, pools=(Pool("vision", ("a",)),))
+        usual, vision = Player(coordinator, "usual"), Player(coordinator, "vision", pool="vision")
+        other = Player(coordinator, "other", pool="vision")
+        vision.report, other.report = replace(vision.report, grpc_port=7), replace(other.report, grpc_port=8)
+        async with playing(usual, vision, other):
+            usual.report = replace(usual.report, roster=0)
+            await coordinator.report(usual.report)
+            everybody = {"default": ("127.0.0.1:2",), "vision": ("127.0.0.1:7", "127.0.0.1:8")}
+            await coordinator.members.wait(lambda: usual.servers == everybody, DEADLINE_S)
+            assert not {usual.report.seat, vision.report.seat, other.report.seat} & {0}
+            await coordinator.follow("entrance", 2**63)
+            await coordinator.leave(vision.report)
+            assert usual.servers == {"default": ("127.0.0.1:2",), "vision": ("127.0.0.1:8",)}
+
+    run(main())
+
+
+def test_a_replica_of_a_pool_that_is_gone_gets_no_requests() -> None:
+    async def main() -> None:
+        coordinator = await coordinator_of(1)
+        async with playing(Player(coordinator, "one"), gone := Player(coordinator, "gone", pool="vision")):
+            roster = await coordinator.follow("entrance", 0)
+            assert gone.report.seat == 0
+            assert {report.name for report in roster.places.values()} == {"one"}
 
     run(main())
