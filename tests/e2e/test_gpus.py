@@ -304,9 +304,9 @@ def test_a_server_ends_while_its_driver_hangs(machine, tmp_path):
 
 
 def findings(machine, *arguments, **python):
-    """What ``pybackend doctor`` finds on the machine: status, facts and advice by layer."""
+    """What ``pybackend doctor`` finds on the machine, which has a GPU of another maker, too: status, facts and advice by layer."""
     done = subprocess.run(
-        [*machine.python(**python), "-m", "pybackend", "doctor", "--json", *map(str, arguments)],
+        [*machine.python(OF_OTHERS, **python), "-m", "pybackend", "doctor", "--json", *map(str, arguments)],
         env=machine.environment(),
         capture_output=True,
         text=True,
