@@ -340,6 +340,7 @@ def test_the_doctor_starts_cuda_where_models_would_and_says_which_gpus_they_see(
     assert "specifies invalid or unsupported gpu id 2" in found["model 'wrong'"][2]
 
 
+@pytest.mark.thorough
 def test_the_doctor_names_a_driver_that_refuses_and_a_device_file_that_is_missing(machine):
     machine.tell(fault=9)
     try:
