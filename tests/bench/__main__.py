@@ -56,7 +56,6 @@ Measure = Callable[[Sequence[servers.Launcher], Plan, Path], Any]
 
 
 def _alone(measure: Callable[[Plan, Path], Any]) -> Measure:
-    """A measurement of this server alone."""
     return lambda _launchers, plan, scratch: measure(plan, scratch)
 
 

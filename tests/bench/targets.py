@@ -154,7 +154,6 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def _goals(results: Results) -> Iterator[Goal]:
-    """The targets that are ratios."""
     for rows, loads in (
         (_versus_reference(results), results.loads),
         (_grpc_versus_reference(results), results.grpc_loads),
@@ -375,16 +374,18 @@ def _footprint_verdicts(results: Results) -> Iterator[Verdict]:
 
 def _operations_verdicts(results: Results) -> Iterator[Verdict]:
     many = results.plan.busy_connections
-    rows = [
-        (_CPU, operations.UNWATCHED, operations.PLAIN.name, servers.PYBACKEND, operations.PLAIN.name, 1.05),
-        (_P99, servers.PYBACKEND, operations.STEADY, servers.PYBACKEND, operations.RELOADED, 3.0),
+    own, bare = (
+        results.loads(server, operations.PLAIN.name, many) for server in (servers.PYBACKEND, operations.UNWATCHED)
+    )
+    name = f"{_under(operations.PLAIN.name, many)}: {_CPU.name} with metrics and traces against without"
+    yield from _judged(_goal(name, own, bare, _CPU, 1.05))
+    for quiet, disturbed, limit in (
+        (operations.STEADY, operations.RELOADED, 3.0),
         # Windows of a few thousand requests: what two equal ones may differ by here.
-        (_P99, servers.PYBACKEND, operations.AMONG_MANY, servers.PYBACKEND, operations.SCRAPED, 1.2),
-    ]
-    for figure, server, quiet, own_server, disturbed, limit in rows:
-        other = quiet if quiet != disturbed else server
-        own, others = results.loads(own_server, disturbed, many), results.loads(server, quiet, many)
-        yield from _judged(_goal(f"{disturbed}: {figure.name} against {other}", own, others, figure, limit))
+        (operations.AMONG_MANY, operations.SCRAPED, 1.2),
+    ):
+        before, after = (results.loads(servers.PYBACKEND, name, many) for name in (quiet, disturbed))
+        yield from _judged(_goal(f"{disturbed}: p99 against {quiet}", after, before, _P99, limit))
     if results.scrapes:
         seconds = [sample.seconds for sample in results.scrapes]
         yield _milliseconds(f"a metrics page with {results.scrapes[0].models} models", seconds, SCRAPE_S)
