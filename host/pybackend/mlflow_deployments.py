@@ -38,6 +38,7 @@ from pybackend.client import (
     ClientError,
     InvalidRequestError,
     ModelNotFoundError,
+    RefusedError,
     UnavailableError,
     UnreachableError,
 )
@@ -97,6 +98,7 @@ def target_help() -> str:
 
 def run_local(name: str, model_uri: str, flavor: str | None = None, config: Mapping[str, Any] | None = None) -> None:
     """Serve a model on this machine until Ctrl-C, with its predictions at ``/invocations``."""
+    _check_name(name)
     given = dict(config or {})
     port = given.pop("port", 8000)
     with tempfile.TemporaryDirectory(prefix="pybackend-mlflow-") as directory, _explained():
@@ -140,6 +142,7 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
     ) -> dict[str, Any]:
         """Deploy a model under a name that no serving model has, and return when it is ready."""
         _no_endpoint(endpoint)
+        _check_name(name)
         if self._state_of(name) is not None:
             raise MlflowException(
                 f"the deployment '{name}' exists: update it, or delete it first", RESOURCE_ALREADY_EXISTS
@@ -168,6 +171,7 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
     ) -> None:
         """Unload a model, and remove its files from the directory ``repository``. A model that is not there is no error."""
         _no_endpoint(endpoint)
+        _check_name(name)
         given = _checked(config)
         try:
             self._request("POST", f"{control_path(name)}/unload", {})
@@ -176,8 +180,6 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
                 raise
         if "repository" in given:
             directory = Path(given["repository"]) / name
-            if directory.parent.resolve() != Path(given["repository"]).resolve() or name in {"", ".", ".."}:
-                raise MlflowException(f"'{name}' is no name of a deployment", INVALID_PARAMETER_VALUE)
             with _explained():
                 shutil.rmtree(directory, ignore_errors=not directory.exists())
 
@@ -210,11 +212,14 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
         _no_endpoint(endpoint)
         if deployment_name is None:
             raise MlflowException("predict needs the name of a deployment", INVALID_PARAMETER_VALUE)
-        document: Any
-        if isinstance(inputs, dict):
-            document = {"inputs": {name: np.asarray(value).tolist() for name, value in inputs.items()}}
-        else:
-            document = json.loads(dump_input_data(inputs.to_frame() if hasattr(inputs, "to_frame") else inputs))
+        try:
+            if isinstance(inputs, dict):
+                text = json.dumps({"inputs": {name: np.asarray(value).tolist() for name, value in inputs.items()}})
+            else:
+                text = dump_input_data(inputs.to_frame() if hasattr(inputs, "to_frame") else inputs)
+            document = json.loads(text)
+        except (TypeError, ValueError) as error:
+            raise MlflowException(f"these inputs cannot be written as JSON: {error}", INVALID_PARAMETER_VALUE) from None
         return PredictionsResponse(self._request("POST", f"{model_path(deployment_name, '')}/invocations", document))
 
     def _state_of(self, name: str) -> dict[str, Any] | None:
@@ -225,13 +230,18 @@ class PybackendClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is 
     ) -> None:
         given = _checked(config)
         with _explained(), _saved(model_uri, flavor, given) as saved:
-            parameters = {}
+            parameters, written = {}, None
             if "repository" in given:
-                saved.write(Path(given["repository"]), name, adds=adds)
+                written = saved.write(Path(given["repository"]), name, adds=adds)
             else:
                 parameters = saved.upload(name)
-            timeout_s = float(given.get("timeout", _TIMEOUT_S))
-            self._request("POST", f"{control_path(name)}/load", {"parameters": parameters}, timeout_s=timeout_s)
+            try:
+                path = f"{control_path(name)}/load"
+                self._request("POST", path, {"parameters": parameters}, timeout_s=float(given["timeout"]))
+            except MlflowException as error:
+                if written is not None and isinstance(error.__cause__, RefusedError):
+                    shutil.rmtree(written, ignore_errors=True)
+                raise
 
 
 class _Saved:
@@ -245,12 +255,14 @@ class _Saved:
         parameters = {} if self._archive is None else {ENVIRONMENT: {"string_value": _IN_MODEL}}
         return first_configuration(self._found, {"parameters": parameters})
 
-    def write(self, repository: Path, name: str, *, adds: bool) -> None:
-        """Put the model into a repository, as a new model, or as the next version of one that is there."""
+    def write(self, repository: Path, name: str, *, adds: bool) -> Path:
+        """Put the model into a repository, as a new model, or as the next version of one that is there; returns its directory."""
         version = max(scan_versions(repository / name).versions, default=0) + 1 if adds else None
-        with StagedEntry(place_of(repository, name, version, force=False)) as entry:
+        place = place_of(repository, name, version, force=False)
+        with StagedEntry(place) as entry:
             self._lay_out(entry)
             entry.commit()
+        return place.model / str(place.version) if place.adds else place.model
 
     def upload(self, name: str) -> dict[str, str]:
         """The parameters of a load request that brings the model."""
@@ -313,14 +325,23 @@ def _packed(model: Path, archive: Path) -> Path:
 
 
 def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    given = dict(config or {})
+    given = {"timeout": _TIMEOUT_S, **(config or {})}
     for name in given:
         if name not in _KEYS:
             raise MlflowException(
                 f"the target {_TARGET} knows no '{name}' in the configuration: there are {', '.join(_KEYS)}",
                 INVALID_PARAMETER_VALUE,
             )
+    try:
+        float(given["timeout"])
+    except (TypeError, ValueError):
+        raise MlflowException(f"timeout={given['timeout']} is no number of seconds", INVALID_PARAMETER_VALUE) from None
     return given
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or name in {"", ".", ".."} or "/" in name:
+        raise MlflowException(f"'{name}' is no name of a deployment", INVALID_PARAMETER_VALUE)
 
 
 def _no_endpoint(endpoint: str | None) -> None:

@@ -205,7 +205,6 @@ def strings() -> Workload:
 
 
 def load(model: str) -> Workload:
-    """Have the server load a model."""
     return Workload(f"load of {model}", f"/v2/repository/models/{model}/load", {}, b"{}", {}, 0)
 
 
@@ -275,7 +274,6 @@ def check(port: int, workload: Workload) -> int:
 
 
 def add_sub_inputs() -> dict[str, Array]:
-    """The tensors that are sent to add_sub."""
     return {"INPUT0": _LEFT, "INPUT1": _RIGHT}
 
 
@@ -303,7 +301,6 @@ def _binary(name: str, model: str, inputs: Mapping[str, Array], expected: Mappin
 def _described(
     name: str, model: str, document: Mapping[str, Any], expected: Mapping[str, Array], size_bytes: int
 ) -> Workload:
-    """A request that is all JSON."""
     headers = {"Content-Type": "application/json"}
     return Workload(name, _path(model), headers, _compact(document), expected, size_bytes)
 

@@ -71,7 +71,6 @@ def ensemble(server: ServerProcess, name: str, count: int, size: int) -> tuple[f
 
 
 def write_ensembles(directory: Path) -> None:
-    """Ensembles of one step and of several."""
     both = tensors(IN=("TYPE_INT32", [-1])), tensors(OUT=("TYPE_INT32", [-1]))
     for model, count in (("step", 1), ("step", MANY), ("same", 1), ("same", 3)):
         names = ["IN", *(f"x{place}" for place in range(1, count)), "OUT"]

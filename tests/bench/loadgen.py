@@ -100,7 +100,6 @@ class LoadResult:
 
 
 def load_median(windows: Iterable[LoadResult], value: Callable[[LoadResult], float]) -> float:
-    """The median of a figure over windows."""
     return statistics.median(map(value, windows))
 
 

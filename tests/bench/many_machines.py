@@ -1,7 +1,7 @@
 """``make bench-ray``: what the entrance of an application on Ray costs, and what is lost when parts of it are killed.
 
-Everything runs on this machine: two of pybackend's servers, plain HAProxy before these, and an application with two replicas. They take turns, and each
-figure is the median of the rounds. The second part kills one thing after the other under load, on a cluster of two of Ray's nodes.
+Everything runs on this machine: two of pybackend's servers, an application with two replicas, and plain HAProxy before the same replicas. They take turns,
+and each figure is the median of the rounds. The second part kills one thing after the other under load, on a cluster of two of Ray's nodes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import tritonclient.http as httpclient
 
+from pybackend.ray.cluster import KEY_HEADER
 from pybackend.ray.haproxy import find_program
 from tests.bench import bodies, grpc_workloads, repositories
 from tests.bench.loadgen import Load, LoadResult, drive
@@ -36,7 +37,7 @@ from tests.ray.machines import Machines, machines
 from tests.ray.test_failures import Load as Callers
 from tests.ray.test_failures import haproxy, pid_of
 
-BARE, PLAIN, ENTRANCE = "a bare server", "plain HAProxy", "the entrance"
+BARE, PLAIN, ENTRANCE = "a bare server", "plain HAProxy before the same replicas", "the entrance"
 SLOW = "two_ms"
 _SLOW_CODE = """\
 import time
@@ -67,11 +68,13 @@ defaults
     http-reuse always
 frontend http
     bind 127.0.0.1:{http}
+    http-request set-header {header} {key}
     default_backend http
 backend http
 {http_servers}
 frontend grpc
     bind 127.0.0.1:{grpc} proto h2
+    http-request set-header {header} {key}
     default_backend grpc
 backend grpc
 {grpc_servers}
@@ -108,8 +111,8 @@ def _speed(models: Path, scratch: Path, rounds: int, seconds: float) -> str:
     bare = pybackend_launcher(BARE)
     with ExitStack() as stack:
         one, two = (stack.enter_context(bare.start_with_grpc(models)) for _ in range(2))
-        plain = stack.enter_context(_plain_haproxy(scratch, one, two))
         application = stack.enter_context(_application(models))
+        plain = stack.enter_context(_plain_haproxy(scratch, application))
         entrance = RunningServer(ENTRANCE, application.http_port, haproxy(application), 0.0, application.grpc_port)
         rows = []
         for protocol, fast, slow in (
@@ -187,14 +190,21 @@ def _ratio(results: Sequence[LoadResult], others: Sequence[LoadResult]) -> str:
 
 
 @contextmanager
-def _plain_haproxy(scratch: Path, *bare: RunningServer) -> Iterator[RunningServer]:
+def _plain_haproxy(scratch: Path, application: Application) -> Iterator[RunningServer]:
+    """Before the application's replicas, which demand its key."""
     http, grpc = free_ports(2)
+    replicas = application.status()["replicas"]
     lines = {
-        "http_servers": "\n".join(f"    server s{each.port} 127.0.0.1:{each.port}" for each in bare),
-        "grpc_servers": "\n".join(f"    server s{each.port} 127.0.0.1:{each.grpc_port} proto h2" for each in bare),
+        "http_servers": "\n".join(
+            f"    server {each['name']} {each['address']}:{each['http_port']}" for each in replicas
+        ),
+        "grpc_servers": "\n".join(
+            f"    server {each['name']} {each['address']}:{each['grpc_port']} proto h2" for each in replicas
+        ),
     }
+    key = next(Path(application.environment["HOME"]).glob(".ray/pybackend/replica-*/key")).read_text().strip()
     file = scratch / "plain.cfg"
-    file.write_text(_PLAIN.format(http=http, grpc=grpc, **lines))
+    file.write_text(_PLAIN.format(http=http, grpc=grpc, header=KEY_HEADER, key=key, **lines))
     with subprocess.Popen([find_program(), "-db", "-f", str(file)], stderr=subprocess.DEVNULL) as process:
         try:
             yield RunningServer(PLAIN, http, process.pid, 0.0, grpc)

@@ -83,7 +83,6 @@ class PeakMemory:
 
 
 def process_tree(host: int) -> ProcessTree:
-    """Find the descendants of ``host``."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

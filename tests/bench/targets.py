@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tests.bench import (
     bodies,
     client_memory,
+    console_cost,
     frameworks,
     grpc_workloads,
     in_process_cost,
@@ -110,6 +111,8 @@ ONE_MORE_INSTANCE_S = {instances.ZYGOTE: 0.010, instances.SPAWN: 0.150}
 SANDBOX_PER_START_S = 0.005
 PACK_VERSUS_PARTS = 1.2
 CACHED_ENVIRONMENT_S = 0.1
+LOOKED_AT_VERSUS_ALONE = 1.03
+CONSOLE_PAGE_S = 1.0
 SCRAPE_S = 0.050
 OPENAI_FIRST_S = 0.005
 OPENAI_PIECE_US = 200.0
@@ -146,11 +149,11 @@ def judge(results: Results) -> list[Verdict]:
         *_footprint_verdicts(results),
         *_sandbox_verdicts(results),
         *_operations_verdicts(results),
+        *_console_verdicts(results),
     ]
 
 
 def _goals(results: Results) -> Iterator[Goal]:
-    """The targets that are ratios."""
     for rows, loads in (
         (_versus_reference(results), results.loads),
         (_grpc_versus_reference(results), results.grpc_loads),
@@ -371,16 +374,18 @@ def _footprint_verdicts(results: Results) -> Iterator[Verdict]:
 
 def _operations_verdicts(results: Results) -> Iterator[Verdict]:
     many = results.plan.busy_connections
-    rows = [
-        (_CPU, operations.UNWATCHED, operations.PLAIN.name, servers.PYBACKEND, operations.PLAIN.name, 1.05),
-        (_P99, servers.PYBACKEND, operations.STEADY, servers.PYBACKEND, operations.RELOADED, 3.0),
+    own, bare = (
+        results.loads(server, operations.PLAIN.name, many) for server in (servers.PYBACKEND, operations.UNWATCHED)
+    )
+    name = f"{_under(operations.PLAIN.name, many)}: {_CPU.name} with metrics and traces against without"
+    yield from _judged(_goal(name, own, bare, _CPU, 1.05))
+    for quiet, disturbed, limit in (
+        (operations.STEADY, operations.RELOADED, 3.0),
         # Windows of a few thousand requests: what two equal ones may differ by here.
-        (_P99, servers.PYBACKEND, operations.AMONG_MANY, servers.PYBACKEND, operations.SCRAPED, 1.2),
-    ]
-    for figure, server, quiet, own_server, disturbed, limit in rows:
-        other = quiet if quiet != disturbed else server
-        own, others = results.loads(own_server, disturbed, many), results.loads(server, quiet, many)
-        yield from _judged(_goal(f"{disturbed}: {figure.name} against {other}", own, others, figure, limit))
+        (operations.AMONG_MANY, operations.SCRAPED, 1.2),
+    ):
+        before, after = (results.loads(servers.PYBACKEND, name, many) for name in (quiet, disturbed))
+        yield from _judged(_goal(f"{disturbed}: p99 against {quiet}", after, before, _P99, limit))
     if results.scrapes:
         seconds = [sample.seconds for sample in results.scrapes]
         yield _milliseconds(f"a metrics page with {results.scrapes[0].models} models", seconds, SCRAPE_S)
@@ -389,6 +394,25 @@ def _operations_verdicts(results: Results) -> Iterator[Verdict]:
             continue  # the server's own start would count
         each = [sample.ready_s / sample.models]
         yield _milliseconds(f"{sample.models} models: ready, for each of them", each, MANY_READY_EACH_S)
+
+
+def _console_verdicts(results: Results) -> Iterator[Verdict]:
+    many = results.plan.busy_connections
+    alone, looked_at = (
+        results.loads(servers.PYBACKEND, name, many) for name in (console_cost.ALONE, console_cost.LOOKED_AT)
+    )
+    for figure in (_HOST_CPU, _P99):
+        name = f"{console_cost.LOOKED_AT}: {figure.name} against none"
+        yield from _judged(_goal(name, looked_at, alone, figure, LOOKED_AT_VERSUS_ALONE))
+    if results.console.idle_cores:
+        cores, most = statistics.median(results.console.idle_cores), LOOKED_AT_VERSUS_ALONE - 1
+        shown = _spread([100 * each for each in results.console.idle_cores], " %")
+        yield Verdict(
+            "CPU of the host for an open console, of one core", f"<= {100 * most:.0f} %", shown, cores <= most
+        )
+    if results.console.pages_s:
+        name = f"the console's first page with {console_cost.MANY_MODELS} models"
+        yield _milliseconds(name, results.console.pages_s, CONSOLE_PAGE_S)
 
 
 def _under(workload: str, connections: int) -> str:

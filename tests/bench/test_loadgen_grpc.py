@@ -38,7 +38,6 @@ class CountingServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._lock = threading.Lock()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """The method's handler."""
         if details.method == UNARY:
             return grpc.unary_unary_rpc_method_handler(lambda request, call: self._answers(request, call)[0])
         if details.method == STREAMING:

@@ -329,7 +329,6 @@ MODELS = {"strings": "text", "sequence": "follows"}
 
 
 def changed(data: bytes, deviation: tuple[Any, ...]) -> bytes:
-    """With other bytes in one place."""
     if deviation[:1] != ("bytes",):
         return data
     where, count, other = deviation[1]
@@ -437,7 +436,6 @@ def grpc_message(form: str, size: int, number: float, request_id: str | None, de
 
 
 def grpc_fields(path: str, deviation: tuple[Any, ...]) -> dict[str, str]:
-    """The head of a call."""
     other = {deviation[0]: deviation[1]} if deviation else {}
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
     fields |= {"content-type": "application/grpc", "te": "trailers"}

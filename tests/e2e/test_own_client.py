@@ -33,7 +33,7 @@ from pybackend.client import (
 )
 from pybackend.schema.messages import message_class
 from tests.support.gates import wait_until
-from tests.support.repositories import copy_model
+from tests.support.repositories import copy_model, identity_config, write_model
 from tests.support.server import serving
 
 pytestmark = pytest.mark.e2e
@@ -148,6 +148,35 @@ def test_any_route_of_http_can_be_asked(server):
     assert asyncio.run(asked())["model_stats"][0]["name"] == "add_sub"
 
 
+ECHOES = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            (given,) = request.inputs()
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given.as_numpy())]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_requests_follow_a_model_whose_inputs_have_changed(tmp_path, protocol):
+    write_model(tmp_path, "echoes", ECHOES, identity_config(extra=DECOUPLED))
+    flags = ("--model-control-mode=explicit", "--load-model=echoes")
+    with serving(tmp_path, flags=flags) as server:
+        url = server.url if protocol == "http" else f"grpc://{server.grpc_url}"
+        with Client(url) as client, Client(server.url) as control:
+            assert [each["OUT"].tolist() for each in client("echoes").stream(IN=[1])] == [[1]]
+            configuration = control("echoes").configuration()
+            configuration["input"][0]["name"] = "OTHER"
+            changes = {"parameters": {"config": json.dumps(configuration)}}
+            control.request("POST", "/v2/repository/models/echoes/load", changes)
+            assert [each["OUT"].tolist() for each in client("echoes").stream(OTHER=[2])] == [[2]]
+
+
 def test_a_server_that_is_not_there_is_unreachable():
     quick = Retries(attempts=2, first_pause_s=0)
     for url in ("localhost:1", "grpc://localhost:1", "unix:/nix/server.sock"):
@@ -160,6 +189,25 @@ def test_a_server_that_is_not_there_is_unreachable():
             Client(url)
     with pytest.raises(ValueError, match="the header 'Authorization' has a line break"):
         AsyncClient("localhost:1", api_key="key\r\nx: y")
+    for headers in ({"a b": "c"}, {"": "c"}, {"a": "\u20ac"}):
+        with pytest.raises(ValueError, match="has a line break or another character that no header has"):
+            Client("localhost:1", headers=headers)
+
+
+def test_a_closed_client_of_grpc_is_an_error_of_the_client():
+    client = Client("grpc://localhost:1")
+    client.close()
+    for use in (client.is_ready, lambda: client("m").infer(X=1)):
+        with pytest.raises(ClientError, match="the client is closed"):
+            use()
+
+    async def asked():
+        client = AsyncClient("grpc://localhost:1")
+        await client.close()
+        await client("m").infer(X=1)
+
+    with pytest.raises(ClientError, match="the client is closed"):
+        asyncio.run(asked())
 
 
 # Servers that fail

@@ -30,7 +30,6 @@ def request(model, text, request_id=""):
 
 
 def unary(channel, model, text):
-    """A call that has begun."""
     call = channel.unary_unary(
         "/inference.GRPCInferenceService/ModelInfer",
         request_serializer=service_pb2.ModelInferRequest.SerializeToString,

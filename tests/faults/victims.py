@@ -67,7 +67,6 @@ if there is a file ``gated``.
 
 
 def write_victim(repository: Path, name: str, extra: str = "", code: str = VICTIM) -> Path:
-    """Write a victim and return its directory."""
     return write_model(repository, name, code, CONFIG + extra)
 
 
@@ -78,7 +77,6 @@ def starts(directory: Path) -> list[tuple[int, float]]:
 
 
 def command(text: str) -> dict[str, object]:
-    """The body of a request."""
     return {"inputs": [{"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": [text]}]}
 
 
@@ -108,7 +106,6 @@ class Asker:
         self._pool.shutdown()
 
     def ask(self, model: str, text: str) -> Future[Reply]:
-        """Send a command; the future is the reply."""
         return self.call(ask, self._server, model, text)
 
     def call(self, deed: Callable[..., Reply], *arguments: object, **options: object) -> Future[Reply]:

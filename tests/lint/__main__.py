@@ -6,7 +6,6 @@ from tests.lint import flag_page, house_rules, pages, prose, quoted_texts, unit_
 
 
 def main() -> int:
-    """Run all checks."""
     checks = (flag_page, house_rules, unit_tests, pages, quoted_texts, prose)
     faults = [fault for check in checks for fault in check.faults()]
     for fault in faults:

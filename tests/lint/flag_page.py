@@ -14,7 +14,6 @@ _FLAG = re.compile(r"(?<![\w`])--[a-z][a-z0-9-]+(=\S+)?")
 
 
 def page() -> str:
-    """The page of all flags as it should be."""
     before, rest = PAGE.read_text().split(_ABOVE)
     _, after = rest.split(_BELOW)
     return f"{before}{_ABOVE}{chr(10).join(_lines())}{_BELOW}{after}"

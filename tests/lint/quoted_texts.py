@@ -132,7 +132,6 @@ def _messages() -> Iterator[tuple[str, str]]:
 
 
 def _quotes() -> Iterator[tuple[str, str]]:
-    """The quoted messages of all tables."""
     for name, column in TABLES.items():
         for line in (DOCS / name).read_text().splitlines():
             cells = line.strip().strip("|").split(" | ")

@@ -47,6 +47,16 @@ class Scaled(mlflow.pyfunc.PythonModel):
         return pandas.DataFrame({"half": model_input["age"] * factor / 2, "word": model_input["word"] + "!"})
 
 
+class Broken(mlflow.pyfunc.PythonModel):
+    """A model that does not start."""
+
+    def load_context(self, context):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no weights")
+
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+        return model_input
+
+
 def save_classifier(path: Path, *, turned: bool = False) -> Path:
     from sklearn.linear_model import LogisticRegression
 
@@ -63,6 +73,7 @@ def saved(tmp_path_factory):
     answer = Scaled().predict(None, words)
     signature = mlflow.models.infer_signature(words, answer, params={"factor": 1.0})
     mlflow.pyfunc.save_model(str(root / "scaled"), python_model=Scaled(), signature=signature)
+    mlflow.pyfunc.save_model(str(root / "broken"), python_model=Broken(), signature=signature)
     save_classifier(root / "classifier")
     save_classifier(root / "turned", turned=True)
     return root
@@ -120,6 +131,19 @@ def test_a_deployment_in_the_servers_repository_gets_versions(target, server, sa
     assert not (server.repository / "kept").exists()
 
 
+def test_a_model_that_does_not_start_leaves_nothing_in_the_repository(target, server, saved):
+    config = {"repository": str(server.repository)}
+    with pytest.raises(MlflowException, match="no weights"):
+        target.create_deployment("frail", str(saved / "broken"), config=config)
+    assert not (server.repository / "frail").exists()
+    target.create_deployment("frail", str(saved / "classifier"), config=config)
+    with pytest.raises(MlflowException, match="no weights"):
+        target.update_deployment("frail", str(saved / "broken"), config=config)
+    assert [each.name for each in (server.repository / "frail").iterdir() if each.is_dir()] == ["1"]
+    assert predicted(target, "frail", ROWS) == LABELS.tolist()
+    target.delete_deployment("frail", config=config)
+
+
 def test_wrong_deployments_are_refused_with_the_way_out(target, server, saved, tmp_path):
     for arguments, message in (
         (("m", str(tmp_path)), "it has no file MLmodel"),
@@ -127,13 +151,21 @@ def test_wrong_deployments_are_refused_with_the_way_out(target, server, saved, t
         (("m", str(saved / "classifier"), None, {"replicas": 2}), "knows no 'replicas' in the configuration"),
         (("m", str(saved / "classifier"), None, {"environment": "/nix"}), "is no file: `pybackend pack` makes one"),
         (("m", str(saved / "classifier"), None, None, "e"), "has no endpoints"),
+        (("m", str(saved / "classifier"), None, {"timeout": "soon"}), "timeout=soon is no number of seconds"),
+        (("../m", str(saved / "classifier"), None, {"repository": str(server.repository)}), "'../m' is no name of a"),
     ):
         with pytest.raises(MlflowException, match=message):
             target.create_deployment(*arguments)
     with pytest.raises(MlflowException, match="there is no deployment 'm'"):
         target.update_deployment("m", str(saved / "classifier"))
+    assert not (server.repository.parent / "m").exists()
+    with pytest.raises(MlflowException, match=r"'\.\./m' is no name of a deployment"):
+        target.delete_deployment("../m", {"repository": str(server.repository)})
     with pytest.raises(MlflowException, match="unknown model"):
         target.predict("m", ROWS)
+    for inputs in (object(), {"age": [object()]}, "no JSON"):
+        with pytest.raises(MlflowException, match="these inputs cannot be written as JSON"):
+            target.predict("m", inputs)
     absent = mlflow.deployments.get_deploy_client("pybackend:http://127.0.0.1:1")
     with pytest.raises(MlflowException, match=r"no server answers at http://127\.0\.0\.1:1"):
         absent.list_deployments()

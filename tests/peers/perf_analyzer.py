@@ -126,7 +126,6 @@ class PerfAnalyzer:
         (folder / "square.json").write_text(json.dumps({"data": [{"NUMBER": [3]}]}))
 
     def run(self, run: Run, server: ServerProcess) -> Result:
-        """One run."""
         url = server.grpc_url if "grpc" in run.options else server.url
         done = subprocess.run(
             [self.program, "-m", run.model, "-u", url, *SETTINGS, *run.options],
@@ -154,7 +153,6 @@ def write_models(repository: Path) -> None:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The results as Markdown."""
     lines = [
         "| Run | Requests | infer/s | Latency us | Server us | of it queue | compute |",
         "|---|---|---|---|---|---|---|",

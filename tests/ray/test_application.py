@@ -78,6 +78,15 @@ def test_a_sequence_stays_with_its_replica(client: Any) -> None:
         assert totals == [1, 3, 6, 10, 15]
 
 
+@pytest.mark.parametrize("model", ["accumulate", "add_sub"])
+def test_compressed_requests_are_refused_beside_sequences(application: Application, model: str) -> None:
+    """The entrance cannot see whether they belong to one."""
+    with grpcclient.InferenceServerClient(application.grpc) as client:
+        for algorithm in ("gzip", "deflate"):
+            with pytest.raises(InferenceServerException, match="send it without compression"):
+                client.infer(model, add_sub_inputs(grpcclient), compression_algorithm=algorithm)
+
+
 def test_shared_memory_of_clients_is_refused(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="each request may go to another machine"):
         client.register_system_shared_memory("region", "/region", 16)

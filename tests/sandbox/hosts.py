@@ -190,7 +190,6 @@ def write_home(home: Path) -> None:
 
 @contextmanager
 def _sockets(base: Path) -> Iterator[dict[str, Any]]:
-    """What to connect to."""
     with (
         socket.socket() as tcp,
         socket.socket(socket.AF_UNIX) as path,
@@ -252,7 +251,6 @@ def _context(
 
 
 def processes_of(uid: int) -> list[int]:
-    """The processes that run as a user."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

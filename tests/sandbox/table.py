@@ -29,7 +29,6 @@ class Attack:
     otherwise: dict[str | tuple[str, str], str] = field(default_factory=dict)
 
     def verdict(self, level: str, who: str) -> str:
-        """The outcome."""
         return self.otherwise.get((level, who)) or self.otherwise.get(level) or STOPPED
 
 

@@ -245,7 +245,6 @@ def test_every_kind_of_server_confines_them_whatever_its_models_are(environment,
 
 
 def _running(argument: str) -> list[int]:
-    """Processes that have this argument."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -66,7 +66,6 @@ class ClientRegion:
 
 @contextmanager
 def client_region(server: ServerProcess | None, nbytes: int) -> Iterator[ClientRegion]:
-    """A region that is registered with a server, if one is given."""
     region = ClientRegion(nbytes)
     try:
         if server is not None:

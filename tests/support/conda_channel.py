@@ -146,7 +146,6 @@ def package(
 
 
 def write_index(channel: Path) -> None:
-    """Write what a channel says it has."""
     for subdir in ("noarch", SUBDIR):
         (channel / subdir).mkdir(exist_ok=True)
         records = {}
@@ -360,7 +359,6 @@ def _awkward(channel: Path) -> None:
 def write_wheel(
     directory: Path, name: str, version: str, files: Mapping[str, str], *, requires: Sequence[str] = ()
 ) -> Path:
-    """A wheel of a pure package."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}-{version}-py3-none-any.whl"
     metadata = f"{name}-{version}.dist-info"

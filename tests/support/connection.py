@@ -22,7 +22,6 @@ class Connection:
         self._received = bytearray()
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send all of it."""
         self.socket.sendall(data)
 
     def reply(self, *, to: str = "GET") -> Reply:
@@ -106,7 +105,6 @@ class Connection:
 
 @contextmanager
 def connected(port: int, **options: Any) -> Iterator[Connection]:
-    """A connection for the length of a ``with`` block."""
     connection = Connection(port, **options)
     try:
         yield connection
@@ -115,7 +113,6 @@ def connected(port: int, **options: Any) -> Iterator[Connection]:
 
 
 def head(method: str, path: str, headers: Mapping[str, object] | None = None) -> bytes:
-    """A request's head."""
     lines = [
         f"{method} {path} HTTP/1.1",
         "Host: test",
@@ -135,7 +132,6 @@ def chunked(pieces: Iterable[bytes]) -> bytes:
 
 
 def post_chunked(path: str, pieces: Iterable[bytes], headers: Mapping[str, object] | None = None) -> bytes:
-    """A whole POST in chunks."""
     return head("POST", path, {"Transfer-Encoding": "chunked", **(headers or {})}) + chunked(pieces)
 
 

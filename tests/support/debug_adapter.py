@@ -85,7 +85,6 @@ class DebugClient:
         return self._sent
 
     def wait_response(self, number: int) -> dict[str, Any]:
-        """The body of the response to a request."""
         while number not in self._responses:
             self._receive()
         response = self._responses.pop(number)
@@ -93,7 +92,6 @@ class DebugClient:
         return response.get("body") or {}
 
     def wait_event(self, name: str) -> dict[str, Any]:
-        """The body of the next event of a name."""
         while True:
             for event in self._events:
                 if event["event"] == name:
@@ -130,6 +128,5 @@ def debugger_port(server: ServerProcess, instance: str) -> int:
 
 
 def line_of(path: Path, text: str) -> int:
-    """The number of the one line that has this text."""
     (number,) = [number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line]
     return number

@@ -58,7 +58,6 @@ ensemble_scheduling {{ {written} {f"max_inflight_requests: {limit}" if limit els
 
 
 def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str], version: int = -1) -> str:
-    """A step's text."""
     maps = [f'input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items()]
     maps += [f'output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items()]
     return f'step {{ model_name: "{model}" model_version: {version} {" ".join(maps)} }}'
@@ -84,7 +83,6 @@ instance_group {{ count: {count} kind: KIND_CPU }}
 
 
 def request_of(name: str, arrays: Mapping[str, np.ndarray], **members: Any) -> InferenceRequest:
-    """A request; ``members`` are its attributes."""
     request = InferenceRequest(name, inputs=[input_tensor(key, array) for key, array in arrays.items()])
     for key, value in members.items():
         setattr(request, key, value)

@@ -28,7 +28,6 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 
 
 def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """Forget a fixture that is over."""
     _shared.pop(fixturedef, None)
 
 

@@ -27,7 +27,6 @@ REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 
 
 def framed(message: bytes, flag: int = 0) -> bytes:
-    """A message with its prefix."""
     return struct.pack(">BI", flag, len(message)) + message
 
 
@@ -73,7 +72,6 @@ class RawClient:
         self._writer.transport.abort()
 
     def write(self, *frames: bytes) -> None:
-        """Send bytes."""
         if self._together is None:
             self._writer.write(b"".join(frames))
         else:
@@ -115,7 +113,6 @@ class RawClient:
         self.write(http2.settings(id_1=0))
 
     def send(self, stream: int, data: bytes, *, ended: bool = False) -> None:
-        """Send data in one frame."""
         self.write(http2.frame(http2.DATA, http2.END_STREAM if ended else 0, stream, data))
 
     def call(self, path: str, data: bytes, *fields: tuple[str, str]) -> int:
@@ -194,7 +191,6 @@ class Port:
         self.frontend = frontend
 
     async def connect(self, **settings: int) -> RawClient:
-        """A new client."""
         return await RawClient.connect(self.address, **settings)
 
     def advance(self, seconds: int) -> None:

@@ -39,12 +39,10 @@ class Frame(NamedTuple):
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Make a frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream_id) + payload
 
 
 def frames(data: bytes) -> Iterator[Frame]:
-    """Cut output into frames."""
     while data:
         length = int.from_bytes(data[:3], "big")
         kind, flags, stream_id = struct.unpack(">BBI", data[3:9])
@@ -144,7 +142,6 @@ class Server:
             receive_all(self.connection, piece)
 
     def output(self, limit_bytes: int = 2**40) -> bytes:
-        """Take all output."""
         return b"".join(self.connection.take_output(limit_bytes))
 
     def sent(self) -> list[Frame]:

@@ -26,7 +26,6 @@ class LogLine(NamedTuple):
 
 
 def log_lines(output: str) -> list[LogLine]:
-    """All lines of the log in a server's output."""
     return [LogLine(letter, int(pid), place, json.loads(text)) for letter, pid, place, text in _LINE.findall(output)]
 
 

@@ -43,11 +43,9 @@ class S3Server:
         return self.address.removeprefix("http://")
 
     def url(self, path: str) -> str:
-        """A repository's URL."""
         return f"s3://{self.host}/{BUCKET}/{path}"
 
     def put(self, key: str, content: bytes | str) -> None:
-        """Write an object."""
         body = content.encode() if isinstance(content, str) else content
         request = requests.Request("PUT", self.address, data=body).prepare()
         request.url = f"{self.address}/{BUCKET}/{quote(key)}"  # as it is: requests would resolve ".."
@@ -55,11 +53,9 @@ class S3Server:
         self._session.send(request, timeout=60).raise_for_status()
 
     def delete(self, key: str) -> None:
-        """Remove an object."""
         self._session.delete(f"{self.address}/{BUCKET}/{quote(key)}", timeout=60).raise_for_status()
 
     def upload(self, directory: Path, prefix: str) -> None:
-        """Write all files of a directory."""
         for path in directory.rglob("*"):
             if path.is_file():
                 self.put(f"{prefix}/{path.relative_to(directory)}", path.read_bytes())
@@ -141,7 +137,6 @@ class Gate:
         self._thread.start()
 
     def url(self, path: str, bucket: str = BUCKET) -> str:
-        """A repository's URL."""
         return f"s3://127.0.0.1:{self._server.server_port}/{bucket}/{path}"
 
     def taken(self) -> list[str]:
@@ -156,7 +151,6 @@ class Gate:
         self._server.server_close()
 
     def pass_on(self, client: BaseHTTPRequestHandler) -> None:
-        """Answer a request."""
         client.close_connection = True
         if not self.answers.is_set():
             self.waits.set()

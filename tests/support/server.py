@@ -42,7 +42,6 @@ class Reply:
 
     @property
     def error(self) -> str:
-        """The message of an error reply."""
         assert self.headers["content-type"] == "application/json", self
         return self.json["error"]
 

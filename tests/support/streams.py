@@ -77,7 +77,6 @@ class Received:
 
     @property
     def content(self) -> Any:
-        """The one thing that it carries."""
         return self.error or self.text or self.out
 
 
@@ -112,7 +111,6 @@ class Stream:
         self._responses.put_nowait(response if self._keep else received(response))
 
     async def next(self) -> Any:
-        """The next response."""
         async with asyncio.timeout(DEADLINE_S):
             return await self._responses.get()
 

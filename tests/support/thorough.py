@@ -30,7 +30,6 @@ def rows_of(request: pytest.FixtureRequest, parameter: str) -> set[Any]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--all``."""
     parser.addoption("--all", action="store_true", help="run the tests marked thorough too, as make test-all does")
 
 

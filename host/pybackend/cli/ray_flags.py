@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,10 @@ def cluster_settings(given: argparse.Namespace, settings: Sequence[Given], serve
     if len(addresses) > 1:
         raise ServerError(f"the entrance has one address, and the flags name several: {', '.join(sorted(addresses))}")
     least, most = given.replicas
-    directories = scan_repositories(server.repositories).models if given.pool else {}
+    directories: Mapping[str, Path] = {}
+    if given.pool:
+        with suppress(ServerError):  # other machines may have them
+            directories = scan_repositories(server.repositories).models
     found = cluster_of(
         repositories,
         arguments,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -19,8 +20,10 @@ from pybackend.client.errors import (
 from pybackend.client.http import AsyncHttpTransport, HttpCodec, HttpTransport, Server
 from pybackend.client.retries import Attempts, Budget, Retries
 from pybackend.client.tensors import Answer, Ask, Metadata, tensors_of
+from pybackend.tools.client.values import Tensor
 
 _GRPC = ("grpc://", "grpcs://")
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _DEFAULT_TIMEOUT_S = 60.0
 _DEFAULT_CONNECTIONS = 32
 
@@ -54,7 +57,7 @@ class _Base(Generic[_ModelT]):
         if api_key is not None:
             sent["Authorization"] = f"Bearer {api_key}"
         for name, value in sent.items():
-            if not f"{name}{value}".isprintable():
+            if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
                 raise ValueError(f"the header '{name}' has a line break or another character that no header has")
         whole = url if "://" in url or url.startswith("unix:") else f"http://{url}"
         self.codec: Any = HttpCodec()
@@ -117,23 +120,25 @@ class Model(_Model):
 
     def infer(self, **inputs: Any) -> Answer:
         """Send one request with these inputs, and return the outputs by name; raises :class:`ClientError`."""
-        for is_fresh in (False, True):
-            metadata = self._client.described(self._ask, self._timeout_s, fresh=is_fresh)
-            try:
-                tensors = tensors_of(inputs, metadata)
-                break
-            except WrongInputError:
-                if is_fresh:
-                    raise
+        _, tensors = self._tensors(inputs)
         call = self._client.codec.infer(self._ask, tensors)
         answer: Answer = self._client.send(call, self._timeout_s, repeatable=self._repeatable)
         return answer
 
     def stream(self, **inputs: Any) -> Iterator[Answer]:
         """Send one request, and yield each response as it arrives. Leaving the loop cancels the request."""
-        metadata = self._client.described(self._ask, self._timeout_s)
-        call = self._client.codec.stream(self._ask, tensors_of(inputs, metadata), metadata)
+        metadata, tensors = self._tensors(inputs)
+        call = self._client.codec.stream(self._ask, tensors, metadata)
         return iter(self._client.transport.stream(call, self._timeout_s))
+
+    def _tensors(self, inputs: Mapping[str, Any]) -> tuple[Metadata, list[Tensor]]:
+        """The inputs of a request for the model as it is known, or as it is now."""
+        metadata = self._client.described(self._ask, self._timeout_s)
+        try:
+            return metadata, tensors_of(inputs, metadata)
+        except WrongInputError:
+            metadata = self._client.described(self._ask, self._timeout_s, fresh=True)
+            return metadata, tensors_of(inputs, metadata)
 
     def metadata(self) -> Metadata:
         """The inputs and outputs, as the server describes them now."""
@@ -206,28 +211,30 @@ class AsyncModel(_Model):
 
     async def infer(self, **inputs: Any) -> Answer:
         """Send one request with these inputs, and return the outputs by name; raises :class:`ClientError`."""
-        for is_fresh in (False, True):
-            metadata = await self._client.described(self._ask, self._timeout_s, fresh=is_fresh)
-            try:
-                tensors = tensors_of(inputs, metadata)
-                break
-            except WrongInputError:
-                if is_fresh:
-                    raise
+        _, tensors = await self._tensors(inputs)
         call = self._client.codec.infer(self._ask, tensors)
         answer: Answer = await self._client.send(call, self._timeout_s, repeatable=self._repeatable)
         return answer
 
     async def stream(self, **inputs: Any) -> AsyncIterator[Answer]:
         """Send one request, and yield each response as it arrives. Closing the generator cancels the request."""
-        metadata = await self._client.described(self._ask, self._timeout_s)
-        call = self._client.codec.stream(self._ask, tensors_of(inputs, metadata), metadata)
+        metadata, tensors = await self._tensors(inputs)
+        call = self._client.codec.stream(self._ask, tensors, metadata)
         replies = self._client.transport.stream(call, self._timeout_s)
         try:
             async for answer in replies:
                 yield answer
         finally:
             await replies.aclose()
+
+    async def _tensors(self, inputs: Mapping[str, Any]) -> tuple[Metadata, list[Tensor]]:
+        """The inputs of a request for the model as it is known, or as it is now."""
+        metadata = await self._client.described(self._ask, self._timeout_s)
+        try:
+            return metadata, tensors_of(inputs, metadata)
+        except WrongInputError:
+            metadata = await self._client.described(self._ask, self._timeout_s, fresh=True)
+            return metadata, tensors_of(inputs, metadata)
 
     async def metadata(self) -> Metadata:
         """The inputs and outputs, as the server describes them now."""

@@ -157,8 +157,11 @@ class _Channel:
         else:
             self._channel = module.insecure_channel(target, options=_OPTIONS)
         self._made: dict[str, Any] = {}
+        self._is_closed = False
 
     def _method(self, call: Call, *, streams: bool = False) -> Any:
+        if self._is_closed:
+            raise ClientError("the client is closed: make another one")
         method = self._made.get(call.method)
         if method is None:
             make = self._channel.stream_stream if streams else self._channel.unary_unary
@@ -177,6 +180,7 @@ class GrpcTransport(_Channel):
         super().__init__(url, import_grpc(), headers, credentials)
 
     def close(self) -> None:
+        self._is_closed = True
         self._channel.close()
 
     def send(self, call: Call, timeout_s: float) -> Any:
@@ -206,6 +210,7 @@ class AsyncGrpcTransport(_Channel):
         super().__init__(url, import_grpc().aio, headers, credentials)
 
     async def close(self) -> None:
+        self._is_closed = True
         await self._channel.close()
 
     async def send(self, call: Call, timeout_s: float) -> Any:

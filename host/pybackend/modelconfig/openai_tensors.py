@@ -51,23 +51,26 @@ class _Role(NamedTuple):
         return "input" if self.is_input else "output"
 
 
-_TEXT, _TRUTH = frozenset({"BYTES"}), frozenset({"BOOL"})
-_COUNT = frozenset({"UINT32", "INT32", "UINT64", "INT64"})
-_NUMBERS = frozenset({"FP16", "FP32", "FP64"})
+TEXTS = frozenset({"BYTES"})
+COUNTS = frozenset({"UINT32", "INT32", "UINT64", "INT64"})
+NUMBERS = frozenset({"FP16", "FP32", "FP64"})
+"""Datatypes of the tensors, by their kind of contents."""
+
+_TRUTH = frozenset({"BOOL"})
 
 _ROLES: Mapping[str, _Role] = {
-    "prompt": _Role("OPENAI_PROMPT_INPUT", "text_input", _TEXT, True),
-    "chat": _Role("OPENAI_CHAT_INPUT", "chat", _TEXT, True),
-    "settings": _Role("OPENAI_SETTINGS_INPUT", "sampling_parameters", _TEXT, True),
+    "prompt": _Role("OPENAI_PROMPT_INPUT", "text_input", TEXTS, True),
+    "chat": _Role("OPENAI_CHAT_INPUT", "chat", TEXTS, True),
+    "settings": _Role("OPENAI_SETTINGS_INPUT", "sampling_parameters", TEXTS, True),
     "stream": _Role("OPENAI_STREAM_INPUT", "stream", _TRUTH, True),
-    "text": _Role("OPENAI_TEXT_OUTPUT", "text_output", _TEXT, False),
-    "finish_reason": _Role("OPENAI_FINISH_REASON_OUTPUT", "finish_reason", _TEXT, False),
-    "prompt_tokens": _Role("OPENAI_PROMPT_TOKENS_OUTPUT", "num_input_tokens", _COUNT, False),
-    "completion_tokens": _Role("OPENAI_COMPLETION_TOKENS_OUTPUT", "num_output_tokens", _COUNT, False),
-    "logprobs": _Role("OPENAI_LOGPROBS_OUTPUT", "logprobs", _TEXT, False),
-    "tool_calls": _Role("OPENAI_TOOL_CALLS_OUTPUT", "tool_calls", _TEXT, False),
-    "embedding_text": _Role("OPENAI_EMBEDDING_INPUT", "text", _TEXT, True),
-    "embedding": _Role("OPENAI_EMBEDDING_OUTPUT", "embedding", _NUMBERS, False),
+    "text": _Role("OPENAI_TEXT_OUTPUT", "text_output", TEXTS, False),
+    "finish_reason": _Role("OPENAI_FINISH_REASON_OUTPUT", "finish_reason", TEXTS, False),
+    "prompt_tokens": _Role("OPENAI_PROMPT_TOKENS_OUTPUT", "num_input_tokens", COUNTS, False),
+    "completion_tokens": _Role("OPENAI_COMPLETION_TOKENS_OUTPUT", "num_output_tokens", COUNTS, False),
+    "logprobs": _Role("OPENAI_LOGPROBS_OUTPUT", "logprobs", TEXTS, False),
+    "tool_calls": _Role("OPENAI_TOOL_CALLS_OUTPUT", "tool_calls", TEXTS, False),
+    "embedding_text": _Role("OPENAI_EMBEDDING_INPUT", "text", TEXTS, True),
+    "embedding": _Role("OPENAI_EMBEDDING_OUTPUT", "embedding", NUMBERS, False),
 }
 assert tuple(_ROLES) == tuple(each.name for each in fields(OpenAiTensors))
 

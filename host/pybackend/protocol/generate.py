@@ -3,6 +3,8 @@
 Used by the routes ``generate`` and ``generate_stream``. Values take their datatype and shape from the model's signature.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -228,6 +228,8 @@ def _check_pools(cluster: Cluster) -> None:
             )
         if not pool.models:
             raise ServerError(f"pool '{pool.name}' names no model: write --pool={pool.name},model=MODEL")
+        if blank := next((model for model in pool.models if model.split() != [model]), None):
+            raise ServerError(f"'{blank}' cannot be in a pool: the entrance knows names without blanks only")
         twice = [model for model in pool.models if models.count(model) > 1]
         if twice:
             raise ServerError(f"model '{twice[0]}' is named twice: each model is in one pool")

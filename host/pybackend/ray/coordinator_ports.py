@@ -19,7 +19,7 @@ from ray.util import get_node_ip_address
 from pybackend.ray.changes import Answer, error_text
 from pybackend.ray.cluster import KEY_HEADER
 from pybackend.ray.coordinator import Coordinator
-from pybackend.ray.haproxy import NO_ID, NO_SHARED_MEMORY, SHARED_MEMORY
+from pybackend.ray.haproxy import NAMING, NO_NAME, NO_SHARED_MEMORY, SHARED_MEMORY
 from pybackend.schema.messages import message_class
 
 _SERVICE = "inference.GRPCInferenceService"
@@ -52,7 +52,7 @@ class CoordinatorPorts:
             "LogSettings": self._log_settings,
             "RepositoryIndex": self._index,
             **dict.fromkeys(SHARED_MEMORY, _refuse_shared_memory),
-            "ModelInfer": _refuse_unread,
+            **dict.fromkeys(NAMING, _refuse_unread),
         }
 
     async def open(self) -> tuple[str, int, int]:
@@ -201,8 +201,8 @@ async def _refuse_shared_memory(_request: Any) -> Any:
 
 
 async def _refuse_unread(_request: Any) -> Any:
-    """Only requests of sequences whose id the entrance cannot read come here."""
-    raise _Refused(NO_ID, grpc.StatusCode.INVALID_ARGUMENT)
+    """Only requests in which the entrance cannot read what it must come here."""
+    raise _Refused(NO_NAME, grpc.StatusCode.INVALID_ARGUMENT)
 
 
 def _accepted(answer: Answer) -> Any:

@@ -15,7 +15,7 @@ from pybackend.pools import DEFAULT_POOL
 from pybackend.ray.cluster import KEY_HEADER, Cluster, Report, Roster
 from pybackend.ray.entrance_access import bind_line, key_lines, one_word
 
-_LUA = Path(__file__).parent
+_LUA = Path(__file__).with_name("requests.lua")
 _LISTS = ("sequences.lst", "any_sequence.lst", "pools.map")
 _STICK = """\
 balance hash var(txn.sequence)
@@ -26,14 +26,11 @@ _NAMED_BYTES = 8
 """A stream's first message begins with the model's name, and has come whole, as a rule, when so much of it has come."""
 
 _BODY_BYTES = 64 * 1024
-"""What HAProxy holds of a body: the correlation id must be in it."""
+"""The part of a body that HAProxy holds."""
 
-_INFLATED_BYTES = 4 * 1024
-"""The part of a compressed one that it reads, see requests.lua."""
-
-NO_ID = (
-    f"the correlation id of this request is not within its first {_BODY_BYTES // 1024} KB, or {_INFLATED_BYTES // 1024} KB of what was compressed: with "
-    "several replicas, the entrance must read it. Send tensors as binary data"
+NO_NAME = (
+    f"the entrance must choose a replica, and cannot read the model's name and the correlation id in the first {_BODY_BYTES // 1024} KB of this "
+    "request: send it without compression, and tensors as binary data"
 )
 NO_SHARED_MEMORY = (
     "shared memory of clients cannot be used here: each request may go to another machine, which has no part of that memory. "
@@ -56,9 +53,9 @@ _COORDINATED_METHODS = " ".join(
         "LogSettings",
     )
 )
-_MODEL_METHODS = " ".join(
-    f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "ModelReady", "ModelMetadata", "ModelConfig")
-)
+NAMING = ("ModelInfer", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStreamInfer")
+"""The methods whose messages name a model, which the entrance reads."""
+_MODEL_METHODS = " ".join(f"/inference.GRPCInferenceService/{name}" for name in NAMING[:-1])
 _COORDINATED_POSTS = (
     r"^/v2/repository/models/.+/(load|unload|traffic)/?$|^/v2/(models/.+/)?trace/setting/?$|^/v2/logging/?$"
 )
@@ -133,8 +130,7 @@ def configuration(cluster: Cluster, directory: Path, roster: Roster | None = Non
 global
     stats socket {directory / "admin"} mode 600 level admin expose-fd listeners
     stats timeout 1m
-    lua-load {_LUA / "inflate.lua"}
-    lua-load {_LUA / "requests.lua"}
+    lua-load {_LUA}
     nbthread {min(4, os.cpu_count() or 1)}
     tune.bufsize {_BODY_BYTES}
     tune.h2.initial-window-size 1048576
@@ -176,7 +172,7 @@ frontend http_front
     {pooled}
     http-request wait-for-body time 60s if post infer of_sequences
     http-request lua.read_document if post infer of_sequences
-    {_error(400, NO_ID, "{ var(txn.unread) -m found }")}
+    {_error(400, NO_NAME, "{ var(txn.unread) -m found }")}
     use_backend coordinator if coordinator post
     use_backend coordinator if statistics or readiness{" or index post" if cluster.pools else ""}
     {_choices(cluster, "http")}
@@ -196,6 +192,7 @@ frontend grpc_front
     {pooled_h2}
     use_backend grpc_coordinator if coordinator or shared_memory
     use_backend grpc_coordinator if infer any_sequence !{{ var(txn.model) -m found }}
+    {"use_backend grpc_coordinator if of_model !{ var(txn.model) -m found } or stream !{ var(txn.model) -m found }" if cluster.pools else ""}
     use_backend grpc_coordinator if of_sequences {{ var(txn.unread) -m found }}
     {_choices(cluster, "grpc", "of_sequences")}
 
@@ -216,7 +213,7 @@ backend grpc_coordinator
 
 def _backend(name: str, pool: str) -> str:
     """The name of a backend of a pool."""
-    return name if pool == DEFAULT_POOL else f"{name}_{pool}"
+    return name if pool == DEFAULT_POOL else f"{name}.{pool}"
 
 
 def _choices(cluster: Cluster, protocol: str, condition: str = "") -> str:

@@ -1,9 +1,7 @@
 -- Finds the model and the correlation id in the beginning of an infer request's body, for HAProxy.
 --
--- Sets txn.model; txn.sequence to "model id"; txn.unread to "yes" if the body is longer than what HAProxy holds, and the id is not in
--- the part that it holds.
-
-local INFLATED_BYTES = 4 * 1024 -- of a compressed body: its bits take HAProxy milliseconds
+-- Sets txn.model; txn.sequence to "model id"; txn.unread to "yes" if the body is compressed or longer than what HAProxy holds, and the
+-- id is not in the part that it holds.
 
 local function varint(text, place)
   local value, shift = 0, 0
@@ -83,21 +81,17 @@ end
 
 core.register_action("read_message", {"http-req"}, function(txn)
   local body = txn.f:req_body() or ""
-  local whole, place = is_whole(txn, body), 6
-  if body:byte(1) == 1 then
-    body, whole = inflated(body, place, INFLATED_BYTES)
-    place = 1
-  end
-  local model, id = in_message(body, place)
-  note(txn, model, id, whole)
+  if body:byte(1) == 1 then return note(txn, nil, nil, false) end
+  local model, id = in_message(body, 6)
+  note(txn, model, id, is_whole(txn, body))
 end)
 
 core.register_action("read_document", {"http-req"}, function(txn)
   local body = txn.f:req_body() or ""
   local header = tonumber(txn.f:req_hdr("inference-header-content-length") or "")
-  local whole = is_whole(txn, body)
-  if txn.f:req_hdr("content-encoding") ~= nil then body, whole = inflated(body, 1, INFLATED_BYTES) end
-  if header ~= nil then body, whole = body:sub(1, header), whole or #body >= header end
+  local whole = is_whole(txn, body) or header ~= nil and #body >= header
+  if header ~= nil then body = body:sub(1, header) end
+  if txn.f:req_hdr("content-encoding") ~= nil then whole = false end
   local place = body:find('"sequence_id"%s*:')
   local id
   if place ~= nil then

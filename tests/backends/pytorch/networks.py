@@ -126,7 +126,6 @@ def save_export(module: torch.nn.Module, path: Path, *, most_rows: int = 64) -> 
 
 
 def class_weights() -> dict[str, torch.Tensor]:
-    """A state dict for the model in CLASS."""
     torch.manual_seed(1)
     return {"head.layer.weight": torch.randn(3, 4), "head.layer.bias": torch.randn(3)}
 

@@ -136,7 +136,6 @@ def growth(before: Holdings, after: Holdings) -> list[str]:
 
 
 def table(before: Holdings, peak: dict[str, float], after: Holdings) -> str:
-    """The holdings as Markdown."""
     lines = ["| | before | peak | after | verdict |", "|---|---|---|---|---|"]
     grown = growth(before, after)
     for field in fields(Holdings):

@@ -43,7 +43,6 @@ class TritonPythonModel:
 
 
 def write_models(repository: Path) -> None:
-    """Write all of them."""
     write_model(repository, "identity", IDENTITY, identity_config("TYPE_FP32", "[ -1 ]"))
     write_model(
         repository,

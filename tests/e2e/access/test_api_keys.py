@@ -138,7 +138,6 @@ def test_nothing_is_logged(server):
 
 
 def until(condition, server: ServerProcess):
-    """Ask until a condition holds."""
     end = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end, server.output

@@ -11,6 +11,8 @@ import pytest
 from tests.support.server import ServerProcess
 
 MODEL = """
+import triton_python_backend_utils as pb_utils
+
 class TritonPythonModel:
     def initialize(self, args):
         print("hello from the model")
@@ -19,6 +21,8 @@ class TritonPythonModel:
         raise RuntimeError("this model is broken")
 """
 CALLER = """
+import triton_python_backend_utils as pb_utils
+
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:

@@ -128,7 +128,6 @@ def test_a_live_table_on_a_terminal(server):
 
 
 def _read_until(terminal, text):
-    """Everything up to a text."""
     shown, end = b"", time.monotonic() + DEADLINE_S
     while text not in shown:
         left = end - time.monotonic()

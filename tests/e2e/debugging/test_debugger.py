@@ -62,7 +62,6 @@ def repository(tmp_path):
 
 @pytest.fixture
 def model(repository):
-    """The file of the model that is debugged."""
     return write_model(repository, "m", MODEL, CONFIG) / "1" / "model.py"
 
 

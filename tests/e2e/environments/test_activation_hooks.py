@@ -53,7 +53,6 @@ def level(name):
 
 
 def running(argument):
-    """Processes that have this argument."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -27,7 +27,6 @@ class Blocking:
         self._client = tritonclient.grpc.InferenceServerClient(url)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the client."""
         return getattr(self._client, method)(*arguments, **options)
 
     def start(self, model: str, inputs: list[InferInput], **options: Any) -> Future[InferResult]:
@@ -111,22 +110,18 @@ Client = Blocking | Asyncio
 
 
 def infer(client: Client, model: str, inputs: list[InferInput], **options: Any) -> InferResult:
-    """One request and its result."""
     return client.call("infer", model, inputs, **options)
 
 
 def tensor(name: str, array: np.ndarray, datatype: str = "FP32") -> InferInput:
-    """An input."""
     return InferInput(name, list(array.shape), datatype).set_data_from_numpy(array)
 
 
 def classes(name: str, count: int) -> list[InferRequestedOutput]:
-    """One output, asked for as classes."""
     return [InferRequestedOutput(name, class_count=count)]
 
 
 def parameters(result: InferResult) -> dict[str, Any]:
-    """The parameters of a response."""
     found = result.get_response().parameters
     return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in found.items()}
 
@@ -153,7 +148,6 @@ class Listener:
         self._client.close()
 
     def send(self, model: str, inputs: list[InferInput], **options: Any) -> None:
-        """Send a request on the stream."""
         self._client.async_stream_infer(model, inputs, **options)
 
     def take(self, count: int) -> list[Answer]:

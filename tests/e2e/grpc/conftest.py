@@ -86,7 +86,6 @@ def grpc_client(server: ServerProcess) -> Iterator[client.InferenceServerClient]
 
 
 def given(array: np.ndarray, name: str = "IN", datatype: str = "FP32") -> list[client.InferInput]:
-    """The inputs of a request."""
     tensor = client.InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array)
     return [tensor]

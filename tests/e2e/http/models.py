@@ -80,7 +80,6 @@ class TritonPythonModel:
 
 
 def write_models(repository: Path) -> None:
-    """Write all of them."""
     numbers = {"INPUT0": ("TYPE_FP32", [4]), "INPUT1": ("TYPE_FP32", [4])}
     results = {"OUTPUT0": ("TYPE_FP32", [4]), "OUTPUT1": ("TYPE_FP32", [4])}
     write_model(repository, "add_sub", ADD_SUB, _config(numbers, results))

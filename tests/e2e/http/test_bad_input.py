@@ -121,52 +121,16 @@ def test_truncated_json(server):
 
 JSON_ROWS = {
     "no object": ([], 500, access("inputs", "non-object as object")),
-    "inputs missing": (
-        {},
-        500,
-        missing("inputs"),
-    ),
-    "inputs no array": (
-        {"inputs": {}},
-        500,
-        access("inputs", "non-array as array"),
-    ),
+    "inputs missing": ({}, 500, missing("inputs")),
+    "inputs no array": ({"inputs": {}}, 500, access("inputs", "non-array as array")),
     "inputs null": ({"inputs": None}, 500, access("inputs", "non-array as array")),
-    "input no object": (
-        request("INPUT0"),
-        500,
-        access("inputs", "non-object as object"),
-    ),
-    "no name": (
-        request(tensor(name=ABSENT)),
-        500,
-        missing("name"),
-    ),
-    "name no string": (
-        request(tensor(name=1)),
-        500,
-        access("name", "non-string as string"),
-    ),
-    "no datatype": (
-        request(tensor(datatype=ABSENT)),
-        500,
-        missing("datatype"),
-    ),
-    "datatype no string": (
-        request(tensor(datatype=32)),
-        500,
-        access("datatype", "non-string as string"),
-    ),
-    "no shape": (
-        request(tensor(shape=ABSENT)),
-        500,
-        missing("shape"),
-    ),
-    "shape no array": (
-        request(tensor(shape=4)),
-        500,
-        access("shape", "non-array as array"),
-    ),
+    "input no object": (request("INPUT0"), 500, access("inputs", "non-object as object")),
+    "no name": (request(tensor(name=ABSENT)), 500, missing("name")),
+    "name no string": (request(tensor(name=1)), 500, access("name", "non-string as string")),
+    "no datatype": (request(tensor(datatype=ABSENT)), 500, missing("datatype")),
+    "datatype no string": (request(tensor(datatype=32)), 500, access("datatype", "non-string as string")),
+    "no shape": (request(tensor(shape=ABSENT)), 500, missing("shape")),
+    "shape no array": (request(tensor(shape=4)), 500, access("shape", "non-array as array")),
     **{
         f"shape {dim!r}": (
             request(tensor(shape=[dim])),
@@ -176,11 +140,7 @@ JSON_ROWS = {
         for dim in (-1, -4, 4.0, "4", True, None, 2**64)
     },
     "no data": (request(tensor(data=ABSENT)), 400, SOURCES + "no field is set"),
-    "no data, other parameters": (
-        request(tensor(data=ABSENT, parameters={"x": 1})),
-        400,
-        SOURCES + "no field is set",
-    ),
+    "no data, other parameters": (request(tensor(data=ABSENT, parameters={"x": 1})), 400, SOURCES + "no field is set"),
     "data and binary": (
         request(tensor(parameters={"binary_data_size": 16})),
         400,
@@ -201,11 +161,7 @@ JSON_ROWS = {
         400,
         SOURCES + "set 'data' 'binary_data_size' 'shared_memory_region'",
     ),
-    "input parameters no object": (
-        request(tensor(parameters=[])),
-        500,
-        access("parameters", "non-object as object"),
-    ),
+    "input parameters no object": (request(tensor(parameters=[])), 500, access("parameters", "non-object as object")),
     "unregistered region": (
         request(tensor(data=ABSENT, parameters={"shared_memory_region": "r"})),
         404,
@@ -234,26 +190,10 @@ JSON_ROWS = {
         )
         for size in ("16", -1, 16.0, True, None)
     },
-    "data no array": (
-        request(tensor(data=1.0)),
-        500,
-        access("data", "non-array as array"),
-    ),
-    "data null": (
-        request(tensor(data=None)),
-        500,
-        access("data", "non-array as array"),
-    ),
-    "data ragged nesting": (
-        request(tensor(data=[[1.0], 2.0])),
-        500,
-        access("data", "non-array as array"),
-    ),
-    "data array among numbers": (
-        request(tensor(data=[1.0, [2.0]])),
-        500,
-        access("data", "non-number as double"),
-    ),
+    "data no array": (request(tensor(data=1.0)), 500, access("data", "non-array as array")),
+    "data null": (request(tensor(data=None)), 500, access("data", "non-array as array")),
+    "data ragged nesting": (request(tensor(data=[[1.0], 2.0])), 500, access("data", "non-array as array")),
+    "data array among numbers": (request(tensor(data=[1.0, [2.0]])), 500, access("data", "non-number as double")),
     "too many elements": (
         request(tensor(data=[1.0] * 5)),
         500,
@@ -335,17 +275,9 @@ JSON_ROWS = {
     ),
     "id": (request(id=3), 500, access("id", "non-string as string")),
     "id null": (request(id=None), 500, access("id", "non-string as string")),
-    "parameters no object": (
-        request(parameters=[]),
-        500,
-        access("parameters", "non-object as object"),
-    ),
+    "parameters no object": (request(parameters=[]), 500, access("parameters", "non-object as object")),
     **{
-        f"{name} {value!r}": (
-            request(parameters={name: value}),
-            500,
-            access(name, wanted),
-        )
+        f"{name} {value!r}": (request(parameters={name: value}), 500, access(name, wanted))
         for name, values, wanted in (
             ("sequence_id", (-1, 1.5, True, None, [], 2**64), "non-string as string"),
             ("sequence_start", (1, "true", None), "non-boolean as boolean"),
@@ -379,31 +311,15 @@ JSON_ROWS = {
         400,
         RID + "output 'OUTPUT0' already exists in request",
     ),
-    "outputs no array": (
-        request(outputs={}),
-        500,
-        access("outputs", "non-array as array"),
-    ),
-    "output without name": (
-        request(outputs=[{}]),
-        500,
-        missing("name"),
-    ),
-    "output no object": (
-        request(outputs=["OUTPUT0"]),
-        500,
-        access("name", "non-object as object"),
-    ),
+    "outputs no array": (request(outputs={}), 500, access("outputs", "non-array as array")),
+    "output without name": (request(outputs=[{}]), 500, missing("name")),
+    "output no object": (request(outputs=["OUTPUT0"]), 500, access("name", "non-object as object")),
     "output parameters no object": (
         request(outputs=[{"name": "OUTPUT0", "parameters": None}]),
         500,
         access("parameters", "non-object as object"),
     ),
-    "binary_data no bool": (
-        to_output({"binary_data": 1}),
-        500,
-        access("binary_data", "non-boolean as boolean"),
-    ),
+    "binary_data no bool": (to_output({"binary_data": 1}), 500, access("binary_data", "non-boolean as boolean")),
     "output region and classification": (
         to_output({"shared_memory_region": "r", "classification": 2}),
         400,

@@ -224,7 +224,6 @@ def test_pipelined_large_json_replies(connect):
 
 
 def wait_until_read(server, connection):
-    """Wait until the server has read all that was sent on a connection."""
     unsent = array("i", [1])
     while unsent[0]:
         fcntl.ioctl(connection.socket.fileno(), termios.TIOCOUTQ, unsent)

@@ -56,6 +56,36 @@ output [ {tensors(OUT=("TYPE_STRING", [1]))} ]
 parameters {{ key: "OPENAI_PROMPT_INPUT" value {{ string_value: "IN" }} }}
 parameters {{ key: "OPENAI_TEXT_OUTPUT" value {{ string_value: "OUT" }} }}
 """
+LIAR = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            liar = request.inputs()[0].as_numpy()[0].decode()
+            said = {
+                "text_output": np.array([b"a"], object),
+                "num_output_tokens": np.ones(1, np.uint32),
+                "embedding": np.ones(2, np.float32),
+            }
+            said[liar] = np.ones(1, np.int8)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor(name, said[name]) for name in said]))
+        return answers
+"""
+LIAR_CONFIG = """
+backend: "python"
+input [
+  { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+  { name: "text" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+]
+output [
+  { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "num_output_tokens" data_type: TYPE_UINT32 dims: [ 1 ] },
+  { name: "embedding" data_type: TYPE_FP32 dims: [ 2 ] }
+]
+"""
 KEY = "0123456789abcdef"
 BEGUN, CANCELLED = "the script goes on for ever", "the script was cancelled"
 
@@ -67,6 +97,7 @@ def server(tmp_path_factory):
     copy_model(repository, "double")
     write_model(repository, "lengths", LENGTHS, LENGTHS_CONFIG)
     write_model(repository, "upper", UPPER, UPPER_CONFIG)
+    write_model(repository, "liar", LIAR, LIAR_CONFIG)
     keys = repository.parent / "keys"
     keys.write_text(KEY)
     with serving(repository, flags=("--allow-openai", f"--api-key-file={keys}", "--api-key-exempt=health")) as server:
@@ -195,7 +226,8 @@ def test_models_that_the_routes_serve_are_listed(server):
     headers = {"x-api-key": KEY}
     for prefix in ("/v1", "/openai/v1"):
         listed = server.request("GET", f"{prefix}/models", None, headers).json
-        assert (listed["object"], [each["id"] for each in listed["data"]]) == ("list", ["lengths", "script", "upper"])
+        names = [each["id"] for each in listed["data"]]
+        assert (listed["object"], names) == ("list", ["lengths", "liar", "script", "upper"])
     one = server.request("GET", "/v1/models/script", None, headers).json
     assert (one["id"], one["object"], one["owned_by"]) == ("script", "model", "pybackend")
 
@@ -261,6 +293,21 @@ def test_an_error_after_the_first_piece_is_an_event(server):
     first, error = events(server, "completions", model="script", prompt=json.dumps([*OK, {"error": "broken"}]))
     assert json.loads(first)["choices"][0]["text"] == "x"
     assert json.loads(error)["error"]["message"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("path", "member", "output"),
+    [
+        ("completions", "prompt", "text_output"),
+        ("completions", "prompt", "num_output_tokens"),
+        ("embeddings", "input", "embedding"),
+    ],
+)
+def test_an_output_of_another_datatype_than_its_configuration_is_the_models_error(server, path, member, output):
+    reply = ask(server, path, status=500, **{"model": "liar", member: output})
+    message = f"the model has answered with INT8 in its output '{output}', whose configuration says otherwise"
+    assert reply.json["error"]["message"] == message
+    assert reply.json["error"]["type"] == "server_error"
 
 
 # A front end that has heard that a client is gone does not pass on what it had asked.

@@ -94,13 +94,11 @@ def server(repository):
 
 @pytest.fixture(scope="module")
 def lab(server):
-    """Code of coroutines."""
     return caller(server, "coroutines")
 
 
 @pytest.fixture(scope="module")
 def plain(server):
-    """Code of functions."""
     return caller(server)
 
 

@@ -172,13 +172,11 @@ def server(repository):
 
 @pytest.fixture(scope="module")
 def lab(server):
-    """Code of functions."""
     return caller(server)
 
 
 @pytest.fixture(scope="module")
 def coroutines(server):
-    """Code of coroutines."""
     return caller(server, "coroutines")
 
 

@@ -86,6 +86,9 @@ class TritonPythonModel:
 """
 )
 WORKER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
 def attempt(number):
     request = pb_utils.InferenceRequest(
         model_name="double", inputs=[pb_utils.Tensor("IN", np.array([number], np.float32))], requested_output_names=[]

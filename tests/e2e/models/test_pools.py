@@ -144,6 +144,12 @@ def test_the_way_of_a_call_has_a_limit(servers: Servers) -> None:
     assert text.endswith("-> caller -> double")
 
 
+@pytest.mark.parametrize("path", ["", "x", "5", '{"a": 1}', "[5]"])
+def test_a_client_that_sends_another_path_gets_its_answer(servers: Servers, path: str) -> None:
+    code = "return value(call('double', IN=[1]).exec())"
+    assert caller(servers.near)(code, _parameters={"pybackend_path": path}) == [2.0]
+
+
 def test_sequences_stay_in_their_pool(servers: Servers) -> None:
     code = "return failure(call('double', correlation_id=5, IN=[1]).exec())"
     kind, text = caller(servers.near)(code)

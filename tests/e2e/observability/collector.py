@@ -38,7 +38,6 @@ class Collector:
                 self._spans += [span for scope in group.scope_spans for span in scope.spans]
 
     def spans(self, trace_id: str = "") -> list[Any]:
-        """All spans, or those of one trace."""
         with self._lock:
             return [span for span in self._spans if not trace_id or span.trace_id.hex() == trace_id]
 
@@ -55,8 +54,6 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector on a free port."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))

@@ -11,7 +11,6 @@ REQUEST = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the model ``identity``."""
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "identity", IDENTITY, identity_config("TYPE_FP32", "[ -1 ]"))
     return repository

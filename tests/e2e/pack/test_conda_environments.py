@@ -18,7 +18,6 @@ UNCHECKED_HASH = b"\x01\x00\x00\x00"
 
 @pytest.fixture(scope="module")
 def environment(archive, tmp_path_factory):
-    """The archive as a server unpacks it."""
     prefix = unpacked(archive, tmp_path_factory.mktemp("unpacked") / "environment")
     rewrite_prefixes(prefix, str(archive))
     return prefix

@@ -322,7 +322,6 @@ def test_a_unix_socket_is_shared(repository, tmp_path):
 
 
 def large_request(nbytes: int, model: str = "integers") -> tuple[bytes, bytes]:
-    """A request for all that it sends, and its bytes."""
     data = os.urandom(nbytes)
     tensor = {"name": "IN", "datatype": "INT32", "shape": [nbytes // 4], "parameters": {"binary_data_size": nbytes}}
     body, headers = binary_body({"inputs": [tensor], "parameters": {"binary_data_output": True}}, data)
@@ -330,7 +329,6 @@ def large_request(nbytes: int, model: str = "integers") -> tuple[bytes, bytes]:
 
 
 def one_of_each(server, stack: ExitStack) -> dict[int, Connection]:
-    """A connection to each front end."""
     found: dict[int, Connection] = {}
     while len(found) < len(front_ends(server)):
         connection = stack.enter_context(connected(server.port))

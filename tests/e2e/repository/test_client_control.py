@@ -28,7 +28,6 @@ BROKEN = (
 
 
 def telling(number):
-    """A model that answers with a number."""
     return f"""
 class TritonPythonModel:
     def execute(self, requests):

@@ -158,7 +158,6 @@ def evaluate(graph: Graph) -> list[tuple[tuple[str, ...], list[np.ndarray]]]:
 
 
 async def answered(lab: Lab, graph: Graph) -> list[tuple[tuple[str, ...], list[np.ndarray]]]:
-    """The responses that it gets."""
     finished = asyncio.get_running_loop().create_future()
     found = []
 

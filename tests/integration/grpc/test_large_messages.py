@@ -63,7 +63,6 @@ def numbers(seed):
 
 
 def answers(body, of):
-    """The messages of a body."""
     found = []
     while body:
         size = int.from_bytes(body[1:5], "big")

@@ -104,7 +104,6 @@ def parted(client, data, *fields):
 
 
 async def answer(client, stream):
-    """All that a client sees of an answer."""
     await client.until(lambda: stream in client.trailers)
     return client.heads[stream], client.bodies.get(stream), client.trailers[stream], client.resets.get(stream)
 

@@ -88,7 +88,6 @@ def copy(gate, prefix, tmp_path):
 
 
 def cached(directory: Path) -> list[Path]:
-    """The objects in the cache."""
     files = (directory / "cache" / "objects").rglob("*")
     return [path for path in files if path.is_file() and path.suffix not in {".lock", ".json"}]
 

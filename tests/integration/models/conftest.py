@@ -57,8 +57,6 @@ class StreamLab:
         return Stream(self.engine, model, arrays, keep=keep, **members)
 
     def responses(self, code: str, **options: Any) -> list[Received]:
-        """All responses to a request."""
-
         async def wait() -> list[Received]:
             return await self.stream(code, **options).rest()
 

@@ -71,7 +71,6 @@ class ScriptedFrontEnd:
             self._heard.put_nowait(message)
 
     async def hears(self, kind: type) -> Any:
-        """The next message of a kind."""
         async with asyncio.timeout(TIMEOUT_S):
             while type(message := await self._heard.get()) is not kind:
                 pass

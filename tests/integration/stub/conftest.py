@@ -54,7 +54,6 @@ class PlayedHost:
         self.initialized = self.wait_for(StubMessage.INITIALIZED)
 
     def say(self, *messages: FromHost, tail: bytes = b"") -> None:
-        """Send one frame."""
         self.socket.sendall(encode_frame(JSON, [encoded(message) for message in messages], [tail]))
 
     def nudge(self) -> None:

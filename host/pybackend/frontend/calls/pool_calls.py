@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ _OPTIONS = (
 )
 _BROKEN = ("socket closed", "connection reset", "broken pipe", "goaway", "recvmsg", "keepalive", "rst_stream")
 """Words of gRPC about a call whose connection ended."""
+
+
+_STOPPING = "Server is stopping"
+"""The beginning of the refusal of a server that ends."""
 
 
 class PoolCalls:
@@ -140,7 +145,7 @@ class PoolCalls:
         path: list[str] = []
         running = executor.executions.find(execution)
         for pending in () if running is None else running.pending:
-            path = max(path, json.loads(str((pending.request.parameters or {}).get(PATH, "[]"))), key=len)
+            path = max(path, _path_of(pending.request), key=len)
         path = [*path, caller]
         if self.has(request.model_name):
             _check(path, request.model_name)
@@ -152,6 +157,15 @@ def _target(servers: Sequence[str]) -> str:
     if len(servers) == 1:
         return servers[0]
     return f"{'ipv6' if servers[0].startswith('[') else 'ipv4'}:{','.join(servers)}"
+
+
+def _path_of(request: InferenceRequest) -> list[str]:
+    """The path in the parameters of a request; none if a client has sent something else."""
+    with suppress(ValueError):
+        found = json.loads(str((request.parameters or {}).get(PATH, "")))
+        if isinstance(found, list) and all(isinstance(name, str) for name in found):
+            return found
+    return []
 
 
 def _check(path: Sequence[str], model: str) -> None:
@@ -268,8 +282,14 @@ class _Run:
 
     async def _one(self) -> AsyncIterator[InferenceResponse]:
         call = self._channel.unary_unary(f"{_SERVICE}ModelInfer")
-        headers = self._calls.headers(self.pending.request)
-        yield decode_response(await call(await self._message(streams=False), metadata=headers))
+        headers, message = self._calls.headers(self.pending.request), await self._message(streams=False)
+        try:
+            answer = await call(message, metadata=headers)
+        except grpc.aio.AioRpcError as error:
+            if _STOPPING not in (error.details() or ""):
+                raise
+            answer = await call(message, metadata=headers)  # it has not run, and it is another server's turn
+        yield decode_response(answer)
 
     async def _stream(self) -> AsyncIterator[InferenceResponse]:
         call = self._channel.stream_stream(f"{_SERVICE}ModelStreamInfer")

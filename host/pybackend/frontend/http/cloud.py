@@ -1,5 +1,7 @@
 """The front ends of clouds: their routes and media types, translated to the v2 protocol."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from typing import Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from pybackend.errors import ErrorCode, FullQueueError, InferenceError, UnknownModelError
 from pybackend.inference.response import InferenceResponse
-from pybackend.modelconfig.openai_tensors import OpenAiTensors
+from pybackend.inference.tensor import OutputTensor
+from pybackend.modelconfig.openai_tensors import COUNTS, NUMBERS, TEXTS, OpenAiTensors
 from pybackend.protocol.openai.request import OpenAiError, TextRequest
 from pybackend_wire.bytes_tensor import decode_elements
 
@@ -70,15 +71,13 @@ class Choice:
 
     def take(self, response: InferenceResponse) -> Piece:
         """Take a response; raises InferenceError if its outputs cannot be read."""
-        found = {tensor.name: tensor for tensor in response.outputs}
         names = self._tensors
-
         nbytes = 0
 
         def texts(name: str) -> list[bytes]:
             nonlocal nbytes
-            tensor = found.get(name) if name else None
-            if tensor is None or tensor.datatype != "BYTES":
+            tensor = _output(response, name, TEXTS) if name else None
+            if tensor is None:
                 return []
             nbytes += len(tensor.data)
             return decode_elements(tensor.data)
@@ -115,9 +114,21 @@ class Choice:
         return Piece(text, logprobs, calls, self.finish, nbytes)
 
 
+def _output(response: InferenceResponse, name: str, datatypes: Collection[str]) -> OutputTensor | None:
+    """An output, if the model has sent it. Raises InferenceError: its datatype is not that of the configuration."""
+    for tensor in response.outputs:
+        if tensor.name == name:
+            if tensor.datatype not in datatypes:
+                raise InferenceError(
+                    f"the model has answered with {tensor.datatype} in its output '{name}', whose configuration says otherwise"
+                )
+            return tensor
+    return None
+
+
 def token_count(response: InferenceResponse, name: str) -> int | None:
     """The number of tokens in an output; None if the model does not tell it."""
-    tensor = next((each for each in response.outputs if each.name == name), None)
+    tensor = _output(response, name, COUNTS)
     if tensor is None or not len(tensor.data):
         return None
     return int(np.frombuffer(tensor.data, tensor.datatype.lower()).sum())
@@ -293,7 +304,7 @@ def _calls(given: Sequence[Any]) -> list[dict[str, Any]]:
 
 def embedding_rows(response: InferenceResponse, name: str, count: int) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     """The embeddings of so many texts; raises InferenceError if the output has another form."""
-    tensor = next((each for each in response.outputs if each.name == name), None)
+    tensor = _output(response, name, NUMBERS)
     if tensor is None:
         raise InferenceError(f"the model has answered without its output '{name}'")
     kind = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}[tensor.datatype]

@@ -85,7 +85,6 @@ class ScriptedStub:
         return taken
 
     def segment(self, role):
-        """The number of a segment with this role."""
         return next(number for number, found in self.roles.items() if found == role)
 
     def output_segment(self, nbytes=1 << 20):
@@ -110,7 +109,6 @@ class ScriptedStub:
         self.send((StubMessage.RESPOND, self.execution, 0, final, [None, outputs, None]), tail=tail)
 
     def call(self, number, model="callee", places=(), decoupled=False, execution=0, tail=b""):
-        """Run a model."""
         self.send((StubMessage.CALL, number, model, -1, decoupled, execution, places, [], None, []), tail=tail)
 
     def until(self, kind):

@@ -24,7 +24,6 @@ TERABYTE = 1 << 40
 
 
 def ways(directory: Path, name: str):
-    """All ways to read a file."""
     return (
         lambda: read_beneath(directory, name, 1000),
         lambda: read_start_beneath(directory, name, 1000),

@@ -46,8 +46,6 @@ def needing_much(binary: Path) -> tuple[bytes, tuple[int, int]]:
 
 @pytest.fixture
 def archive(tmp_path) -> Callable[[bytes], Path]:
-    """Writes bytes to an archive."""
-
     def write(content: bytes, name: str = "env.tar") -> Path:
         (tmp_path / name).write_bytes(content)
         return tmp_path / name

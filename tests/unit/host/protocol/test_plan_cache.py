@@ -208,7 +208,6 @@ def test_plans_that_something_still_leads_to_are_forgotten_with_their_signature(
 
 
 def strings(preamble, *sizes, datatypes=("BYTES", "BYTES")):
-    """A plan with inputs of strings."""
     inputs = [InputTensor(name, datatype, (1, 4)) for name, datatype, _ in zip("AB", datatypes, sizes, strict=False)]
     request = InferenceRequest("m", "3", inputs=inputs)
     made = InferPlan(request, [*zip(inputs, sizes, strict=True)], sum(sizes), ALL_BINARY, Checked.HEADER)

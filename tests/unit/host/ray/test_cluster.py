@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pybackend.cli.options import parse
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import Cluster, cluster_of
+from pybackend.ray.cluster import Cluster, Pool, cluster_of, serve_config
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
+from tests.support.repositories import write_model
 
 
 @pytest.mark.parametrize(
@@ -60,12 +62,53 @@ def test_the_command_line_becomes_settings() -> None:
             ["--on=ray", "--http-address=::1", "--grpc-address=0.0.0.0"],
             "the entrance has one address, and the flags name several",
         ),
+        (["--on=ray", "--pool=a,modle=b"], "Got modle=b, expected model=MODEL, replicas=N..M, cpus=N or gpus=N"),
+        (["--on=ray", "--pool=a,model=b", "--model-namespacing=true"], "--pool names models without namespaces"),
+        (["--on=ray", "--pools-file=a"], "--pools-file cannot be used with --on=ray: replicas get theirs"),
+        (["--pool=a,model=b"], "--pool needs --on=ray"),
         (["--on=ray", "--replicas=3..2"], "expected a number such as 2, or a range such as 2..8"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags: list[str], reason: str) -> None:
     with pytest.raises(ServerError, match=reason):
         parse(["serve", "/models", *flags])
+
+
+def test_a_pool_has_what_its_flag_says_and_the_gpus_of_its_models(tmp_path: Path) -> None:
+    groups = {"big": "instance_group { kind: KIND_GPU gpus: [ 0, 1 ] }", "small": "instance_group { kind: KIND_CPU }"}
+    for name, group in groups.items():
+        write_model(tmp_path, name, "", f'backend: "python"\n{group}')
+    one = "--pool=one,model=big,model=small,replicas=2..4,cpus=0.5"
+    found = parse(["serve", str(tmp_path), "--on=ray", one, "--pool=two,model=other,gpus=0.5"])
+    assert isinstance(found, Cluster)
+    assert found.pools == (
+        Pool("one", ("big", "small"), 2, 4, num_cpus=0.5, num_gpus=2.0),
+        Pool("two", ("other",), num_gpus=0.5),
+    )
+    assert found.pool_of == {"big": "one", "small": "one", "other": "two"}
+    seats = [number for pool in ("default", "one", "two") for number in found.seats[pool]]
+    assert seats == [*range(1, len(seats) + 1)]
+    (application,) = serve_config(found)["applications"]
+    again = application["args"]
+    assert cluster_of(again.pop("model_repository"), **again).pools == found.pools
+
+
+@pytest.mark.parametrize(
+    ("pools", "reason"),
+    [
+        ([Pool("a-b", ("m",))], "'a-b' cannot name a pool"),
+        ([Pool("default", ("m",))], "'default' cannot name a pool"),
+        ([Pool("a", ("m",)), Pool("a", ("n",))], "'a' cannot name a pool"),
+        ([Pool("a")], "pool 'a' names no model: write --pool=a,model=MODEL"),
+        ([Pool("a", ("m",)), Pool("b", ("m",))], "model 'm' is named twice"),
+        ([Pool("a", ("m n",))], "'m n' cannot be in a pool"),
+        ([Pool("a", ("m",), 3, 2)], "3 to 2 replicas are no range"),
+        ([{"name": "a", "model": "m"}], "a pool has the fields name, models, .*, and one has name, model"),
+    ],
+)
+def test_pools_that_contradict_themselves_are_refused(pools: list[Any], reason: str) -> None:
+    with pytest.raises(ServerError, match=reason):
+        cluster_of(["models"], pools=pools)
 
 
 def test_files_of_the_entrance_have_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import http.client
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from pybackend.ray.cluster import Pool, Report
 from tests.unit.host.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
 
 
@@ -61,10 +64,38 @@ def test_a_sequence_that_cannot_be_read_is_refused(entrance: Entrance) -> None:
     entrance.apply("one", "two", sequences=("counter",))
     entrance.wait_for("one", "two")
     long = json.dumps({"inputs": [{"data": "x" * 100_000}], "parameters": {"sequence_id": 5}}).encode()
-    for body, headers in ((long, {}), (b"{}", {"content_encoding": "gzip"})):
+    escaped = b'{"inputs": [], "parameters": {"sequence_id": "a\\u0062"}}'
+    compressed = {"content_encoding": "gzip"}
+    for body, headers in ((long, {}), (escaped, {}), (b"{}", compressed), (gzip.compress(long), compressed)):
         status, document = entrance.ask("/v2/models/counter/infer", body, **headers)
-        assert (status, "the correlation id of this request is not within" in document["error"]) == (400, True)
+        assert (status, "the entrance must choose a replica, and cannot read" in document["error"]) == (400, True)
     assert entrance.ask("/v2/models/other/infer", long)[0] == 200
+
+
+def test_requests_find_the_pool_of_their_model() -> None:
+    cluster = cluster_with(pools=(Pool("alive", ("res:net",), max_replicas=2),))
+    with started(cluster, "pools") as entrance:
+        entrance.apply("one")
+        entrance.wait_for("one")
+        report = Report("two", "n", "127.0.0.1", entrance.ports["two"], entrance.ports["two"], 1, "1", pool="alive")
+        first = cluster.seats["alive"][0]
+        roster = entrance.roster("one")
+        asyncio.run(entrance.runtime.apply(replace(roster, places={**roster.places, first: report})))
+        end = time.monotonic() + DEADLINE_S
+        while entrance.ask("/v2/models/res%3Anet")[1].get("name") != "two":
+            assert time.monotonic() < end
+        paths = (
+            "/v2/models/res%3Anet/infer",
+            "/v2/models/res%3Anet/versions/1/ready",
+            "/v2/repository/models/res%3Anet/traffic",
+        )
+        assert {entrance.ask(path)[1]["name"] for path in paths} == {"two"}
+        assert {entrance.ask(path)[1]["name"] for path in ("/v2/models/other/infer", "/v2")} == {"one"}
+        assert entrance.ask("/v2/repository/index", b"{}")[1]["name"] == "coordinator"
+        asyncio.run(entrance.runtime.apply(roster))
+        while (answer := entrance.ask("/v2/models/res%3Anet"))[0] == 200:
+            assert time.monotonic() < end
+        assert answer == (503, {"error": "no replica can take this request now: try again"})
 
 
 def test_without_replicas_the_answer_says_so(entrance: Entrance) -> None:

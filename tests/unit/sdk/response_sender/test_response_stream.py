@@ -34,7 +34,6 @@ class Client:
 
     @property
     def error(self):
-        """The error of the one and final response."""
         ((response, final),) = self.received
         assert final
         return response.error()

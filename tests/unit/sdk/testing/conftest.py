@@ -35,7 +35,6 @@ def configuration(inputs="FP32 -1", outputs="FP32 -1", **fields):
 
 
 def wait_until(condition, deadline_s=60):
-    """Look until it is so."""
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, "it never was so"
