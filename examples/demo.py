@@ -31,6 +31,7 @@ FRAMEWORKS = {
     "onnx": ("onnxruntime", "onnx"),
     "openvino": ("openvino",),
     "forest": ("xgboost", "skops", "pandas"),
+    "optimized": ("sklearn", "skops", "treelite"),
     "sklearn": ("sklearn", "skops"),
     "text_generation": ("torch", "transformers"),
     "torch": ("torch",),

@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         missing["one_process"] = pytest.mark.skip(reason="front ends in processes of their own do it otherwise")
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if folder in {"e2e", "faults"}:
+        if folder in {"e2e", "faults", "gpu"}:
             item.add_marker(folder)
         for name, skip in missing.items():
             if item.get_closest_marker(name):

@@ -19,7 +19,7 @@ from pybackend_wire.confinement import LIBRARY_PATH
 
 VISIBLE, LIBRARIES = "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"
 
-_ANSWER_S = 60.0
+ANSWER_LIMIT_S = 60.0
 """How long the driver may take to name its GPUs. Without NVIDIA's persistence daemon it first wakes each for seconds."""
 
 _CONTROL, _CAPABILITIES = "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap"
@@ -131,8 +131,8 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> Gpus:
     except ImportError:
         return Gpus(reason=_NOT_INSTALLED, is_fault=True)
     answers: list[Gpus] = []
-    start_thread(lambda: answers.append(_ask(pynvml, environment)), "pybackend-gpus").join(_ANSWER_S)
-    late = f"The NVIDIA driver has not named its GPUs within {_ANSWER_S:g} s. See whether nvidia-smi does."
+    start_thread(lambda: answers.append(_ask(pynvml, environment)), "pybackend-gpus").join(ANSWER_LIMIT_S)
+    late = f"The NVIDIA driver has not named its GPUs within {ANSWER_LIMIT_S:g} s. See whether nvidia-smi does."
     return answers[0] if answers else Gpus(reason=late, is_fault=True)
 
 

@@ -16,6 +16,7 @@ from tests.bench import (
     bound_functions,
     call_memory,
     client_memory,
+    console_cost,
     footprint,
     framework_memory,
     frameworks,
@@ -81,6 +82,16 @@ def _operations(results: Results, scratch: Path) -> None:
     results.many_models = [many]
 
 
+def _console(results: Results, scratch: Path) -> None:
+    if not console_cost.is_possible():
+        progress.show("console: left out, because chromium or the packages of `make test-console` are missing")
+        return
+    for name in ("load", "many"):
+        (scratch / name).mkdir()
+        (scratch / name).chmod(0o755)
+    results.console = console_cost.measure(results.plan, scratch)
+
+
 _MODELS_OF_SERVERS = "model-servers"
 
 _SECTIONS: dict[str, tuple[str, Measure] | Callable[[Results, Path], None]] = {
@@ -114,6 +125,7 @@ _SECTIONS: dict[str, tuple[str, Measure] | Callable[[Results, Path], None]] = {
     "openai": ("openai", _alone(openai_streams.measure)),
     "call-memory": ("call_memory", call_memory.measure),
     "operations": _operations,
+    "console": _console,
     "frameworks": ("frameworks", frameworks.measure),
     "framework-memory": (
         "framework_memory",

@@ -15,6 +15,7 @@ def render(results: Results) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     sections = (
         *(_under_load(title, getattr(results, name)) for name, title in _UNDER_LOAD.items()),
+        _under_load("An open console (CPU per request)", results.console.loads),
         _front_ends(results),
         _calls(results),
         _ensembles(results),

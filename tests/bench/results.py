@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.bench import bodies
 from tests.bench.call_memory import CallMemorySample
+from tests.bench.console_cost import ConsoleSamples
 from tests.bench.footprint import FootprintSample
 from tests.bench.framework_memory import InstanceMemory
 from tests.bench.frameworks import FrameworkSample
@@ -71,6 +72,7 @@ class Results:
     operations: list[LoadSample] = field(default_factory=list)
     scrapes: list[ScrapeSample] = field(default_factory=list)
     many_models: list[ManyModelsSample] = field(default_factory=list)
+    console: ConsoleSamples = field(default_factory=ConsoleSamples)
 
     def save(self, path: Path) -> None:
         """Write all samples as JSON."""
@@ -79,7 +81,16 @@ class Results:
 
     def loads(self, server: str, workload: str, connections: int) -> dict[int, LoadResult]:
         """The windows of one server under one load, by round."""
-        samples = (*self.ladder, *self.noisy, *self.batched, *self.large, *self.calls, *self.ensemble, *self.chain)
+        samples = (
+            *self.ladder,
+            *self.noisy,
+            *self.batched,
+            *self.large,
+            *self.calls,
+            *self.ensemble,
+            *self.chain,
+            *self.console.loads,
+        )
         return {
             sample.round: sample.result
             for sample in (*samples, *self.client_memory, *self.stream, *self.strings, *self.sandbox, *self.operations)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tests.bench import (
     bodies,
     client_memory,
+    console_cost,
     frameworks,
     grpc_workloads,
     in_process_cost,
@@ -110,6 +111,8 @@ ONE_MORE_INSTANCE_S = {instances.ZYGOTE: 0.010, instances.SPAWN: 0.150}
 SANDBOX_PER_START_S = 0.005
 PACK_VERSUS_PARTS = 1.2
 CACHED_ENVIRONMENT_S = 0.1
+LOOKED_AT_VERSUS_ALONE = 1.03
+CONSOLE_PAGE_S = 1.0
 SCRAPE_S = 0.050
 OPENAI_FIRST_S = 0.005
 OPENAI_PIECE_US = 200.0
@@ -146,6 +149,7 @@ def judge(results: Results) -> list[Verdict]:
         *_footprint_verdicts(results),
         *_sandbox_verdicts(results),
         *_operations_verdicts(results),
+        *_console_verdicts(results),
     ]
 
 
@@ -390,6 +394,25 @@ def _operations_verdicts(results: Results) -> Iterator[Verdict]:
             continue  # the server's own start would count
         each = [sample.ready_s / sample.models]
         yield _milliseconds(f"{sample.models} models: ready, for each of them", each, MANY_READY_EACH_S)
+
+
+def _console_verdicts(results: Results) -> Iterator[Verdict]:
+    many = results.plan.busy_connections
+    alone, looked_at = (
+        results.loads(servers.PYBACKEND, name, many) for name in (console_cost.ALONE, console_cost.LOOKED_AT)
+    )
+    for figure in (_HOST_CPU, _P99):
+        name = f"{console_cost.LOOKED_AT}: {figure.name} against none"
+        yield from _judged(_goal(name, looked_at, alone, figure, LOOKED_AT_VERSUS_ALONE))
+    if results.console.idle_cores:
+        cores, most = statistics.median(results.console.idle_cores), LOOKED_AT_VERSUS_ALONE - 1
+        shown = _spread([100 * each for each in results.console.idle_cores], " %")
+        yield Verdict(
+            "CPU of the host for an open console, of one core", f"<= {100 * most:.0f} %", shown, cores <= most
+        )
+    if results.console.pages_s:
+        name = f"the console's first page with {console_cost.MANY_MODELS} models"
+        yield _milliseconds(name, results.console.pages_s, CONSOLE_PAGE_S)
 
 
 def _under(workload: str, connections: int) -> str:

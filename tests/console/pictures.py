@@ -80,6 +80,28 @@ def steps(server: ServerProcess) -> Callable[[Any], None]:
     return show
 
 
+def traces(server: ServerProcess) -> Callable[[Any], None]:
+    body = {"id": "42", "inputs": [{"name": "VALUES", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}
+
+    def show(page: Any) -> None:
+        server.infer("ask_all", body)  # both called models have run
+        page.get_by_role("tab", name="Traces").click()
+        page.get_by_role("button", name="Trace the next").click()
+        page.get_by_text("Waiting for requests").wait_for()
+        for _ in range(10):
+            server.infer("ask_all", body)
+        page.locator(".waterfall li").first.wait_for()
+        page.get_by_text("Means of the last").wait_for()
+
+    return show
+
+
+def configuration(page: Any) -> None:
+    page.get_by_role("tab", name="Configuration").click()
+    page.get_by_label("Weight of 2").fill("1")
+    page.get_by_label("Weight of 1").fill("9")
+
+
 def log(page: Any) -> None:
     page.get_by_role("tab", name="Log").click()
     page.get_by_label("Log", exact=True).get_by_text("broken").first.wait_for()
@@ -90,12 +112,23 @@ def main() -> int:
     TARGET.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pybackend-", dir="/tmp") as folder, sync_playwright() as playwright:
         models = Path(folder) / "models"
-        for example in ("add_sub", "image_pipeline", "decoupled", "sequence"):
+        for example in ("add_sub", "image_pipeline", "decoupled", "sequence", "canary"):
             shutil.copytree(ROOT / "examples" / example / "model_repository", models, dirs_exist_ok=True)
+        for model in ("ask_all", "mean", "median"):
+            shutil.copytree(ROOT / "examples" / "bls" / "model_repository" / model, models / model)
+        shutil.copytree(models / "risk" / "1", models / "risk" / "2")
+        with (models / "risk" / "config.pbtxt").open("a") as file:
+            file.write("version_policy { all {} }\n")
         (models / "broken" / "1").mkdir(parents=True)
         (models / "broken" / "1" / "model.py").write_text(BROKEN)
         (models / "broken" / "config.pbtxt").write_text(BROKEN_CONFIG)
-        server = ServerProcess([models], "--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false")
+        server = ServerProcess(
+            [models],
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            "--exit-on-error=false",
+            "--trace-config=mode=memory",
+        )
         server.wait_for("models are ready in")
         console = Console(Path(folder), *console_flags(server))
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
@@ -111,6 +144,8 @@ def main() -> int:
             ("mistake", "/model?name=add_sub&version=1", wide, "light", fail),
             ("figures", "/model?name=spot_net&version=1", wide, "light", charts(server)),
             ("steps", "/model?name=find_spot&version=1", wide, "light", steps(server)),
+            ("traces", "/model?name=ask_all&version=1", wide, "light", traces(server)),
+            ("configuration", "/model?name=risk&version=2", {**wide, "height": 920}, "light", configuration),
             ("log", "/model?name=broken&version=1", wide, "light", log),
             ("server", "/server", wide, "light", None),
         ]
@@ -131,7 +166,9 @@ def main() -> int:
                 page.wait_for_timeout(1500)  # the ends of animations
             page.mouse.move(0, 0)
             page.evaluate("window.scrollTo(0, 0)")
-            page.screenshot(path=TARGET / f"{name}.png", full_page=name not in {"models-phone", "server", "steps"})
+            page.screenshot(
+                path=TARGET / f"{name}.png", full_page=name not in {"models-phone", "server", "steps", "configuration"}
+            )
             context.close()
         browser.close()
         console.stop()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.console.conftest import Visit, wait_until
 from tests.support.nvidia import StandIn, needs_stand_in
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEY = "0123456789abcdef-key"
@@ -86,11 +86,9 @@ def test_the_console_ends_with_a_killed_server(models: Path) -> None:
 @needs_stand_in
 def test_figures_of_gpus(tmp_path: Path, models: Path, browser: Any, visit: Callable[..., Visit]) -> None:
     machine = StandIn(tmp_path / "machine")
-    server = ServerProcess(
-        [models], "--console", "--metrics-interval-ms=100", python=machine.python(), env=machine.environment()
-    )
-    page = visit(Beside(server)).open("/server")  # type: ignore[arg-type]
-    figures = page.get_by_text("25 % busy, 3,221 MB of 85,899 MB, 70 W")
-    figures.first.wait_for()
-    assert figures.count() == 2
-    server.stop()
+    flags = ("--console", "--metrics-interval-ms=100")
+    with serving(models, flags=flags, python=machine.python(), env=machine.environment()) as server:
+        page = visit(Beside(server)).open("/server")  # type: ignore[arg-type]
+        figures = page.get_by_text("25 % busy, 3,221 MB of 85,899 MB, 70 W")
+        figures.first.wait_for()
+        assert figures.count() == 2

@@ -1,7 +1,5 @@
 """Models on GPUs: where instances run and what they see there. The driver's libraries and device files are stand-ins."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -17,7 +15,7 @@ from tests.support.nvidia import StandIn, needs_stand_in
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, needs_stand_in]
+pytestmark = needs_stand_in
 
 TELL = """
 import ctypes, json, os
@@ -306,9 +304,9 @@ def test_a_server_ends_while_its_driver_hangs(machine, tmp_path):
 
 
 def findings(machine, *arguments, **python):
-    """What ``pybackend doctor`` finds on the machine: status, facts and advice by layer."""
+    """What ``pybackend doctor`` finds on the machine, which has a GPU of another maker, too: status, facts and advice by layer."""
     done = subprocess.run(
-        [*machine.python(**python), "-m", "pybackend", "doctor", "--json", *map(str, arguments)],
+        [*machine.python(OF_OTHERS, **python), "-m", "pybackend", "doctor", "--json", *map(str, arguments)],
         env=machine.environment(),
         capture_output=True,
         text=True,
@@ -342,6 +340,7 @@ def test_the_doctor_starts_cuda_where_models_would_and_says_which_gpus_they_see(
     assert "specifies invalid or unsupported gpu id 2" in found["model 'wrong'"][2]
 
 
+@pytest.mark.thorough
 def test_the_doctor_names_a_driver_that_refuses_and_a_device_file_that_is_missing(machine):
     machine.tell(fault=9)
     try:

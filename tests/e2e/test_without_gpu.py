@@ -1,7 +1,5 @@
 """What asks for a GPU on a machine without one: it is refused in a sentence with the way out, or has no effect."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from tests.support.machine import without_gpu
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
-pytestmark = [pytest.mark.e2e, without_gpu]
+pytestmark = without_gpu
 
 NO_GPU = (
     "has kind KIND_GPU but server does not support GPUs. This machine has no NVIDIA driver: there is no /dev/nvidiactl. Set kind: "

@@ -1,7 +1,5 @@
 """Models on real GPUs: what their instances see, compute on, and give back; they need the driver alone, no framework."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,8 +16,6 @@ from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
-
-pytestmark = [pytest.mark.e2e, pytest.mark.gpu]
 
 DRIVER = '''
 import ctypes, json, os, uuid

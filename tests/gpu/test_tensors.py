@@ -1,7 +1,5 @@
 """Tensors in a GPU's memory: the behaviour that is expected, and is not there yet. Each test fails until it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -12,8 +10,6 @@ from tritonclient.utils import InferenceServerException
 from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, tensors, write_model
 from tests.support.server import serving
-
-pytestmark = [pytest.mark.gpu]
 
 
 def not_yet(raises):
@@ -77,21 +73,18 @@ def test_a_tensor_is_taken_over_where_it_lies():
 
 
 @not_yet(AssertionError)
-@pytest.mark.e2e
 def test_an_output_in_a_gpus_memory_reaches_the_client(server):
     given = np.arange(1 << 20, dtype=np.float32)  # large enough to be seen half written without a wait for its stream
     np.testing.assert_array_equal(infer(server, "double", {"IN": given})["OUT"], given * 2)
 
 
 @not_yet(AssertionError)
-@pytest.mark.e2e
 def test_tensors_between_models_on_one_gpu_stay_there(server):
     answer = infer(server, "caller", {"IN": np.arange(4, dtype=np.float32)})
     assert (answer["OUT"].tolist(), answer["ON_GPU"].tolist()) == ([0, 4, 8, 12], [True])
 
 
 @not_yet(InferenceServerException)
-@pytest.mark.e2e
 @pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
 def test_a_clients_memory_on_a_gpu_holds_inputs_and_outputs(server, protocol):
     memory = pytest.importorskip("tritonclient.utils.cuda_shared_memory", exc_type=RuntimeError)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.goal_flags import add_goal_flags, delays_us, goal_of, number, numbers
 from pybackend.cli.options import SILENT, Serve, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import PybackendError, ServerError
@@ -18,7 +18,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.ports import free_ports
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import EXIT_INTERRUPTED, Settings
-from pybackend.tools.analyzer.analysis import Analysis, Goal, Results, imported_optuna, read_results
+from pybackend.tools.analyzer.analysis import Analysis, Results, imported_optuna, read_results
 from pybackend.tools.analyzer.candidates import Space, candidate_of, edited
 from pybackend.tools.analyzer.measurement import Bench, Load
 from pybackend.tools.analyzer.report import diffs, verdict, write_report
@@ -27,51 +27,8 @@ from pybackend.tools.client.connection import Connection, model_path
 from pybackend.tools.client.figures import Source
 
 _TIMEOUT_S = 300.0
-_UNITS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}
-_SIZES = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "MIB": 2**20, "GIB": 2**30}
-_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _RESULTS = "results.json"
 _MOST_CLIENTS = 4096
-
-
-def _with_unit(units: dict[str, float], example: str, least: float = 1e-6) -> Any:
-    def read(text: str) -> float:
-        found = _WITH_UNIT.fullmatch(text.strip())
-        factor = units.get(found[2] if "ms" in units else found[2].upper()) if found else None
-        if found is None or factor is None or float(found[1]) < least:
-            raise argparse.ArgumentTypeError(f"'{text}' is no value such as {example}")
-        return float(found[1]) * factor
-
-    return read
-
-
-_time_ms, _size_bytes = _with_unit(_UNITS, "20ms"), _with_unit(_SIZES, "2GB")
-_delay_ms = _with_unit(_UNITS, "0 or 500us", least=0)
-
-
-def _numbers(least: int) -> Any:
-    """A list such as ``1,2,4``, or a range such as ``1..8``, of which the doubles are taken."""
-
-    def read(text: str) -> list[int]:
-        try:
-            if ".." in text:
-                first, last = (int(part) for part in text.split("..", 1))
-                numbers = [] if last < first else [first]
-                while numbers and numbers[-1] < last:
-                    numbers.append(min(last, max(1, numbers[-1] * 2)))
-            else:
-                numbers = sorted({int(part) for part in text.split(",")})
-        except ValueError:
-            numbers = []
-        if not numbers or numbers[0] < least:
-            raise argparse.ArgumentTypeError(f"'{text}' is no list such as 1,2,4 and no range such as 1..8")
-        return numbers
-
-    return read
-
-
-def _delays_us(text: str) -> list[int]:
-    return sorted({round(_delay_ms(part) * 1000) for part in text.split(",")})
 
 
 def make_parser() -> CommandParser:
@@ -88,37 +45,17 @@ def make_parser() -> CommandParser:
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="these get requests, all at once")
     add("--repository", required=True, type=Path, metavar="DIRECTORY", help="directory of models")
-    add(
-        "--objective",
-        choices=("throughput", "latency", "cost"),
-        default="throughput",
-        help="the most inferences per second, the lowest 99th percentile, or the most inferences per second of processor time [throughput]",
-    )
-    add("--p99", type=_time_ms, default=float("inf"), metavar="TIME", help="limit of the 99th percentile, such as 20ms")
-    add(
-        "--min-throughput",
-        type=float,
-        default=0.0,
-        metavar="N",
-        help="at least so many inferences per second, of all models together",
-    )
-    add(
-        "--max-memory",
-        type=_size_bytes,
-        default=float("inf"),
-        metavar="SIZE",
-        help="limit of the memory of all models' processes, such as 2GB",
-    )
+    add_goal_flags(parser, "throughput")
     add(
         "--clients",
-        type=_numbers(1),
-        default=_numbers(1)("1..64"),
+        type=numbers(1),
+        default=numbers(1)("1..64"),
         metavar="RANGE",
         help="clients that each wait for their answer [1..64]",
     )
     add(
         "--rate",
-        type=float,
+        type=number,
         default=0.0,
         metavar="N",
         help="so many requests per second instead, at random moments, on at most the last of --clients connections",
@@ -131,37 +68,37 @@ def make_parser() -> CommandParser:
     )
     add(
         "--instances",
-        type=_numbers(1),
-        default=_numbers(1)(f"1..{2 * cores}"),
+        type=numbers(1),
+        default=numbers(1)(f"1..{2 * cores}"),
         metavar="RANGE",
         help=f"[1..{2 * cores}: twice the cores]",
     )
     add(
         "--batch-sizes",
-        type=_numbers(1),
+        type=numbers(1),
         default=[],
         metavar="RANGE",
         help="max_batch_size with dynamic batches, of models that take batches [2..64]",
     )
     add(
         "--delays",
-        type=_delays_us,
+        type=delays_us,
         default=[0, 500, 2000],
         metavar="TIMES",
         help="how long batches may wait for more requests [0,500us,2ms]",
     )
-    add("--preferred", type=_numbers(1), default=[], metavar="RANGE", help="preferred_batch_size [none]")
+    add("--preferred", type=numbers(1), default=[], metavar="RANGE", help="preferred_batch_size [none]")
     add(
         "--threads",
-        type=_numbers(1),
-        default=_numbers(1)(f"1..{cores}"),
+        type=numbers(1),
+        default=numbers(1)(f"1..{cores}"),
         metavar="RANGE",
         help=f"of an instance, for backends with a parameter for it [1..{cores}]",
     )
     add("--trials", type=int, default=20, metavar="N", help="configurations to measure [20]")
     add(
         "--window",
-        type=float,
+        type=number,
         default=1.0,
         metavar="SECONDS",
         help="length of a measurement's parts, of which three must agree [1]",
@@ -184,10 +121,8 @@ def run_analyze(arguments: Sequence[str], serve: Serve) -> int:
     parser = make_parser()
     own, flags = divided(arguments)
     given = parser.parsed(own)
-    if given.trials < 1 or given.window <= 0 or given.rate < 0 or given.clients[-1] > _MOST_CLIENTS:
-        parser.refuse_with(
-            f"--trials and --window must be above 0, --rate not below it, and --clients at most {_MOST_CLIENTS}"
-        )
+    if given.trials < 1 or not given.window or given.clients[-1] > _MOST_CLIENTS:
+        parser.refuse_with(f"--trials and --window must be above 0, and --clients at most {_MOST_CLIENTS}")
     imported_optuna()
     other = read_results(given.compare) if given.compare is not None else None
     task = _Task(given, flags)
@@ -240,8 +175,7 @@ class _Task:
             "cores": os.cpu_count() or 1,
             "flags": list(flags),
         }
-        goal = Goal(given.objective, given.p99, given.min_throughput, given.max_memory)
-        self.results = Results(sorted(given.models), varied, goal)
+        self.results = Results(sorted(given.models), varied, goal_of(given))
         self._path = given.output / _RESULTS
         self._resume()
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MODULES = {name: module for commands in COMMANDS.values() for name, (module, _) in commands.items() if module}
 
-_SERVING = frozenset({"analyze", "dev", "export", "export-config", "import", "infer"})
+_SERVING = frozenset({"analyze", "dev", "export", "export-config", "import", "infer", "optimize"})
 """Commands that may run a server in this process; their functions take the one that does."""
 
 

@@ -105,7 +105,7 @@ _MODELS = (
     Flag("--gpu-models", "MODE",
          "on a machine without a GPU, models configured for one (KIND_GPU): refuse to load them, or run them on the cpu",
          "models.gpu_models_on_cpu", then=lambda mode: mode == "cpu", default="refuse", choices=("refuse", "cpu"),
-         page="without a GPU: `cpu` runs models with `KIND_GPU` on the CPU, see [GPUs](gpus.md#without-a-gpu)"),
+         page="without a GPU, or for a backend that uses none: `cpu` runs models with `KIND_GPU` on the CPU, see [GPUs](gpus.md#without-a-gpu)"),
     Flag("--model-memory-limit", "BYTES",
          "limit on tensor memory, for each model's inputs and for each instance's outputs",
          "models.memory_limit_bytes", _MEMORY, lambda limit: limit or half_of_memory_bytes(), default=None, default_text="half of the server's",

@@ -6,7 +6,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pybackend.tools.importing.entry import Place, StagedEntry, place_of
 from pybackend.tools.importing.kinds import MLFLOW, Found
 from pybackend.tools.importing.measurement import Measures
 from pybackend.tools.importing.mlflow_directory import PYFUNC
-from pybackend.tools.importing.run import ENVIRONMENT, ImportRun, backed_by, with_parameters
+from pybackend.tools.importing.run import ENVIRONMENT, ImportRun, backed_by, signature_text, with_parameters
 from pybackend.tools.importing.trial import Request
 from pybackend.tools.importing.verification import Comparison
 
@@ -57,14 +57,7 @@ def make_parser() -> CommandParser:
     )
     add = parser.add_argument
     add("path", type=Path, metavar="FILE_OR_DIRECTORY", help="the model")
-    add("--name", metavar="NAME", help="the model's name [from the name of the file or directory]")
-    add(
-        "--repository",
-        type=Path,
-        default=_DEFAULT_REPOSITORY,
-        metavar="DIR",
-        help="directory of models to write into [models]",
-    )
+    add_entry_flags(parser)
     add("--version", type=integer(1), metavar="N", help="the version; adds it to a model that exists [1]")
     add("--force", action="store_true", help="replace the model, or with --version the version, if it exists")
     add("--verify", action="store_true", help="compare the served answers with the framework's, and measure")
@@ -75,8 +68,31 @@ def make_parser() -> CommandParser:
         metavar="X",
         help=f"with --verify, the largest difference that is allowed, relative to values above 1 [{_DEFAULT_TOLERANCE:g}]",
     )
-    add("--trust-pickle", action="store_true", help="read a pickle, which runs any code that its writer put into it")
     add("--backend", default="", metavar="NAME", help="serve with this backend [the usual one of the kind]")
+    add("--sample", type=Path, metavar="FILE", help="a request in JSON to use as the sample [a random one]")
+    add("--json", action="store_true", help="print JSON, for programs")
+    add(
+        "--timeout",
+        type=float,
+        default=_DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long the load, or a request, may take [{_DEFAULT_TIMEOUT_S:g}]",
+    )
+    return parser
+
+
+def add_entry_flags(parser: CommandParser) -> None:
+    """The flags that say what a new entry is, and where."""
+    add = parser.add_argument
+    add("--name", metavar="NAME", help="the model's name [from the name of the file or directory]")
+    add(
+        "--repository",
+        type=Path,
+        default=_DEFAULT_REPOSITORY,
+        metavar="DIR",
+        help="directory of models to write into [models]",
+    )
+    add("--trust-pickle", action="store_true", help="read a pickle, which runs any code that its writer put into it")
     add("--config", type=Path, metavar="FILE", help="a config.pbtxt to start from, for what the model does not state")
     add(
         "--parameter",
@@ -91,16 +107,6 @@ def make_parser() -> CommandParser:
         metavar="PATH",
         help="the model's environment: an archive or a directory [the server's Python]",
     )
-    add("--sample", type=Path, metavar="FILE", help="a request in JSON to use as the sample [a random one]")
-    add("--json", action="store_true", help="print JSON, for programs")
-    add(
-        "--timeout",
-        type=float,
-        default=_DEFAULT_TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long the load, or a request, may take [{_DEFAULT_TIMEOUT_S:g}]",
-    )
-    return parser
 
 
 def run_import(arguments: Sequence[str], serve: Serve) -> int:
@@ -108,7 +114,7 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
     parser = make_parser()
     own, flags = divided(arguments)
     given = parser.parsed(own)
-    base, sample = _base(given, parser), _sample(given.sample)
+    base, sample = base_of(given, parser), _sample(given.sample)
     backend = given.backend or base.get("backend", "")
     found = backed_by(detect(given.path, flavor=PYFUNC if backend == MLFLOW.backend else ""), backend)
     name = given.name or derived_name(found, parser)
@@ -151,7 +157,8 @@ def _served(run: ImportRun, settings: Settings, serve: Serve, tolerance: float) 
 # --- Arguments ------------------------------------------------------------------------------------------------------
 
 
-def _base(given: argparse.Namespace, parser: CommandParser) -> dict[str, Any]:
+def base_of(given: argparse.Namespace, parser: CommandParser) -> dict[str, Any]:
+    """The configuration that the flags of :func:`add_entry_flags` ask for. Raises PybackendError if they are wrong."""
     parameters = dict(parser.pairs("--parameter", given.parameter))
     if given.environment is not None:
         if not given.environment.exists():
@@ -213,8 +220,10 @@ def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_j
         }
         print_text(json.dumps(document, ensure_ascii=False, indent=2))
         return
+    most = run.config["max_batch_size"]
     print_text(
-        f"imported {run.found.source}, {run.found.kind.title}, as {place.model}, version {place.version}: {_tensors(run.config)}"
+        f"imported {run.found.source}, {run.found.kind.title}, as {place.model}, version {place.version}: "
+        f"{signature_text(run.config)}{f', batches up to {most}' if most else ''}"
     )
     if comparison is not None and run.measures is not None:
         print_text("\n".join(_verification_lines(comparison, run.measures)))
@@ -226,15 +235,6 @@ def _report(run: ImportRun, place: Place, comparison: Comparison | None, *, as_j
     sys.stdout.write(
         f"\npybackend serve {place.repository}\npytest {place.model}   # compares with the recorded answers\n"
     )
-
-
-def _tensors(config: Mapping[str, Any]) -> str:
-    sides = (
-        ", ".join(f"{each['name']} {each['data_type'].removeprefix('TYPE_')} {each['dims']}" for each in config[side])
-        for side in ("input", "output")
-    )
-    batches = f", batches up to {config['max_batch_size']}" if config["max_batch_size"] else ""
-    return f"{' -> '.join(sides)}{batches}"
 
 
 def _verified(comparison: Comparison | None, measures: Measures | None) -> dict[str, Any] | None:

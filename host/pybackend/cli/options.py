@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "write models": {
         "new": ("new_command", "write a model to begin with, and a test and a client for it"),
         "import": ("import_command", "make an entry of a repository from a file of a framework"),
+        "optimize": ("optimize_command", "make one from the form of a file that serves it best"),
         "dev": ("dev_command", "serve models, and load them again when a file is saved"),
         "check": ("check_command", "validate the models of a repository without running them"),
         "infer": ("infer_command", "send one request to a model and print the response"),

@@ -16,6 +16,7 @@ from pybackend.model.host import ModelHost
 from pybackend.model.output_check import OutputWarnings
 from pybackend.model.processes import ModelProcesses, gpu_accesses
 from pybackend.model.source import ModelSource
+from pybackend.modelconfig.known_backends import known_backend
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import check_instances, finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.normalisation import with_scheduling
@@ -97,7 +98,8 @@ class CompletedVersion:
 
 def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelConfig, bool]:
     """The configuration with which a model runs, and whether its instances were moved from GPUs to the CPU."""
-    moved = on_cpu(config) if host.settings.gpu_models_on_cpu and not host.gpus.found else None
+    lacks_gpu = not host.gpus.found or not known_backend(config.backend).on_gpu
+    moved = on_cpu(config) if host.settings.gpu_models_on_cpu and lacks_gpu else None
     return moved or config, moved is not None
 
 

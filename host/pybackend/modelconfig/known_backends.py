@@ -1,7 +1,7 @@
 """The backends that this server knows by name: one row for each, and nothing about them anywhere else in the host.
 
-A row serves four questions: which backend an old ``platform`` means, which backend a file in a version directory
-belongs to, whether its framework is installed, and what to use instead of a backend that cannot be served.
+A row serves five questions: which backend an old ``platform`` means, which backend a file in a version directory
+belongs to, whether its framework is installed, whether it uses GPUs, and what to use instead of a backend that cannot be served.
 """
 
 import json
@@ -32,6 +32,7 @@ class KnownBackend:
     modules: tuple[str, ...] = ()  # modules of the framework, one of which suffices; empty if it needs none
     extra: str = ""  # optional dependency of pybackend that installs them, ``""`` for none
     instead: str = ""  # for a backend that this server cannot run: a sentence with the way out
+    on_gpu: bool = True  # whether its instances can compute on a GPU of NVIDIA's
     is_hugging_face: bool = False  # whether directories as the Hugging Face libraries save them belong to this backend
 
 
@@ -56,7 +57,7 @@ KNOWN_BACKENDS = (
         modules=("onnxruntime",),
         extra="onnx",
     ),
-    KnownBackend("openvino", files=("model.xml",), modules=("openvino",), extra="openvino"),
+    KnownBackend("openvino", files=("model.xml",), modules=("openvino",), extra="openvino", on_gpu=False),
     KnownBackend(
         "pytorch",
         files=("model.pt", "model.pt2"),
@@ -71,14 +72,22 @@ KNOWN_BACKENDS = (
         files=("xgboost.json", "xgboost.ubj", "xgboost.model", "model.txt", "checkpoint.tl"),
         modules=("xgboost", "lightgbm", "treelite"),
         extra="forests",
+        on_gpu=False,
     ),
     KnownBackend(
         "sklearn",
         files=("model.skops", "model.joblib", "model.pkl"),
         modules=("sklearn",),
         extra="sklearn",
+        on_gpu=False,
     ),
-    KnownBackend("litert", files=("model.tflite",), modules=("ai_edge_litert", "tensorflow"), extra="litert"),
+    KnownBackend(
+        "litert",
+        files=("model.tflite",),
+        modules=("ai_edge_litert", "tensorflow"),
+        extra="litert",
+        on_gpu=False,
+    ),
     KnownBackend("transformers", modules=("transformers",), extra="transformers", is_hugging_face=True),
     KnownBackend("vllm", modules=("vllm",), extra="vllm"),
     KnownBackend(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
+from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON, known_backend
 from pybackend.modelconfig.parser import FIELD_NAMES, Document, parse_config_json
 from pybackend.modelconfig.schema import ENSEMBLE_PLATFORM, Scheduling
 from pybackend.modelconfig.sequences import DEFAULT_IDLE_US
@@ -66,18 +66,21 @@ def replaced(document: Mapping[str, Any], changes: Mapping[str, Any], source: st
 def _instance_groups(document: Mapping[str, Any], gpu_count: int) -> list[Document]:
     model_name = document["name"]
     configured = document["instance_group"]
+    may_choose = known_backend(document["backend"]).on_gpu
     if not configured:
-        return [_instance_group({"name": model_name, "kind": "KIND_AUTO", "count": 0, "gpus": []}, gpu_count)]
+        automatic = {"name": model_name, "kind": "KIND_AUTO", "count": 0, "gpus": []}
+        return [_instance_group(automatic, gpu_count, may_choose=may_choose)]
     return [
-        _instance_group({**group, "name": group["name"] or f"{model_name}_{index}"}, gpu_count)
+        _instance_group({**group, "name": group["name"] or f"{model_name}_{index}"}, gpu_count, may_choose=may_choose)
         for index, group in enumerate(configured)
     ]
 
 
-def _instance_group(group: Document, gpu_count: int) -> Document:
+def _instance_group(group: Document, gpu_count: int, *, may_choose: bool) -> Document:
+    """The group with its kind and GPUs; ``may_choose``: whether a kind that is left open may mean GPUs."""
     kind, gpus = group["kind"], group["gpus"]
     if kind == "KIND_AUTO":
-        has_gpus = gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in gpus)
+        has_gpus = may_choose and gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in gpus)
         kind = "KIND_GPU" if has_gpus else "KIND_CPU"
     if kind == "KIND_GPU" and not gpus:
         gpus = list(range(gpu_count))

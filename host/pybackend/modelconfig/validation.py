@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelConfigError
-from pybackend.modelconfig.known_backends import PYTHON
+from pybackend.modelconfig.known_backends import PYTHON, known_backend
 from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfig, Scheduling, TensorConfig
 from pybackend.modelconfig.sequences import sequence_faults
 from pybackend.spelling import closest
@@ -227,13 +227,18 @@ def validate_cache(config: ModelConfig, runs_in: Iterable[ModelConfig]) -> None:
         )
 
 
+_TO_CPU = "Set kind: KIND_CPU, or start the server with --gpu-models=cpu."
+
+
 def _validate_instance_group(config: ModelConfig, group: InstanceGroup, gpu_count: int, gpus: str) -> None:
     subject = f"instance group {group.name} of model {config.name}"
     if group.kind is InstanceKind.GPU:
         if gpu_count == 0:
             text = f"{subject} has kind {group.kind} but server does not support GPUs"
-            way_out = "Set kind: KIND_CPU, or start the server with --gpu-models=cpu."
-            raise _wrong(config, text, f"{gpus} {way_out}".strip())
+            raise _wrong(config, text, f"{gpus} {_TO_CPU}".strip())
+        if not known_backend(config.backend).on_gpu:
+            text = f"{subject} has kind {group.kind} but backend '{config.backend}' computes on the CPU alone"
+            raise _wrong(config, text, _TO_CPU)
         for gpu in group.gpus:
             if not 0 <= gpu < gpu_count:
                 raise _wrong(

@@ -172,11 +172,10 @@ class TritonPythonModel:
         core = new_core(config, settings)
         served = read_model(config, core, path, settings)
         check_config(config, served.signature, path)
-        device = f"GPU.{args['model_instance_device_id']}" if args["model_instance_kind"] == "GPU" else "CPU"
-        compiled = compile_model(config, core, served.model, settings, device)
+        compiled = compile_model(config, core, served.model, settings)
 
         def compile_again() -> Any:
-            return compile_model(config, core, read_model(config, core, path, settings).model, settings, device)
+            return compile_model(config, core, read_model(config, core, path, settings).model, settings)
 
         self._batches = config["max_batch_size"] > 0
         self._run: Run = Computation(

@@ -102,9 +102,9 @@ def new_core(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
     return core
 
 
-def compile_model(config: Mapping[str, Any], core: Any, model: Any, settings: Mapping[str, Any], device: str) -> Any:
-    """Prepare a model for computing on ``TARGET_DEVICE``, else on that of the instance's kind, e.g. ``CPU``."""
-    ov, device = runtime(), settings.get("TARGET_DEVICE") or device
+def compile_model(config: Mapping[str, Any], core: Any, model: Any, settings: Mapping[str, Any]) -> Any:
+    """Prepare a model for computing on ``TARGET_DEVICE``, else on the CPU."""
+    ov, device = runtime(), settings.get("TARGET_DEVICE") or "CPU"
     _check_device(config, ov, core, device)
     properties = _properties(config, settings) if device == "CPU" else {}
     try:

@@ -15,7 +15,7 @@ import pytest
 
 from pybackend.cli.commands import run
 from tests.support.repositories import write_model
-from tests.support.server import DEADLINE_S
+from tests.support.server import DEADLINE_S, serving
 
 pytestmark = pytest.mark.e2e
 
@@ -125,6 +125,49 @@ def test_a_configuration_with_which_the_model_fails_is_one_that_failed(tmp_path)
     assert "No configuration is better than the present one." in shown
 
 
+def test_requests_recorded_from_a_running_server_are_sent_again(tmp_path):
+    config = repository(
+        tmp_path / "models",
+        "device",
+        "assert float(pb_utils.get_input_tensor_by_name(requests[0], 'IN').as_numpy()[0][0]) == 7",
+    )
+    trace = tmp_path / "trace.json"
+    with serving(tmp_path / "models", flags=(f"--trace-config=triton,file={trace}",)) as server:
+        wanted = {"trace_level": ["TENSORS"], "trace_rate": "1", "trace_count": "2"}
+        assert server.request("POST", "/v2/trace/setting", json.dumps(wanted).encode()).status == 200
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [7, 2, 3, 4]}
+        for _ in range(3):
+            assert (
+                server.request("POST", "/v2/models/device/infer", json.dumps({"inputs": [tensor]}).encode()).status
+                == 200
+            )
+    assert trace.stat().st_mode & 0o777 == 0o600
+    flags = ("--trials=1", "--instances=1", "--batch-sizes=2", "--delays=0", f"--data={trace}")
+    _, found = analyze(tmp_path / "models", "device", *flags)
+    assert found["outcomes"][0]["failed"] == ""
+    assert config.read_text() == CONFIG
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        ("len(requests) > 1 and __import__('os')._exit(3)", "is not healthy"),
+        ("while len(requests) > 1: pass", "had no answer for 30 s"),
+    ],
+    ids=["dies", "hangs"],
+)
+def test_a_model_that_dies_or_hangs_in_the_middle_is_a_configuration_that_failed(work, reason, tmp_path):
+    config = repository(tmp_path / "models", "rows", f"{work}\n        time.sleep(0.01)")
+    flags = ("--trials=2", "--instances=1", "--batch-sizes=2", "--delays=5ms", "--", "--exit-timeout-secs=1")
+    shown, found = analyze(tmp_path / "models", "rows", *flags)
+    assert reason in found["outcomes"][1]["failed"]
+    assert "No configuration is better than the present one." in shown
+    assert config.read_text() == CONFIG
+    assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and str(tmp_path).encode() in _command_of(pid)]
+
+
 def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
     repository(tmp_path / "models", "device", ONE_AT_A_TIME)
     models, out = f"--repository={tmp_path}/models", f"--output={tmp_path}/out"
@@ -136,6 +179,7 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
         ([models, out, "device", "--resume"], "holds no results of `pybackend analyze`"),
         ([models, out, "device", "--p99=fast"], "'fast' is no value such as 20ms"),
         ([models, out, "device", "--instances=4..x"], "is no list such as 1,2,4"),
+        ([models, out, "device", "--rate=nan"], "'nan' is no number such as 0.5"),
         ([models, out, "device", "--clients=8..1"], "is no list such as 1,2,4"),
         ([models, out, "device", "--delays=0us,5m"], "'5m' is no value such as 0 or 500us"),
         ([models, out, "device", f"--compare={tmp_path}/none.json"], "cannot read"),

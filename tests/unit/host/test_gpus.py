@@ -1,7 +1,5 @@
 """What the driver says about GPUs, and what the server makes of it; the driver's libraries are stand-ins."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 
@@ -12,8 +10,11 @@ from tests.support.nvidia import StandIn, needs_stand_in
 
 FIND = """
 import dataclasses, json, sys
-from pybackend.gpus import find_gpus
-gpus = find_gpus()
+from pybackend import gpus as module
+if "--impatient" in sys.argv:
+    sys.argv.remove("--impatient")
+    module.ANSWER_LIMIT_S = 0.5
+gpus = module.find_gpus()
 accesses = {word: gpus.access(word.split()[0], int(word.split()[1])) for word in sys.argv[1:]}
 found = [dataclasses.asdict(gpu) for gpu in gpus.found]
 print(json.dumps([found, gpus.summary, gpus.is_fault, {word: dataclasses.asdict(each) for word, each in accesses.items()}]))
@@ -121,6 +122,13 @@ FAULTS = {
 def test_what_the_driver_refuses_is_said_in_its_words_with_the_way_out(machine, code):
     machine.tell(gpus=2, fault=code)
     assert found_on(machine)[:3] == [[], FAULTS[code], True]
+
+
+@needs_stand_in
+def test_a_driver_that_hangs_is_given_up_and_the_process_ends(machine):
+    machine.tell(gpus=2, hang=1)
+    text = "The NVIDIA driver has not named its GPUs within 0.5 s. See whether nvidia-smi does."
+    assert found_on(machine, "--impatient")[:3] == [[], text, True]
 
 
 @needs_stand_in

@@ -68,7 +68,7 @@ class TraceFile:
     def _append(self, text: bytes) -> None:
         """Put fragments before the last bracket of the one file."""
         if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            self._descriptor = _opened(self._path)
             self._end = 0
         piece = (b"," if self._end else b"[") + text
         try:
@@ -84,7 +84,16 @@ class TraceFile:
         held, self._held, self._held_bytes = self._held, [], 0
         path = self._path.with_name(f"{self._path.name}.{self._index}")
         self._index += 1
-        path.write_bytes(b"[" + b",".join(held) + b"]")
+        descriptor = _opened(path)
+        try:
+            _write_all(descriptor, b"[" + b",".join(held) + b"]", 0)
+        finally:
+            os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of an empty file. A new one is for its owner alone: it may hold what clients have sent."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

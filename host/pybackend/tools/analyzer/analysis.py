@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -14,22 +14,13 @@ from typing import Any
 
 from pybackend.errors import InferenceError, ServerError
 from pybackend.tools.analyzer.candidates import Candidate, Space, override
+from pybackend.tools.analyzer.goal import ENOUGH, Goal, Say, Turns, gain, in_turns, is_better, ranked
 from pybackend.tools.analyzer.measurement import Bench, Load, MeasurementError, Rung, rung_of
 from pybackend.tools.client.connection import Connection, control_path
 
 Choice = Mapping[str, Candidate]
 """A candidate for each model that is varied; an empty one leaves all of them as they are."""
 
-Say = Callable[[str], None]
-
-_ENOUGH = 1.05
-"""What counts as more throughput: more clients are tried as long as they bring it, and the best configuration must."""
-
-_NEARLY = 0.95
-"""Values from this part of the best one are nearly as good."""
-
-_ROUNDS = 4
-"""If nothing differs, all of one side are above all of the other by chance in 1 of 70 comparisons."""
 _MOST_REPEATS = 100
 """Proposals in a row that were measured before: then the sampler has nothing new."""
 
@@ -37,43 +28,6 @@ _FAILED = -1e6
 """The score of a choice that could not be measured."""
 
 _FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The aim of the search, and its limits."""
-
-    objective: str = (
-        "throughput"  # or latency: the lowest 99th percentile; or cost: the most inferences for processor time
-    )
-    p99_ms: float = float("inf")  # of every model
-    least_per_s: float = 0.0  # of all models together
-    memory_bytes: float = float("inf")  # of the processes of all models together
-
-    def misses(self, rung: Rung) -> float:
-        """By how much a measurement misses the limits, 0 if it keeps them; 1 is one limit missed by its own size."""
-        return (
-            max(0.0, rung.p99_ms / self.p99_ms - 1)
-            + (max(0.0, 1 - rung.infer_per_s / self.least_per_s) if self.least_per_s else 0.0)
-            + max(0.0, rung.memory_bytes / self.memory_bytes - 1)
-        )
-
-    def value(self, rung: Rung) -> float:
-        """More is better."""
-        if self.objective == "latency":
-            return 1000 / rung.p99_ms
-        if self.objective == "cost":
-            return rung.infer_per_s / max(rung.cpu_cores, 1e-3)
-        return rung.infer_per_s
-
-    def best(self, rungs: Sequence[Rung]) -> Rung | None:
-        """The best measurement that keeps the limits."""
-        return max((rung for rung in rungs if not self.misses(rung)), key=self.value, default=None)
-
-    def score(self, rungs: Sequence[Rung]) -> float:
-        """For the sampler: any configuration that keeps the limits is above all others."""
-        best = self.best(rungs)
-        return -min(map(self.misses, rungs)) if best is None else self.value(best)
 
 
 @dataclass(frozen=True)
@@ -105,38 +59,26 @@ class Results:
     goal: Goal
     present: dict[str, Candidate] = field(default_factory=dict)  # by the models that are varied
     outcomes: list[Outcome] = field(default_factory=list)  # the first is that of the present configuration
-    compared: list[tuple[float, float]] = field(
-        default_factory=list
-    )  # values of the present and the best one, in turns
+    compared: Turns = ()  # of the present and the best one
 
     def ranked(self) -> list[Outcome]:
-        """The outcomes that keep the limits, the best first: of those that are nearly as good, the one with the least memory."""
-        kept = [each for each in self.outcomes if self.goal.best(each.rungs) is not None]
-        ranked = sorted(kept, key=lambda each: -self.goal.score(each.rungs))
-        nearly = [each for each in ranked if self.goal.score(each.rungs) >= _NEARLY * self.goal.score(ranked[0].rungs)]
-        first = min(nearly, key=self._memory_bytes, default=None)
-        return ranked if first is None else [first, *(each for each in ranked if each is not first)]
-
-    def _memory_bytes(self, outcome: Outcome) -> int:
-        best = self.goal.best(outcome.rungs)
-        return 0 if best is None else best.memory_bytes
+        """The outcomes that keep the limits, the best first."""
+        return ranked(self.outcomes, self.goal)
 
     @property
     def is_better(self) -> bool:
-        """Whether all measurements of the best configuration in turns are above all of the present one, and by more than a little."""
+        """Whether the best configuration is reliably better than the present one."""
         best = self.ranked()[:1]
         if not best or not best[0].choice:
             return False
         if not self.goal.best(self.outcomes[0].rungs):
             return True  # the present one misses the limits
-        apart = bool(self.compared) and min(new for _, new in self.compared) > max(old for old, _ in self.compared)
-        return apart and self.gain >= _ENOUGH
+        return bool(self.compared) and is_better(self.compared)
 
     @property
     def gain(self) -> float:
-        """How many times better the best configuration is; medians of the measurements in turns."""
-        old = statistics.median(old for old, _ in self.compared)
-        return statistics.median(new for _, new in self.compared) / old
+        """How many times better the best configuration is than the present one."""
+        return gain(self.compared)
 
     def write(self, path: Path) -> None:
         """Write the file. Raises ServerError if it cannot be written."""
@@ -233,7 +175,7 @@ class Analysis:
 
     def _add(self, outcome: Outcome) -> None:
         self._results.outcomes.append(outcome)
-        self._results.compared = []  # with the best one so far
+        self._results.compared = ()  # with the best one so far
         self._results.write(self._path)
         best = self._results.goal.best(outcome.rungs)
         if outcome.failed:
@@ -241,7 +183,7 @@ class Analysis:
         elif best is None:
             self._say("  misses the limits")
         else:
-            self._say(f"  {shown(best)}")
+            self._say(f"  {best}")
 
     # Measurements
 
@@ -266,29 +208,26 @@ class Analysis:
         for clients in self._load.clients if not self._load.rate_per_s else self._load.clients[-1:]:
             rung = self._bench.measure(self._load, clients)
             yield rung
-            if rung.p99_ms > self._results.goal.p99_ms or rung.infer_per_s < most * _ENOUGH:
+            if rung.p99_ms > self._results.goal.p99_ms or rung.infer_per_s < most * ENOUGH:
                 return
             most = max(most, rung.infer_per_s)
 
     def _compare(self) -> None:
         """Measure the present and the best configuration in turns, each with the clients that suit it best."""
         results = self._results
-        goal, ranked = results.goal, results.ranked()
+        goal, found = results.goal, results.ranked()
         present = goal.best(results.outcomes[0].rungs)
-        if not ranked or not ranked[0].choice or present is None:
+        if not found or not found[0].choice or present is None:
             return
-        best = goal.best(ranked[0].rungs)
+        best = goal.best(found[0].rungs)
         assert best is not None
-        compared = []
-        for number in range(_ROUNDS):
-            self._say(f"comparing the best with the present configuration: round {number + 1} of {_ROUNDS}")
-            values = []
-            for choice, clients in (({}, present.clients), (ranked[0].choice, best.clients)):
-                self._apply(choice)
-                values.append(goal.value(self._bench.measure(self._load, clients)))
-            compared.append((values[0], values[1]))
-        results.compared = compared
+        old, new = partial(self._value, {}, present.clients), partial(self._value, found[0].choice, best.clients)
+        results.compared = in_turns(old, new, self._say)
         results.write(self._path)
+
+    def _value(self, choice: Choice, clients: int) -> float:
+        self._apply(choice)
+        return self._results.goal.value(self._bench.measure(self._load, clients))
 
     # Proposals
 
@@ -355,9 +294,3 @@ def described(choice: Choice) -> str:
     if len(choice) == 1:
         return str(next(iter(choice.values())))
     return "; ".join(f"{name}: {each}" for name, each in choice.items()) or "as it is"
-
-
-def shown(rung: Rung) -> str:
-    """A measurement as text."""
-    noisy = "" if rung.is_steady else ", noisy"
-    return f"{rung.infer_per_s:.0f} inferences/s with {rung.clients} client{'s' if rung.clients > 1 else ''}, p99 {rung.p99_ms:.1f} ms{noisy}"

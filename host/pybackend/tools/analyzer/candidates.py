@@ -12,14 +12,14 @@ from typing import Any
 from pybackend.modelconfig.parser import format_config_text, parse_config_text
 
 THREADS = {
-    "litert": "NUM_THREADS",
-    "onnxruntime": "intra_op_thread_count",
-    "openvino": "INFERENCE_NUM_THREADS",
-    "pytorch": "INTRA_OP_THREAD_COUNT",
-    "tensorflow": "TF_NUM_INTRA_THREADS",
-    "transformers": "INTRA_OP_THREAD_COUNT",
+    "litert": ("NUM_THREADS",),
+    "onnxruntime": ("intra_op_thread_count",),
+    "openvino": ("INFERENCE_NUM_THREADS",),
+    "pytorch": ("INTRA_OP_THREAD_COUNT", "NUM_THREADS"),
+    "tensorflow": ("TF_NUM_INTRA_THREADS",),
+    "transformers": ("INTRA_OP_THREAD_COUNT",),
 }
-"""The parameter that sets the threads of an instance, by backend."""
+"""The names of the parameter that sets the threads of an instance, by backend; the first one wins."""
 
 _BATCHING, _INSTANCES, _SIZE, _PARAMETERS = "dynamic_batching", "instance_group", "max_batch_size", "parameters"
 
@@ -77,7 +77,7 @@ class Space:
             sizes if batches else [now.max_batch_size],
             self.delays_us if batches else [],
             self.preferred if batches else [],
-            self.threads if _thread_parameter(config) else [],
+            self.threads if _thread_parameters(config) else [],
         )
 
     def choices(self, present: Candidate) -> Iterator[Candidate]:
@@ -100,19 +100,21 @@ def _powers(most: int) -> Iterator[int]:
 def candidate_of(config: Mapping[str, Any]) -> Candidate:
     """The choice that a complete configuration has made."""
     batching = config.get(_BATCHING)
-    parameter = config.get(_PARAMETERS, {}).get(_thread_parameter(config), {}).get("string_value", "")
+    parameters = config.get(_PARAMETERS, {})
+    given = (parameters[name]["string_value"] for name in _thread_parameters(config) if name in parameters)
+    threads = next(given, "")
     return Candidate(
         sum(max(1, group.get("count", 1)) for group in config.get(_INSTANCES, ())) or 1,
         config.get(_SIZE, 0),
         None if batching is None else int(batching.get("max_queue_delay_microseconds", 0)),
         next(iter((batching or {}).get("preferred_batch_size", ())), None),
-        int(parameter) if parameter.isdecimal() else None,
+        int(threads) if threads.isdecimal() else None,
     )
 
 
-def _thread_parameter(config: Mapping[str, Any]) -> str:
+def _thread_parameters(config: Mapping[str, Any]) -> Sequence[str]:
     backend = config.get("backend") or config.get("platform", "").partition("_")[0]
-    return THREADS.get(backend, "")
+    return THREADS.get(backend, ())
 
 
 def override(config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
@@ -130,9 +132,10 @@ def override(config: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
             "preferred_batch_size": [candidate.preferred] if candidate.preferred else [],
         }
     parameters = changed.pop(_PARAMETERS, {})
-    parameters.pop(_thread_parameter(config), None)
+    names = _thread_parameters(config)
+    parameters = {name: value for name, value in parameters.items() if name not in names}
     if candidate.threads is not None:
-        parameters[_thread_parameter(config)] = {"string_value": str(candidate.threads)}
+        parameters[names[0]] = {"string_value": str(candidate.threads)}
     return {**changed, _PARAMETERS: parameters} if parameters else changed
 
 

@@ -68,10 +68,9 @@ class Client(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
-        if len(self._body) < _SHOWN_BYTES:
-            self._body += body[:_SHOWN_BYTES]
-        else:
-            self._body = self._body[:_SHOWN_BYTES] + body[-_SHOWN_BYTES:]  # an error ends a stream
+        whole = self._body + body
+        # An error ends a stream: its beginning may lie in an earlier part than its end.
+        self._body = whole if len(whole) <= 2 * _SHOWN_BYTES else whole[:_SHOWN_BYTES] + whole[-_SHOWN_BYTES:]
 
     def on_message_complete(self) -> None:
         """Called by the parser."""

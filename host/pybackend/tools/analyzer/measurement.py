@@ -75,6 +75,10 @@ class Rung:
     memory_bytes: int  # of the processes of these; pages that they share count for each
     cpu_cores: float  # that these processes used
 
+    def __str__(self) -> str:
+        clients, noisy = f"{self.clients} client{'s' if self.clients > 1 else ''}", "" if self.is_steady else ", noisy"
+        return f"{self.infer_per_s:.0f} inferences/s with {clients}, p50 {self.p50_ms:.3g} ms, p99 {self.p99_ms:.3g} ms{noisy}"
+
     @property
     def infer_per_s(self) -> float:
         """The throughput for all models together."""
@@ -84,6 +88,11 @@ class Rung:
     def p99_ms(self) -> float:
         """The 99th percentile for the slowest model."""
         return max(each.p99_ms for each in self.answers.values())
+
+    @property
+    def p50_ms(self) -> float:
+        """The median for the slowest model."""
+        return max(each.p50_ms for each in self.answers.values())
 
     @property
     def is_steady(self) -> bool:

@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import ServerError
-from pybackend.tools.analyzer.analysis import Outcome, Results, described, shown
+from pybackend.tools.analyzer.analysis import Outcome, Results, described
 from pybackend.tools.analyzer.candidates import edited
 from pybackend.tools.analyzer.measurement import Rung
+from pybackend.tools.analyzer.page import html_page, html_table, write_pages
 
 SHOWN = 3
 """The best configurations, which the report shows with their differences."""
@@ -25,17 +25,6 @@ _PARTS = {
     "compute_infer": "execute",
     "compute_output": "outputs",
 }
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
-th, td { text-align: right; padding: 0.25rem 0.5rem; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
-pre { border: 1px solid var(--line); padding: 0.75rem; overflow-x: auto; }
-figure { margin: 1.5rem 0; } svg { width: 100%; height: auto; background: #fff; border-radius: 4px; } figcaption { font-size: 0.9rem; }
-.add { color: #1a7f37; } .gone { color: #cf222e; }
-"""
 
 
 def diffs(outcome: Outcome, configs: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, str]:
@@ -58,13 +47,13 @@ def verdict(results: Results) -> str:
             results.outcomes, key=lambda each: results.goal.score(each.rungs) if each.rungs else float("-inf")
         )
         rung = min(closest.rungs, key=results.goal.misses)
-        return f"No configuration keeps the limits. The closest one is {described(closest.choice)}: {shown(rung)}."
+        return f"No configuration keeps the limits. The closest one is {described(closest.choice)}: {rung}."
     best = results.goal.best(ranked[0].rungs)
     assert best is not None
     if results.is_better and results.compared:
-        return f"The best configuration is {described(ranked[0].choice)}: {shown(best)}, {results.gain:.2f} times as good as the present one."
+        return f"The best configuration is {described(ranked[0].choice)}: {best}, {results.gain:.2f} times as good as the present one."
     if results.is_better:
-        return f"The best configuration is {described(ranked[0].choice)}: {shown(best)}. The present one misses the limits."
+        return f"The best configuration is {described(ranked[0].choice)}: {best}. The present one misses the limits."
     if results.compared and results.gain > 1:
         return (
             "No configuration is reliably better than the present one: measured in turns with it, the best one was "
@@ -99,7 +88,6 @@ def html_text(
     title = f"Analysis of {', '.join(results.models)}"
     best = results.ranked()[:SHOWN]
     parts = [
-        f"<h1>{escape(title)}</h1>",
         f"<p><strong>{escape(verdict(results))}</strong></p>",
         f"<p>{escape(_conditions(results))}</p>",
         *(_figure(text, caption) for text, caption in _plots(results, best)),
@@ -109,23 +97,14 @@ def html_text(
         "<h2>All configurations</h2>",
         _table(results),
     ]
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
-    )
+    return html_page(title, parts)
 
 
 def _conditions(results: Results) -> str:
-    goal = results.goal
-    limits = [
-        *([f"p99 of at most {goal.p99_ms:g} ms"] if goal.p99_ms != float("inf") else []),
-        *([f"at least {goal.least_per_s:g} inferences/s"] if goal.least_per_s else []),
-        *([f"at most {goal.memory_bytes / _MB:.0f} MB"] if goal.memory_bytes != float("inf") else []),
-    ]
     rate = results.settings["rate_per_s"]
     load = f"{rate:g} requests/s at random moments" if rate else "clients that each wait for their answer"
     return (
-        f"Searched for {goal.objective}{' with ' + ', '.join(limits) if limits else ''}, under the load of {load}, on "
+        f"Searched for {results.goal}, under the load of {load}, on "
         f"{results.settings['cores']} cores, which server, models and load shared. Times are those that clients see."
     )
 
@@ -135,7 +114,7 @@ def _section(
 ) -> str:
     best = results.goal.best(outcome.rungs)
     assert best is not None
-    text = f"<h3>{number}. {escape(described(outcome.choice))}</h3><p>{escape(shown(best))}</p>"
+    text = f"<h3>{number}. {escape(described(outcome.choice))}</h3><p>{escape(str(best))}</p>"
     for name, diff in diffs(outcome, configs, texts).items():
         lines = [_diff_line(line) for line in diff.splitlines()]
         text += f"<pre>{chr(10).join(lines)}</pre>" if lines else f"<p>{escape(name)}/config.pbtxt stays as it is.</p>"
@@ -156,7 +135,7 @@ def _table(results: Results) -> str:
     for outcome in sorted(results.outcomes, key=lambda each: -results.goal.score(each.rungs) if each.rungs else 1e9):
         name = f"<td>{escape(described(outcome.choice))}</td>"
         if outcome.failed:
-            rows.append(f'<tr>{name}<td colspan="6" style="text-align: left">{escape(outcome.failed)}</td></tr>')
+            rows.append(f'<tr>{name}<td colspan="6" class="text">{escape(outcome.failed)}</td></tr>')
             continue
         rung = _shown_rung(outcome, results)
         slowest = max(rung.answers.values(), key=lambda each: each.p99_ms)
@@ -170,7 +149,7 @@ def _table(results: Results) -> str:
         )
         rows.append(f"<tr>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     heads = ("configuration", "clients", "inferences/s", "p50 ms", "p99 ms", "memory MB", "cores used")
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+    return html_table(heads, rows)
 
 
 def _shown_rung(outcome: Outcome, results: Results) -> Rung:
@@ -184,7 +163,7 @@ def _comparison(results: Results, other: Results) -> list[str]:
             for found in outcome:
                 rung = _shown_rung(found, each)
                 said = f"{title}, {what}: {described(found.choice)}"
-                rows.append(f"<tr><td>{escape(said)}</td><td>{escape(shown(rung))}</td></tr>")
+                rows.append(f"<tr><td>{escape(said)}</td><td>{escape(str(rung))}</td></tr>")
     return ["<h2>Compared with the earlier analysis</h2>", f"<table>{''.join(rows)}</table>"]
 
 
@@ -300,10 +279,4 @@ def write_report(
     directory: Path, results: Results, configs: Mapping[str, Any], texts: Mapping[str, str], other: Results | None
 ) -> Path:
     """Write ``report.html`` and ``results.csv``. Returns the first one's path; raises ServerError if that is impossible."""
-    page = directory / "report.html"
-    try:
-        page.write_text(html_text(results, configs, texts, other), encoding="utf-8")
-        (directory / "results.csv").write_text(csv_text(results), encoding="utf-8")
-    except OSError as error:
-        raise ServerError(f"cannot write into {directory}: {error.strerror}") from None
-    return page
+    return write_pages(directory, html_text(results, configs, texts, other), csv_text(results))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from pybackend_wire.dtypes import BY_CONFIG_NAME, DataType
 _MOST_REQUESTS = 64
 """They are sent in turns: more would only take memory."""
 
+_ZIP = b"PK\x03\x04"
 _TRACED = "TENSOR_QUEUE_INPUT"
 
 
@@ -34,16 +37,28 @@ def target_of(connection: Connection, model: str, data: Path | None) -> Target:
     config = trial.configuration()
     if "sequence_batching" in config:
         raise ServerError(f"model '{model}' takes sequences of requests, which `pybackend analyze` does not send")
+    return target_with(trial, model, documents_for(trial, config, data))
+
+
+def target_with(trial: Trial, model: str, documents: Sequence[Document]) -> Target:
+    """A model and the first of the requests, which it gets in turns."""
+    return Target(model, [_bytes(trial, each) for each in documents[:_MOST_REQUESTS]])
+
+
+def documents_for(trial: Trial, config: Mapping[str, Any], data: Path | None) -> list[Document]:
+    """The requests of a file; without one, random ones that the model answers.
+
+    Raises ServerError if the file cannot be used, and PybackendError if the model refuses all requests.
+    """
     if data is not None:
-        documents = list(_from_file(data, model, config))
+        documents = list(from_file(data, config))
         trial.answer(documents[0])
-    else:
-        try:
-            first, sizes = trial.sample(config, {})
-        except ServerError as error:
-            raise ServerError(str(error).replace("--sample=FILE gives one", "--data=FILE gives some")) from None
-        documents = [request for request, _ in answers_to(trial, [first, *trial.further(config, sizes)])]
-    return Target(model, [_bytes(trial, each) for each in documents])
+        return documents
+    try:
+        first, sizes = trial.sample(config, {})
+    except ServerError as error:
+        raise ServerError(str(error).replace("--sample=FILE gives one", "--data=FILE gives some")) from None
+    return [request for request, _ in answers_to(trial, [first, *trial.further(config, sizes)])]
 
 
 def _bytes(trial: Trial, document: Document) -> bytes:
@@ -64,29 +79,54 @@ def _tensor(document: Mapping[str, Any]) -> Tensor:
     return read_tensor(json.dumps(document["data"]), wanted)
 
 
-def _from_file(path: Path, model: str, config: Mapping[str, Any]) -> Iterator[Document]:
-    """The requests of a file: a trace file's, or those of ``{"data": [{INPUT: VALUES, ...}, ...]}``, as perf_analyzer has them."""
+def from_file(path: Path, config: Mapping[str, Any]) -> Iterator[Document]:
+    """The requests of a file for a model with this configuration.
+
+    A trace file's; those of ``{"data": [{INPUT: VALUES, ...}, ...]}``, as perf_analyzer has them; or those of an ``.npz`` file
+    with an array for each input, whose rows are the requests. Raises ServerError if it cannot be used.
+    """
     try:
-        found = json.loads(path.read_bytes())
+        contents = path.read_bytes()
     except OSError as error:
         raise ServerError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ServerError(f"{path} is not JSON: {error}") from None
-    if isinstance(found, list):
-        yield from _from_traces(path, model, found)
-        return
-    rows = found.get("data") if isinstance(found, dict) else None
+    rows: Any
+    if contents.startswith(_ZIP):
+        rows = _rows_of_arrays(path, contents)
+    else:
+        try:
+            found = json.loads(contents)
+        except ValueError as error:
+            raise ServerError(f"{path} is neither JSON nor an .npz file: {error}") from None
+        if isinstance(found, list):
+            yield from _from_traces(path, config["name"], found)
+            return
+        rows = found.get("data") if isinstance(found, dict) else None
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ServerError(
             f'{path} holds no requests: write {{"data": [{{"INPUT": [1, 2, 3]}}, ...]}}, or name a trace file with level TENSORS'
         )
     inputs = {each["name"]: each for each in config["input"]}
     batches = config["max_batch_size"] > 0
-    for row in rows[:_MOST_REQUESTS]:
+    for row in rows:
         for name in row:
             if name not in inputs:
-                raise ServerError(f"{path}: model '{model}' has no input '{name}'; its inputs are {', '.join(inputs)}")
+                raise ServerError(
+                    f"{path}: model '{config['name']}' has no input '{name}'; its inputs are {', '.join(inputs)}"
+                )
         yield {"inputs": [_input(path, inputs[name], row[name], batches=batches) for name in row]}
+
+
+def _rows_of_arrays(path: Path, contents: bytes) -> list[dict[str, Any]]:
+    try:
+        with np.load(io.BytesIO(contents), allow_pickle=False) as arrays:
+            columns = {name: arrays[name] for name in arrays.files}
+            columns = {name: each.astype(str) if each.dtype.kind == "S" else each for name, each in columns.items()}
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise ServerError(f"{path} cannot be read as an .npz file of numbers and strings: {error}") from None
+    counts = {len(column) if column.ndim else 0 for column in columns.values()}
+    if len(counts) != 1:
+        raise ServerError(f"{path} has arrays with different numbers of rows: each row is one request")
+    return [{name: column[place] for name, column in columns.items()} for place in range(counts.pop())]
 
 
 def _input(path: Path, spec: Mapping[str, Any], value: Any, *, batches: bool) -> dict[str, Any]:
@@ -136,12 +176,13 @@ def _from_traces(path: Path, model: str, fragments: list[Any]) -> Iterator[Docum
             named[number] = fragment["model_name"]
         if fragment.get("activity") == _TRACED:
             inputs.setdefault(number, []).append(fragment["tensor"])
-    found = 0
-    for number, tensors in inputs.items():
-        if found < _MOST_REQUESTS and named.get(number) == model and all(_is_whole(each) for each in tensors):
-            found += 1
-            yield {"inputs": [_recorded(each) for each in tensors]}
-    if not found:
+    whole = [
+        tensors
+        for number, tensors in inputs.items()
+        if named.get(number) == model and all(_is_whole(each) for each in tensors)
+    ]
+    yield from ({"inputs": [_recorded(each) for each in tensors]} for tensors in whole)
+    if not whole:
         raise ServerError(
             f"{path} has no request to model '{model}' with all values of its inputs: trace with level=TENSORS, and small requests"
         )

@@ -11,6 +11,8 @@ from nicegui import ui
 from pybackend.tools.console.frame import heading
 
 _COLOURS = ["#4c7bd9", "#d98a3d", "#4aa37a", "#9a6fc4", "#c25a5a"]
+_PART_COLOURS = {"queue": "#d98a3d", "input": "#9a6fc4", "compute": "#4c7bd9", "output": "#4aa37a"}
+"""As in style.css, for traces."""
 _GREY = "#8892a0"
 _SHORTEST_SPAN_S, _LONGEST_SPAN_S = 30, 300
 _GRID = {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True}
@@ -51,6 +53,7 @@ def time_chart(title: str, names: Sequence[str], *, stacked: bool = False) -> An
             "showSymbol": False,
             "data": [],
             "lineStyle": {"width": 1.5},
+            **({"color": _PART_COLOURS[name]} if name in _PART_COLOURS else {}),
             **({"stack": "all", "areaStyle": {"opacity": 0.35}} if stacked else {}),
         }
         for name in names

@@ -23,7 +23,7 @@ _FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
 class Checks:
-    """The findings, after somebody has asked for them."""
+    """The findings. They appear after a press of the button."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -79,7 +79,7 @@ class Checks:
 
 
 async def _output(repositories: Sequence[str]) -> bytes:
-    """What ``pybackend doctor --json`` prints. Raises OSError or TimeoutError."""
+    """The output of ``pybackend doctor --json``. Raises OSError or TimeoutError."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "pybackend", "doctor", "--json", *_FREE_PORTS, *(f"--model-repository={each}" for each in repositories),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,

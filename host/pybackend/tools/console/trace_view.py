@@ -21,7 +21,7 @@ _EMPTY = "No request to this model has been traced lately."
 
 
 class TraceView:
-    """The last traces of a model. ``is_shown``: whether anybody sees them; otherwise nothing is asked for."""
+    """The last traces of a model. ``is_shown``: whether anybody sees them; otherwise the server is left alone."""
 
     def __init__(self, page: Page, model: str, is_shown: Callable[[], bool]) -> None:
         self._page, self._model, self._is_shown = page, model, is_shown

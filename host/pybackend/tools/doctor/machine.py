@@ -173,10 +173,11 @@ def gpus(found: Gpus) -> Finding:
     if not found.found:
         return ok("gpu", f"none. {found.reason}")
     text = f"{found.summary} Driver {found.driver}, for CUDA {found.cuda} and older, in {found.libraries}"
-    missing = [path for path in found.access("MODEL", 0).files if not os.path.exists(path)]
+    files = {path: None for number in range(len(found.found)) for path in found.access("GPU", number).files}
+    missing = [path for path in files if not os.path.exists(path)]
     if missing:
         return warn("gpu", f"{text}; {', '.join(missing)} is missing", "make it: nvidia-modprobe -u -c=0, as root")
-    closed = [path for path in found.access("MODEL", 0).files if needed_mode(path) & ~os.stat(path).st_mode]
+    closed = [path for path in files if needed_mode(path) & ~os.stat(path).st_mode]
     if closed and not os.geteuid():
         advice = (
             "models run as other users: set the driver's option NVreg_DeviceFileMode=0666, or give each model "

@@ -50,7 +50,7 @@ def measure(url: str, path: str, document: object, start_s: float) -> Measures:
     try:
         for _ in range(_WARM_UP):
             ask()
-        pids = _model_pids()
+        pids = model_pids()
         before = _cpu_s(pids)
         latencies: list[float] = []
         while len(latencies) < _MOST_REQUESTS and sum(latencies) < _LONGEST_S:
@@ -62,7 +62,8 @@ def measure(url: str, path: str, document: object, start_s: float) -> Measures:
     return Measures(start_s, statistics.median(latencies), cpu_s, _memory_bytes(pids), len(latencies))
 
 
-def _model_pids() -> list[int]:
+def model_pids() -> list[int]:
+    """The processes of models of a server in this process."""
     pid = os.getpid()
     children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [child for child in children if _text(child, "comm").strip() not in _HELPERS]

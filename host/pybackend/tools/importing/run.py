@@ -82,19 +82,9 @@ class ImportRun:
                 self.found.kind.name,
                 self.found.main,
                 self.config,
-                self._rights(),
+                rights_of(self.config, self.environments, self.entry.model),
                 [request for request, _ in self._answered],
             )
-
-    def _rights(self) -> dict[str, Any]:
-        """The parameters that say where, and with which rights, the model runs."""
-        given = self.config.get("parameters", {})
-        rights = {name: value for name, value in given.items() if name.startswith(SANDBOX_PREFIX)}
-        environment = given.get(ENVIRONMENT, {}).get("string_value") or self.environments.get(self.config["backend"])
-        if environment:
-            path = environment.replace("$$TRITON_MODEL_DIRECTORY", str(self.entry.model))
-            rights[ENVIRONMENT] = {"string_value": os.path.abspath(path)}
-        return rights
 
     def _load(self, trial: Trial) -> float:
         """Load the model with the first of its configurations that it accepts; returns how long that took, in seconds."""
@@ -138,18 +128,36 @@ class ImportRun:
         return compare(self._answered, self._expected, tolerance)
 
 
+def is_right(parameter: str) -> bool:
+    """Whether a parameter says where, or with which rights, a model runs."""
+    return parameter.startswith(SANDBOX_PREFIX) or parameter == ENVIRONMENT
+
+
+def rights_of(config: Mapping[str, Any], environments: Mapping[str, str], directory: Path) -> dict[str, Any]:
+    """The parameters that say where, and with which rights, a model runs, for another model that may do the same.
+
+    ``environments``: the operator's choices, by backend. ``directory``: the model's.
+    """
+    given = config.get("parameters", {})
+    rights = {name: value for name, value in given.items() if is_right(name)}
+    environment = given.get(ENVIRONMENT, {}).get("string_value") or environments.get(config["backend"])
+    if environment:
+        path = environment.replace("$$TRITON_MODEL_DIRECTORY", str(directory))
+        rights[ENVIRONMENT] = {"string_value": os.path.abspath(path)}
+    return rights
+
+
 def with_parameters(document: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
     """A configuration with further ``parameters``."""
     added = {name: {"string_value": text} for name, text in parameters.items()}
     return {**document, "parameters": {**document.get("parameters", {}), **added}} if added else dict(document)
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Two configurations as one; ``over`` wins, and parameters of both count."""
     given = {name: value for name, value in over.items() if value}
-    merged = {**under, **given}
     parameters = {**under.get("parameters", {}), **given.get("parameters", {})}
-    return {**merged, "parameters": parameters} if parameters else merged
+    return {**under, **given, **({"parameters": parameters} if parameters else {})}
 
 
 def lay_out(entry: StagedEntry, found: Found) -> None:
@@ -167,7 +175,7 @@ def first_configuration(found: Found, base: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _with_base(found: Found, configuration: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    return _merged(with_parameters(configuration, found.trust), base)
+    return merged(with_parameters(configuration, found.trust), base)
 
 
 def _module_name(name: str) -> str:
@@ -182,6 +190,15 @@ def backed_by(found: Found, backend: str) -> Found:
 
 _TEST = Path(__file__).resolve().parents[1] / "templates" / "imported" / "test_my_model.py"
 """The test of an entry. It reads the sample and the answers beside it."""
+
+
+def signature_text(config: Mapping[str, Any]) -> str:
+    """The tensors of a model in a line."""
+    sides = (
+        ", ".join(f"{each['name']} {each['data_type'].removeprefix('TYPE_')} {each['dims']}" for each in config[side])
+        for side in ("input", "output")
+    )
+    return " -> ".join(sides)
 
 
 def tensors_text(document: Mapping[str, Any]) -> str:

@@ -105,6 +105,9 @@ Answer = dict[str, Any]
 """A response of the v2 protocol in JSON."""
 
 _ROWS = 8
+_RAISED, _TRACEBACK = ", message: ", "\n\nAt:\n"
+_DELIBERATE = "TritonModelException: "  # its message is a sentence for users
+_MOST_CHARACTERS = 500
 _AROUND = re.compile(
     r"^(?:load failed for model '.*?': )?(?:version \d+ is at UNAVAILABLE state: )?(?:[A-Z][A-Za-z ]*: )?"
 )
@@ -174,7 +177,7 @@ class Trial:
             else:
                 return request, sizes
         raise ServerError(
-            f"the model was loaded, but it refuses random requests ({last_line(reasons[0])}): --sample=FILE gives one that it answers, "
+            f"the model was loaded, but it refuses random requests ({cause_of(reasons[0])}): --sample=FILE gives one that it answers, "
             "in JSON as the v2 protocol has it"
         )
 
@@ -210,6 +213,8 @@ def _reason(message: str) -> str:
     return " ".join(_AROUND.sub("", message).split()).rstrip(";")
 
 
-def last_line(text: str) -> str:
-    """The last line of a text that is not blank."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), text)
+def cause_of(message: str) -> str:
+    """The cause in the message of a failed request, in one line: without the server's words before it, and without the traceback."""
+    raised = message.partition(_TRACEBACK)[0]
+    text = " ".join((raised.partition(_RAISED)[2] or raised).split()).removeprefix(_DELIBERATE)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."

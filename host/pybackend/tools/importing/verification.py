@@ -16,7 +16,7 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.importing.framework_program import ANSWER, QUESTION, REQUEST
-from pybackend.tools.importing.trial import Answer, Request, Trial, arrays_of, last_line
+from pybackend.tools.importing.trial import Answer, Request, Trial, arrays_of, cause_of
 
 _PROGRAM = Path(__file__).with_name("framework_program.py")
 _FILES = "files"
@@ -68,8 +68,7 @@ class FrameworkModel:
         ``kind``: the name of the imported model's kind. ``file``: the file or directory that the framework loads,
         relative to :attr:`files`. ``parameters``: of the second model: its sandbox and its environment.
         """
-        if (self.files / file / file).is_file():
-            file = f"{file}/{file}"  # an ONNX file with the files of its external data
+        file = inner_file(self.files, file)
         version, question = self.files.parent, {"kind": kind, "path": f"{_FILES}/{file}", "config": config}
         (version / QUESTION).write_text(json.dumps(question), encoding="utf-8")
         (version / DEFAULT_MODEL_FILENAME).write_bytes(_PROGRAM.read_bytes())
@@ -81,13 +80,18 @@ class FrameworkModel:
             return [self._answer(trial, request) for request in requests]
         except InferenceError as error:
             raise ServerError(
-                f"the framework alone cannot compute the sample requests: {last_line(error.message)}"
+                f"the framework alone cannot compute the sample requests: {cause_of(error.message)}"
             ) from None
 
     def _answer(self, trial: Trial, request: Request) -> dict[str, list[Any]]:
         tensor = {"name": REQUEST, "datatype": "BYTES", "shape": [1], "data": [json.dumps(request)]}
         (answer,) = trial.answer({"inputs": [tensor]})["outputs"]
         return {each["name"]: each["data"] for each in json.loads(answer["data"][0])}
+
+
+def inner_file(directory: Path, file: str) -> str:
+    """The file that a framework reads; of an ONNX file with external data it lies in a directory of its name."""
+    return f"{file}/{file}" if (directory / file / file).is_file() else file
 
 
 def compare(
@@ -115,7 +119,7 @@ def compare(
                 if served.ravel().tolist() != own:
                     return Comparison(np.inf, name, len(answered), _unequal(name, served.ravel().tolist(), own))
                 continue
-            difference = _difference(served.ravel(), np.array(own, served.dtype))
+            difference = float(differences(served.ravel(), np.array(own, served.dtype)).max(initial=0.0))
             if difference > largest or not where:
                 largest, where = difference, name
     fault = ""
@@ -127,14 +131,13 @@ def compare(
     return Comparison(largest, where, len(answered), fault)
 
 
-def _difference(served: np.ndarray, own: np.ndarray) -> float:
-    if not served.size:
-        return 0.0
+def differences(served: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """How far numbers are from the framework's, relative to those above 1; infinite where one of two is no number."""
     left, right = served.astype(np.float64), own.astype(np.float64)
     same = (left == right) | (np.isnan(left) & np.isnan(right))
     with np.errstate(invalid="ignore", over="ignore"):
         distances = np.where(same, 0.0, np.abs(left - right) / np.maximum(1.0, np.abs(right)))
-    return float(np.where(np.isnan(distances), np.inf, distances).max())
+    return np.where(np.isnan(distances), np.inf, distances)
 
 
 def _unequal(name: str, served: Sequence[Any], own: Sequence[Any]) -> str:

@@ -74,6 +74,9 @@ def spec(name: str, group: str, kind: str = "CPU", device_id: int = 0, passive: 
         ("instance_group { kind: KIND_AUTO gpus: 1 }", 2, [spec("m_0_0", "m_0", "GPU", 1)]),
         ("instance_group { kind: KIND_CPU }", 2, [spec("m_0_0", "m_0")]),
         ("instance_group { kind: KIND_MODEL }", 2, [spec("m_0_0", "m_0", "MODEL")]),
+        ('backend: "onnxruntime"', 2, [spec("m_0", "m", "GPU", 0), spec("m_0", "m", "GPU", 1)]),
+        *((f'backend: "{name}"', 2, [spec("m_0", "m")]) for name in ("fil", "litert", "openvino", "sklearn")),
+        ('backend: "fil" instance_group { count: 2 }', 2, [spec("m_0_0", "m_0"), spec("m_0_1", "m_0")]),
     ],
 )
 def test_instances(text: str, gpu_count: int, expected: list[InstanceSpec]) -> None:

@@ -12,8 +12,8 @@ IN = 'input { name: "I" data_type: TYPE_FP32 dims: 4 }'
 OUT = 'output { name: "O" data_type: TYPE_FP32 dims: 4 }'
 
 
-def check(text: str, gpu_count: int = 0) -> None:
-    document = parse_config_text(f'name: "m" backend: "python" {text}', "/r/m/config.pbtxt")
+def check(text: str, gpu_count: int = 0, backend: str = "python") -> None:
+    document = parse_config_text(f'name: "m" backend: "{backend}" {text}', "/r/m/config.pbtxt")
     validate(from_document(with_scheduling(document, gpu_count), "/r/m/config.pbtxt"), gpu_count)
 
 
@@ -209,6 +209,16 @@ def test_an_unknown_gpu_is_refused() -> None:
 )
 def test_accepted(text: str) -> None:
     check(text)
+
+
+def test_a_backend_that_computes_on_the_cpu_gets_no_gpu() -> None:
+    check(group("kind: KIND_AUTO"), gpu_count=2, backend="sklearn")
+    with pytest.raises(ModelConfigError) as raised:
+        check(group("kind: KIND_GPU"), gpu_count=2, backend="sklearn")
+    assert str(raised.value).startswith(
+        "instance group m_0 of model m has kind KIND_GPU but backend 'sklearn' computes on the CPU alone. Set kind: KIND_CPU, or "
+        "start the server with --gpu-models=cpu."
+    )
 
 
 def test_gpus_are_accepted_where_they_are() -> None:

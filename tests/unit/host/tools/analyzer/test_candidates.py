@@ -53,10 +53,17 @@ def test_batches_can_be_taken_away() -> None:
     assert edited(text, config(text), Candidate(1, 4)) == 'backend: "python"\nmax_batch_size: 4\n'
 
 
-def test_threads_can_be_left_to_the_backend() -> None:
-    text = 'backend: "onnxruntime"\nparameters { key: "intra_op_thread_count" value { string_value: "4" } }\n'
+@pytest.mark.parametrize(
+    ("backend", "parameter"),
+    [("onnxruntime", "intra_op_thread_count"), ("pytorch", "INTRA_OP_THREAD_COUNT"), ("pytorch", "NUM_THREADS")],
+)
+def test_threads_can_be_left_to_the_backend(backend: str, parameter: str) -> None:
+    first = f'backend: "{backend}"\n'
+    text = f'{first}parameters {{ key: "{parameter}" value {{ string_value: "4" }} }}\n'
+    assert candidate_of(config(text)) == Candidate(1, 0, threads=4)
     assert candidate_of(override(config(text), Candidate(1, 0))) == Candidate(1, 0)
-    assert edited(text, config(text), Candidate(1, 0)) == 'backend: "onnxruntime"\n'
+    assert edited(text, config(text), Candidate(1, 0)) == first
+    assert candidate_of(override(config(text), Candidate(1, 0, threads=2))) == Candidate(1, 0, threads=2)
 
 
 def test_a_model_without_a_file_gets_one() -> None:

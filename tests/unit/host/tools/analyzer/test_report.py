@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.tools.analyzer.analysis import Goal, Outcome, Results, read_results
+from pybackend.tools.analyzer.analysis import Outcome, Results, read_results
 from pybackend.tools.analyzer.candidates import Candidate
+from pybackend.tools.analyzer.goal import Goal
 from pybackend.tools.analyzer.measurement import Answers, Inside, Rung
 from pybackend.tools.analyzer.report import csv_text, html_text, verdict
 
