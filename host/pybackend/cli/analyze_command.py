@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.flag_values import MOST_FRONT_ENDS
 from pybackend.cli.goal_flags import add_goal_flags, delays_us, goal_of, number, numbers
-from pybackend.cli.options import SILENT, Serve, visited, visited_settings
+from pybackend.cli.options import SILENT, Serve, parse_serve_flags, visited, visited_arguments
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import PybackendError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.ports import free_ports
+from pybackend.ray.cluster import follower
 from pybackend.repository.layout import scan_repositories
 from pybackend.settings import EXIT_INTERRUPTED, Settings
-from pybackend.tools.analyzer.analysis import Analysis, Results, imported_optuna, read_results
+from pybackend.tools.analyzer.analysis import Analysis, Results, flag_of, imported_optuna, read_results
 from pybackend.tools.analyzer.candidates import Space, candidate_of, edited
-from pybackend.tools.analyzer.measurement import Bench, Load
+from pybackend.tools.analyzer.measurement import Load
 from pybackend.tools.analyzer.page import write_whole
 from pybackend.tools.analyzer.report import diffs, verdict, write_report
 from pybackend.tools.analyzer.requests import target_of
-from pybackend.tools.client.connection import Connection, model_path
-from pybackend.tools.client.figures import Source
+from pybackend.tools.analyzer.servers import TIMEOUT_S, Servers
+from pybackend.tools.client.connection import Connection, control_path, model_path
 
-_TIMEOUT_S = 300.0
 _RESULTS = "results.json"
 _MOST_CLIENTS = 4096
 
@@ -96,6 +97,13 @@ def make_parser() -> CommandParser:
         metavar="RANGE",
         help=f"of an instance, for backends with a parameter for it [1..{cores}]",
     )
+    add(
+        "--front-ends",
+        type=numbers(0),
+        default=[],
+        metavar="RANGE",
+        help="of the server, which is started again for each number: a flag of serve, not of config.pbtxt [not varied]",
+    )
     add("--trials", type=int, default=20, metavar="N", help="configurations to measure [20]")
     add(
         "--window",
@@ -124,6 +132,10 @@ def run_analyze(arguments: Sequence[str], serve: Serve) -> int:
     given = parser.parsed(own)
     if given.trials < 1 or not given.window or given.clients[-1] > _MOST_CLIENTS:
         parser.refuse_with(f"--trials and --window must be above 0, and --clients at most {_MOST_CLIENTS}")
+    if given.front_ends and (given.front_ends[-1] > MOST_FRONT_ENDS or given.objective == "cost"):
+        parser.refuse_with(
+            f"--front-ends must be at most {MOST_FRONT_ENDS}, and cannot vary with --objective=cost, which counts the processes of models alone"
+        )
     imported_optuna()
     other = read_results(given.compare) if given.compare is not None else None
     task = _Task(given, flags)
@@ -161,7 +173,9 @@ class _Task:
         (self._metrics_port,) = free_ports("127.0.0.1")
         own = [*SILENT, "--allow-metrics=true", "--metrics-address=127.0.0.1", f"--metrics-port={self._metrics_port}"]
         loaded = [f"--load-model={name}" for name in given.models]
-        self.settings: Settings = visited_settings(given.repository, [*own, *loaded], flags)
+        arguments = visited_arguments(given.repository, [*own, *loaded], flags)
+        self.settings: Settings = parse_serve_flags(arguments)
+        self._command = [*follower(), sys.executable, "-m", "pybackend", "serve", *arguments]
         self.configs: dict[str, Any] = {}
         self.texts: dict[str, str] = {}
         varied = {
@@ -171,6 +185,7 @@ class _Task:
             "delays_us": given.delays,
             "preferred": given.preferred,
             "threads": given.threads,
+            "front_ends": given.front_ends,
             "clients": given.clients,
             "window_s": given.window,
             "cores": os.cpu_count() or 1,
@@ -202,8 +217,7 @@ class _Task:
     def run(self, url: str) -> None:
         """Analyse the models of a server. Raises PybackendError if that is impossible."""
         given = self._given
-        connection = Connection(url, _TIMEOUT_S)
-        source = Source(connection, Connection(f"http://127.0.0.1:{self._metrics_port}", _TIMEOUT_S))
+        connection = Connection(url, TIMEOUT_S)
         for name in given.models:
             self._add(connection, name)
         present = {name: candidate_of(config) for name, config in self.configs.items()}
@@ -215,17 +229,24 @@ class _Task:
         targets = [target_of(connection, name, given.data) for name in given.models]
         space = Space(given.instances, given.batch_sizes, given.delays, given.preferred, given.threads)
         load = Load(given.clients, given.rate, given.window)
-        with Bench(url, source, targets, list(self.configs)) as bench:
-            Analysis(connection, bench, load, self.results, self.configs, space, self._path, print_text).run(
-                given.trials
-            )
+        front_ends = [self.settings.front_ends, *given.front_ends] if given.front_ends else []
+        if front_ends:  # the models run in one server at a time
+            for name in given.models:
+                connection.post_json(f"{control_path(name)}/unload", {"parameters": {"unload_dependents": True}})
+        metrics_url = f"http://127.0.0.1:{self._metrics_port}"
+        with Servers(url, metrics_url, targets, list(self.configs), self._command) as servers:
+            search = Analysis(servers, load, self.results, self.configs, space, front_ends, self._path, print_text)
+            search.run(given.trials)
 
     def report(self, other: Results | None) -> None:
         """Write the report, and print what matters of it. ``other``: an earlier analysis to compare with."""
         results = self.results
         page = write_report(self._given.output, results, self.configs, self.texts, other)
         if results.is_better:
-            print_text("\n".join(diffs(results.ranked()[0], self.configs, self.texts).values()))
+            best = results.ranked()[0]
+            print_text("\n".join(filter(None, diffs(best, self.configs, self.texts).values())))
+            if flag := flag_of(best):
+                print_text(f"the flag of the server: pybackend serve {flag}")
         print_text(f"{verdict(results)}\nreport: {page}")
 
     def forget_interrupted(self) -> None:
@@ -253,7 +274,12 @@ class _Task:
 
     def write(self) -> None:
         """Write the best configuration into the files. Raises ServerError if one cannot be written."""
-        for name, candidate in self.results.ranked()[0].choice.items():
+        best = self.results.ranked()[0]
+        for name, candidate in best.choice.items():
             file = self._directories[name] / CONFIG_FILENAME
-            write_whole(file, edited(self.texts[name], self.configs[name], candidate))
-            print_text(f"written: {file}")
+            text = edited(self.texts[name], self.configs[name], candidate)
+            if text != self.texts[name]:
+                write_whole(file, text)
+                print_text(f"written: {file}")
+        if flag := flag_of(best):
+            print_text(f"not written, since it belongs to the server: pybackend serve {flag}")

@@ -219,21 +219,23 @@ SILENT = ("--log-warning=false", "--log-error=false")
 
 
 def visited_settings(repository: Path, own: Sequence[str], given: Sequence[str]) -> Settings:
-    """The settings of such a server.
+    """The settings of such a server; see :func:`visited_arguments`. Raises PybackendError if a flag is wrong."""
+    return parse_serve_flags(visited_arguments(repository, own, given))
 
-    ``own``: flags of the command. ``given``: flags of its user. They come last, so that they win. Raises PybackendError
-    if a flag is wrong.
+
+def visited_arguments(repository: Path, own: Sequence[str], given: Sequence[str]) -> list[str]:
+    """The arguments of ``serve`` for such a server.
+
+    ``own``: flags of the command. ``given``: flags of its user. They come last, so that they win.
     """
-    return parse_serve_flags(
-        [
-            str(repository),
-            "--model-control-mode=explicit",
-            "--http-address=127.0.0.1",
-            "--http-port=0",
-            "--allow-grpc=false",
-            "--allow-metrics=false",
-            "--log-info=false",
-            *own,
-            *given,
-        ]
-    )
+    return [
+        str(repository),
+        "--model-control-mode=explicit",
+        "--http-address=127.0.0.1",
+        "--http-port=0",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+        "--log-info=false",
+        *own,
+        *given,
+    ]

@@ -16,6 +16,7 @@ import pytest
 from pybackend.cli.commands import run
 from tests.support.repositories import write_model
 from tests.support.server import DEADLINE_S, serving
+from tests.support.thorough import thorough
 
 pytestmark = pytest.mark.e2e
 
@@ -93,6 +94,27 @@ def test_instances_are_found_for_a_model_that_profits_from_them(tmp_path):
     shown, _ = analyze(tmp_path / "models", "alone", "--trials=4", "--instances=1,3", "--batch-sizes=4", "--delays=0")
     assert "The best configuration is 3 instances" in shown
     assert config.read_text() == CONFIG
+
+
+def test_front_ends_are_varied_and_named_as_a_flag_of_the_server(tmp_path):
+    config = repository(tmp_path / "models", "device", ONE_AT_A_TIME)
+    flags = ("--trials=2", "--instances=1", "--batch-sizes=4", "--delays=0", "--front-ends=1", "--write")
+    limit = "--min-throughput=55"  # the present configuration has 50 at most
+    shown, found = analyze(tmp_path / "models", "device", *flags, limit)
+    present, *tried = found["outcomes"]
+    assert (present["choice"], present["front_ends"], present["failed"]) == ({}, 0, "")
+    assert [(each["front_ends"], each["choice"]["device"]["delay_us"], each["failed"]) for each in tried] == [
+        (1, None, ""),
+        (1, 0, ""),
+    ]
+    assert tried[0]["rungs"][0]["memory_bytes"] > present["rungs"][0]["memory_bytes"]
+    assert "The best configuration is 1 instance, batches of up to 4; --front-ends=1: " in shown
+    assert "\nnot written, since it belongs to the server: pybackend serve --front-ends=1\n" in shown
+    assert "front" not in config.read_text()
+    assert "dynamic_batching" in config.read_text()
+    page = Path(f"{tmp_path}/models-out/report.html").read_text()
+    assert "The flag of the server: <code>pybackend serve --front-ends=1</code>" in page
+    assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and str(tmp_path).encode() in _command_of(pid)]
 
 
 @pytest.mark.thorough
@@ -178,6 +200,8 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
         ([models, out, "device", "--instances=4..x"], "is no list such as 1,2,4"),
         ([models, out, "device", "--rate=nan"], "'nan' is no number such as 0.5"),
         ([models, out, "device", "--clients=8..1"], "is no list such as 1,2,4"),
+        ([models, out, "device", "--front-ends=1,65"], "--front-ends must be at most 64"),
+        ([models, out, "device", "--front-ends=1", "--objective=cost"], "cannot vary with --objective=cost"),
         ([models, out, "device", "--delays=0us,5m"], "'5m' is no value such as 0 or 500us"),
         ([models, out, "device", f"--compare={tmp_path}/none.json"], "cannot read"),
     ):
@@ -191,9 +215,10 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
     )
 
 
-def test_ctrl_c_leaves_a_report_and_no_process_and_the_same_command_goes_on(tmp_path):
+@pytest.mark.parametrize("front_ends", [(), *thorough((("--front-ends=1",),))], ids=["", "front ends"])
+def test_ctrl_c_leaves_a_report_and_no_process_and_the_same_command_goes_on(front_ends, tmp_path):
     config = repository(tmp_path / "models", "device", ONE_AT_A_TIME)
-    flags = ("--trials=1", "--instances=2", "--batch-sizes=4", "--delays=0", "device")
+    flags = ("--trials=1", "--instances=2", "--batch-sizes=4", "--delays=0", "device", *front_ends)
     started = command(tmp_path / "models", *flags)
     process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
     assert process.stdout is not None

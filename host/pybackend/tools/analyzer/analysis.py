@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -17,7 +17,8 @@ from pybackend.tools.analyzer.candidates import Candidate, Space, override
 from pybackend.tools.analyzer.goal import ENOUGH, Goal, Say, Turns, gain, in_turns, is_better, ranked
 from pybackend.tools.analyzer.measurement import Bench, Load, MeasurementError, Rung, rung_of
 from pybackend.tools.analyzer.page import write_whole
-from pybackend.tools.client.connection import Connection, control_path
+from pybackend.tools.analyzer.servers import Servers
+from pybackend.tools.client.connection import control_path
 
 Choice = Mapping[str, Candidate]
 """A candidate for each model that is varied; an empty one leaves all of them as they are."""
@@ -33,22 +34,24 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """A choice that was tried."""
+    """A choice, and its measurements once it was tried."""
 
     choice: Choice
     rungs: Sequence[Rung] = ()
     failed: str = ""  # why it could not be measured
+    front_ends: int | None = None  # of the server; None if they are not varied
 
     def document(self) -> dict[str, Any]:
         """For JSON; :func:`outcome_of` reads it."""
         choice = {name: asdict(each) for name, each in self.choice.items()}
-        return {"choice": choice, "rungs": [rung.document() for rung in self.rungs], "failed": self.failed}
+        rungs = [rung.document() for rung in self.rungs]
+        return {"choice": choice, "rungs": rungs, "failed": self.failed, "front_ends": self.front_ends}
 
 
 def outcome_of(document: Mapping[str, Any]) -> Outcome:
     """An outcome from JSON."""
     choice = {name: Candidate(**each) for name, each in document["choice"].items()}
-    return Outcome(choice, [rung_of(each) for each in document["rungs"]], document["failed"])
+    return Outcome(choice, [rung_of(each) for each in document["rungs"]], document["failed"], document["front_ends"])
 
 
 @dataclass
@@ -116,28 +119,30 @@ def read_results(path: Path) -> Results:
 
 
 class Analysis:
-    """A search on a server in mode EXPLICIT that has loaded the models. Blocking.
+    """A search on servers in mode EXPLICIT that have loaded the models. Blocking.
 
     ``results``: is completed, after each trial. ``configs``: the complete configurations of the models that are varied.
+    ``front_ends``: their present number, and those to try; none if they are not varied.
     """
 
     def __init__(
         self,
-        connection: Connection,
-        bench: Bench,
+        servers: Servers,
         load: Load,
         results: Results,
         configs: Mapping[str, Mapping[str, Any]],
         space: Space,
+        front_ends: Sequence[int],
         path: Path,
         say: Say,
     ) -> None:
-        self._connection = connection
-        self._bench = bench
+        self._servers = servers
         self._load = load
         self._results = results
         self._configs = configs
         self._spaces = {name: space.of(config) for name, config in configs.items()}
+        self._present_front_ends = front_ends[0] if front_ends else None
+        self._front_ends: list[int | None] = [*front_ends[1:]] or [None]
         self._path = path
         self._say = say
 
@@ -149,12 +154,12 @@ class Analysis:
         results = self._results
         if not results.outcomes:
             self._say("the present configuration")
-            outcome = self._tried({})
+            outcome = self._tried(Outcome({}, front_ends=self._present_front_ends))
             if outcome.failed:
                 raise ServerError(f"the present configuration cannot be measured: {outcome.failed}")
             self._add(outcome)
         began_s, done = time.monotonic(), len(results.outcomes)
-        for choice in self._proposals(trials):
+        for proposal in self._proposals(trials):
             number = len(results.outcomes)
             tried = number - done
             left_s = (time.monotonic() - began_s) / tried * (trials + 1 - number) if tried else 0
@@ -165,8 +170,8 @@ class Analysis:
                 if left_s
                 else ""
             )
-            self._say(f"trial {number} of {trials}: {described(choice)}{left}")
-            self._add(self._tried(choice))
+            self._say(f"trial {number} of {trials}: {described(proposal)}{left}")
+            self._add(self._tried(proposal))
         self._compare()
 
     def _add(self, outcome: Outcome) -> None:
@@ -183,26 +188,27 @@ class Analysis:
 
     # Measurements
 
-    def _tried(self, choice: Choice) -> Outcome:
+    def _tried(self, proposal: Outcome) -> Outcome:
         try:
-            self._apply(choice)
-            return Outcome(choice, list(self._rungs()))
+            return replace(proposal, rungs=list(self._rungs(self._applied(proposal))))
         except (MeasurementError, InferenceError) as error:
-            return Outcome(choice, failed=error.message if isinstance(error, InferenceError) else str(error))
+            return replace(proposal, failed=error.message if isinstance(error, InferenceError) else str(error))
 
-    def _apply(self, choice: Choice) -> None:
+    def _applied(self, proposal: Outcome) -> Bench:
         """Load the models with a choice. Raises InferenceError if one of them cannot be loaded."""
+        served, choice = self._servers.at(proposal.front_ends), proposal.choice
         for name, config in self._configs.items():
             parameters = {}
             if name in choice:
                 parameters["config"] = json.dumps(override(config, choice[name]))
-            self._connection.post_json(f"{control_path(name)}/load", {"parameters": parameters} if parameters else {})
+            served.connection.post_json(f"{control_path(name)}/load", {"parameters": parameters} if parameters else {})
+        return served.bench
 
-    def _rungs(self) -> Iterator[Rung]:
+    def _rungs(self, bench: Bench) -> Iterator[Rung]:
         """Measurements with more and more clients, as long as that brings more and no limit is missed."""
         most = 0.0
         for clients in self._load.clients if not self._load.rate_per_s else self._load.clients[-1:]:
-            rung = self._bench.measure(self._load, clients)
+            rung = bench.measure(self._load, clients)
             yield rung
             if rung.p99_ms > self._results.goal.p99_ms or rung.infer_per_s < most * ENOUGH:
                 return
@@ -217,40 +223,42 @@ class Analysis:
             return
         best = goal.best(found[0].rungs)
         assert best is not None
-        old, new = partial(self._value, {}, present.clients), partial(self._value, found[0].choice, best.clients)
+        old = partial(self._value, results.outcomes[0], present.clients)
+        new = partial(self._value, found[0], best.clients)
         results.compared = in_turns(old, new, self._say)
         results.write(self._path)
 
-    def _value(self, choice: Choice, clients: int) -> float:
-        self._apply(choice)
-        return self._results.goal.value(self._bench.measure(self._load, clients))
+    def _value(self, outcome: Outcome, clients: int) -> float:
+        return self._results.goal.value(self._applied(outcome).measure(self._load, clients))
 
     # Proposals
 
-    def _proposals(self, trials: int) -> Iterator[Choice]:
+    def _proposals(self, trials: int) -> Iterator[Outcome]:
         """Choices until so many were measured, or nothing is left; measured ones teach the sampler."""
         results = self._results
         candidates = {name: list(space.choices(results.present[name])) for name, space in self._spaces.items()}
-        scores = {_key(each.choice): self._score(each) for each in results.outcomes[1:]}
-        scores[_key(results.present)] = self._score(results.outcomes[0])
-        if prod(map(len, candidates.values())) <= trials:
-            for combination in product(*candidates.values()):
-                choice = dict(zip(candidates, combination, strict=True))
-                if _key(choice) not in scores:
-                    yield choice
+        scores = {_key(each): self._score(each) for each in results.outcomes[1:]}
+        scores[_key(replace(results.outcomes[0], choice=results.present))] = self._score(results.outcomes[0])
+        if len(self._front_ends) * prod(map(len, candidates.values())) <= trials:
+            for front_ends in self._front_ends:
+                for combination in product(*candidates.values()):
+                    proposal = Outcome(dict(zip(candidates, combination, strict=True)), front_ends=front_ends)
+                    if _key(proposal) not in scores:
+                        yield proposal
             return
         optuna = imported_optuna()
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
         repeats = 0
         while len(results.outcomes) <= trials and repeats < _MOST_REPEATS:
             trial = study.ask()
-            choice = {name: self._suggested(trial, name) for name in self._spaces}
-            if _key(choice) not in scores:
+            front_ends = trial.suggest_categorical("front ends", self._front_ends)
+            proposal = Outcome({name: self._suggested(trial, name) for name in self._spaces}, front_ends=front_ends)
+            if _key(proposal) not in scores:
                 repeats = 0
-                yield choice
-                scores[_key(choice)] = self._score(results.outcomes[-1])
+                yield proposal
+                scores[_key(proposal)] = self._score(results.outcomes[-1])
             repeats += 1
-            study.tell(trial, scores[_key(choice)])
+            study.tell(trial, scores[_key(proposal)])
 
     def _suggested(self, trial: Any, name: str) -> Candidate:
         space, present = self._spaces[name], self._results.present[name]
@@ -281,12 +289,19 @@ def imported_optuna() -> Any:
     return optuna
 
 
-def _key(choice: Choice) -> str:
-    return json.dumps({name: asdict(each) for name, each in sorted(choice.items())})
+def _key(outcome: Outcome) -> str:
+    choice = {name: asdict(each) for name, each in sorted(outcome.choice.items())}
+    return json.dumps([choice, outcome.front_ends])
 
 
-def described(choice: Choice) -> str:
+def described(outcome: Outcome) -> str:
     """A choice as text."""
-    if len(choice) == 1:
-        return str(next(iter(choice.values())))
-    return "; ".join(f"{name}: {each}" for name, each in choice.items()) or "as it is"
+    choice, flag = outcome.choice, flag_of(outcome)
+    many = len(choice) > 1
+    said = "; ".join(f"{name}: {each}" if many else str(each) for name, each in choice.items()) or "as it is"
+    return f"{said}; {flag}" if flag else said
+
+
+def flag_of(outcome: Outcome) -> str:
+    """The flag of ``pybackend serve`` that belongs to a choice; empty if none was varied."""
+    return "" if outcome.front_ends is None else f"--front-ends={outcome.front_ends}"

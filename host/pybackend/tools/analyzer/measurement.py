@@ -14,7 +14,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from pybackend.errors import ServerError
-from pybackend.tools.client.figures import Sample, Source, rows_between
+from pybackend.tools.client.figures import Sample, Source, front_ends_between, rows_between
 
 _WARM_S = 0.5
 _MOST_WINDOWS = 6
@@ -72,8 +72,8 @@ class Rung:
     clients: int
     answers: Mapping[str, Answers]  # by the models that got requests
     inside: Mapping[str, Inside]  # by the models that are varied
-    memory_bytes: int  # of the processes of these; pages that they share count for each
-    cpu_cores: float  # that these processes used
+    memory_bytes: int  # of the processes of these, and of front ends; pages that they share count for each
+    cpu_cores: float  # that the processes of these used
 
     def __str__(self) -> str:
         clients, noisy = f"{self.clients} client{'s' if self.clients > 1 else ''}", "" if self.is_steady else ", noisy"
@@ -173,7 +173,8 @@ class Bench:
                 name: Inside(**_figures(name, before, after), closed=_grown(closed[name], closed_before[name]))
                 for name in self._varied
             },
-            sum(row.resident_bytes or 0 for row in rows),
+            sum(row.resident_bytes or 0 for row in rows)
+            + sum(row.resident_bytes or 0 for row in front_ends_between(before, after)),
             sum(row.cpu_cores or 0.0 for row in rows),
         )
 

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pybackend.tools.analyzer.analysis import Outcome, Results, described
+from pybackend.tools.analyzer.analysis import Outcome, Results, described, flag_of
 from pybackend.tools.analyzer.candidates import edited
 from pybackend.tools.analyzer.measurement import Rung
 from pybackend.tools.analyzer.page import html_page, html_table, write_pages
@@ -47,13 +47,13 @@ def verdict(results: Results) -> str:
             results.outcomes, key=lambda each: results.goal.score(each.rungs) if each.rungs else float("-inf")
         )
         rung = min(closest.rungs, key=results.goal.misses)
-        return f"No configuration keeps the limits. The closest one is {described(closest.choice)}: {rung}."
+        return f"No configuration keeps the limits. The closest one is {described(closest)}: {rung}."
     best = results.goal.best(ranked[0].rungs)
     assert best is not None
     if results.is_better and results.compared:
-        return f"The best configuration is {described(ranked[0].choice)}: {best}, {results.gain:.2f} times as good as the present one."
+        return f"The best configuration is {described(ranked[0])}: {best}, {results.gain:.2f} times as good as the present one."
     if results.is_better:
-        return f"The best configuration is {described(ranked[0].choice)}: {best}. The present one misses the limits."
+        return f"The best configuration is {described(ranked[0])}: {best}. The present one misses the limits."
     if results.compared and results.gain > 1:
         return (
             "No configuration is reliably better than the present one: measured in turns with it, the best one was "
@@ -69,7 +69,7 @@ def csv_text(results: Results) -> str:
     heads = "configuration clients infer_per_s p50_ms p90_ms p99_ms steady memory_mb cpu_cores keeps_limits failed"
     table.writerow(heads.split())
     for outcome in results.outcomes:
-        name = described(outcome.choice)
+        name = described(outcome)
         for rung in outcome.rungs:
             slowest = max(rung.answers.values(), key=lambda each: each.p99_ms)
             figures = (rung.infer_per_s, slowest.p50_ms, slowest.p90_ms, slowest.p99_ms)
@@ -114,10 +114,12 @@ def _section(
 ) -> str:
     best = results.goal.best(outcome.rungs)
     assert best is not None
-    text = f"<h3>{number}. {escape(described(outcome.choice))}</h3><p>{escape(str(best))}</p>"
+    text = f"<h3>{number}. {escape(described(outcome))}</h3><p>{escape(str(best))}</p>"
     for name, diff in diffs(outcome, configs, texts).items():
         lines = [_diff_line(line) for line in diff.splitlines()]
         text += f"<pre>{chr(10).join(lines)}</pre>" if lines else f"<p>{escape(name)}/config.pbtxt stays as it is.</p>"
+    if flag := flag_of(outcome):
+        text += f"<p>The flag of the server: <code>pybackend serve {flag}</code></p>"
     closed = [(name, each.closed) for name, each in best.inside.items() if each.closed]
     for name, reasons in closed:
         said = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items(), key=lambda each: -each[1]))
@@ -133,7 +135,7 @@ def _diff_line(line: str) -> str:
 def _table(results: Results) -> str:
     rows = []
     for outcome in sorted(results.outcomes, key=lambda each: -results.goal.score(each.rungs) if each.rungs else 1e9):
-        name = f"<td>{escape(described(outcome.choice))}</td>"
+        name = f"<td>{escape(described(outcome))}</td>"
         if outcome.failed:
             rows.append(f'<tr>{name}<td colspan="6" class="text">{escape(outcome.failed)}</td></tr>')
             continue
@@ -162,7 +164,7 @@ def _comparison(results: Results, other: Results) -> list[str]:
         for what, outcome in (("present", each.outcomes[:1]), ("best", each.ranked()[:1])):
             for found in outcome:
                 rung = _shown_rung(found, each)
-                said = f"{title}, {what}: {described(found.choice)}"
+                said = f"{title}, {what}: {described(found)}"
                 rows.append(f"<tr><td>{escape(said)}</td><td>{escape(str(rung))}</td></tr>")
     return ["<h2>Compared with the earlier analysis</h2>", f"<table>{''.join(rows)}</table>"]
 
@@ -214,7 +216,7 @@ def _plots(results: Results, best: Sequence[Outcome]) -> Iterator[tuple[str, str
             colour = "tab:orange" if outcome is winner else "tab:blue" if outcome is results.outcomes[0] else "0.7"
             axes.plot(rung.memory_bytes / _MB, rung.infer_per_s, "o", color=colour)
         axes.set(
-            xlabel="memory of the models' processes in MB",
+            xlabel="memory of the models' processes and front ends in MB",
             ylabel="inferences per second",
             xlim=(0, None),
             ylim=(0, None),
