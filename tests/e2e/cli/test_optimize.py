@@ -33,7 +33,7 @@ def forest(labels: Any = None) -> Any:
     from sklearn.ensemble import RandomForestClassifier
 
     classes = (ROWS[:, 0] > 0.5).astype(int) if labels is None else labels
-    return RandomForestClassifier(40, max_depth=3, random_state=0).fit(ROWS, classes)
+    return RandomForestClassifier(100, max_depth=3, random_state=0).fit(ROWS, classes)
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +56,33 @@ def optimize(path: Path, directory: Path, *flags: str) -> tuple[subprocess.Compl
     return ended, json.loads((directory / "out/results.json").read_text())
 
 
-def test_the_better_form_of_a_forest_is_found_and_served(file, tmp_path):
-    np.savez(tmp_path / "rows.npz", input=ROWS[:20])
-    ended, found = optimize(file, tmp_path, "--forms=treelite", f"--data={tmp_path}/rows.npz")
+def test_the_better_form_of_a_forest_is_found_and_becomes_the_entry(file, tmp_path):
+    np.savez(tmp_path / "rows.npz", input=ROWS[:5])
+    flags = ("--forms=treelite", f"--data={tmp_path}/rows.npz", "--min-throughput=300")
+    ended, found = optimize(file, tmp_path, *flags)
     assert ended.returncode == 0, ended.stderr
     assert [(each["form"]["name"], each["reason"]) for each in found["outcomes"]] == [
-        ("scikit-learn", ""),
+        ("scikit-learn", "misses the limits"),
         ("treelite", ""),
     ]
     usual, better = found["outcomes"]
-    assert (found["chosen"], found["requests"], found["entry"]) == ("treelite", 20, f"{tmp_path}/models/churn")
+    assert (found["chosen"], found["requests"], found["entry"]) == ("treelite", 5, f"{tmp_path}/models/churn")
     assert usual["difference"] == {"largest": 0.0, "mean": 0.0, "output": "label"}
     assert better["difference"]["largest"] < 1e-6
-    assert len(found["compared"]) == 4
     assert "TensorRT, and ONNX Runtime and PyTorch on CUDA: needs a GPU" in ended.stdout
     assert "input__0 FP32 [4] -> output__0 FP32 [2]" in ended.stdout
     page = (tmp_path / "out/report.html").read_text()
     assert "The best form is treelite" in page
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["churn"]
+    assert 'backend: "fil"' in (tmp_path / "models/churn/config.pbtxt").read_text()
+
+
+@pytest.mark.thorough
+def test_forms_that_keep_the_limits_are_compared_in_turns_and_the_entry_is_served(file, tmp_path):
+    ended, found = optimize(file, tmp_path, "--forms=treelite")
+    assert ended.returncode == 0, ended.stderr
+    assert [each["reason"] for each in found["outcomes"]] == ["", ""]
+    assert (found["chosen"], len(found["compared"])) == ("treelite", 4)
     with serving(tmp_path / "models") as server:
         sample = (tmp_path / "models/churn/sample_request.json").read_bytes()
         assert server.request("POST", "/v2/models/churn/infer", sample).status == 200
@@ -186,7 +195,7 @@ def processes_of(directory: Path) -> list[str]:
     return found
 
 
-def test_wrong_arguments_are_refused_with_the_way_out(network, tmp_path, capsys):
+def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
     file = tmp_path / "churn.pkl"
     file.write_bytes(pickle.dumps({}))
     (tmp_path / "text.tl").write_text("nothing")
@@ -210,12 +219,20 @@ def test_wrong_arguments_are_refused_with_the_way_out(network, tmp_path, capsys)
     ):
         assert run(["optimize", *arguments]) == 1
         assert said in capsys.readouterr().err
-    for flag, said in (
-        (f"--data={tmp_path}/none.npz", f"error: cannot read {tmp_path}/none.npz: No such file or directory\n"),
-        (f"--data={tmp_path}/model.bin", f"error: {tmp_path}/model.bin is neither JSON nor an .npz file: "),
-    ):
-        asked = [*command(network, tmp_path, flag), "--force"]
-        ended = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-        assert ended.returncode == 1
-        assert ended.stderr.startswith(said)
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("text.bin", "error: {}/text.bin is neither JSON nor an .npz file: "),
+        *thorough(("none.npz", "error: cannot read {}/none.npz: No such file or directory\n")),
+    ],
+)
+def test_data_that_cannot_be_read_is_refused_with_the_reason(name, said, network, tmp_path):
+    (tmp_path / "text.bin").write_text("")
+    asked = command(network, tmp_path, f"--data={tmp_path}/{name}")
+    ended = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(said.format(tmp_path))
     assert not (tmp_path / "models").exists()
