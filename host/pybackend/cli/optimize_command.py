@@ -226,8 +226,8 @@ class _Task:
 
 
 def _report(results: Results, output: Path) -> None:
-    """Write the report, and print its table."""
-    if not results.outcomes:
+    """Write the report, and print its table. Without a form that was measured there is none."""
+    if not any(outcome.rungs for outcome in results.outcomes):
         return
     page = write_report(output, results)
     rows = list(rows_of(results))
