@@ -229,7 +229,9 @@ def processes_of(directory: Path) -> list[str]:
     return found
 
 
-def test_wrong_arguments_are_refused_with_the_way_out(file, network, tmp_path, capsys):
+def test_wrong_arguments_are_refused_with_the_way_out(network, tmp_path, capsys):
+    file = tmp_path / "churn.pkl"
+    file.write_bytes(pickle.dumps({}))
     (tmp_path / "text.tl").write_text("nothing")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/results.json").write_text("{}")
