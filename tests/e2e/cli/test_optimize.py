@@ -237,6 +237,7 @@ def test_wrong_arguments_are_refused_with_the_way_out(network, tmp_path, capsys)
     (tmp_path / "out/results.json").write_text("{}")
     (tmp_path / "model.xml").write_text('<?xml version="1.0"?>\n<net name="n" version="11"></net>')
     (tmp_path / "model.bin").write_text("")
+    (tmp_path / "taken" / "churn" / "1").mkdir(parents=True)
     trusted = [str(file), "--trust-pickle", f"--repository={tmp_path}/models"]
     for arguments, said in (
         ([f"{tmp_path}/none.onnx"], "none.onnx does not exist"),
@@ -245,6 +246,15 @@ def test_wrong_arguments_are_refused_with_the_way_out(network, tmp_path, capsys)
         ([str(file)], "if you trust the model, add --trust-pickle"),
         ([*trusted, "--forms=treelit"], "there is no form 'treelit'; there are scikit-learn, treelite, onnxruntime"),
         ([*trusted, f"--output={tmp_path}/out"], "has the results of another search: --force replaces them"),
+        ([*trusted, "--output=/proc/self"], "cannot write into /proc/self: "),
+        (
+            [str(file), "--trust-pickle", f"--repository={tmp_path}/taken"],
+            "churn exists already: --force replaces it, --name=NAME",
+        ),
+        (
+            [str(file), "--trust-pickle", f"--repository={tmp_path}/taken", "--no-entry", "--output=/proc/self"],
+            "cannot write into /proc/self: ",
+        ),
         ([*trusted, "--tolerance=small"], "'small' is no pair of numbers such as 1e-3,1e-4"),
         ([*trusted, "--tolerance=nan"], "'nan' is no pair of numbers"),
         ([*trusted, "--window=0"], "--window and --timeout must be above 0"),
@@ -257,7 +267,7 @@ def test_wrong_arguments_are_refused_with_the_way_out(network, tmp_path, capsys)
         (f"--data={tmp_path}/none.npz", f"error: cannot read {tmp_path}/none.npz: No such file or directory\n"),
         (f"--data={tmp_path}/model.bin", f"error: {tmp_path}/model.bin is neither JSON nor an .npz file: "),
     ):
-        asked = [*command(network, tmp_path, flag), "--force"]
+        asked = command(network, tmp_path, flag, "--force")
         ended = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert ended.returncode == 1
         assert ended.stderr.startswith(said)
