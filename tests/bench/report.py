@@ -35,6 +35,7 @@ def render(results: Results) -> str:
         _footprints(results),
         _frameworks(results),
         _framework_memory(results),
+        _under_load("An open console (CPU per request)", results.console.loads),
         _targets(results),
     )
     return "\n\n".join([machine, *filter(None, sections)]) + "\n"

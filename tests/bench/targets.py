@@ -397,9 +397,9 @@ def _operations_verdicts(results: Results) -> Iterator[Verdict]:
 
 
 def _console_verdicts(results: Results) -> Iterator[Verdict]:
-    many = results.plan.busy_connections
     alone, looked_at = (
-        results.loads(servers.PYBACKEND, name, many) for name in (console_cost.ALONE, console_cost.LOOKED_AT)
+        results.loads(servers.PYBACKEND, name, results.plan.busy_connections)
+        for name in (console_cost.ALONE, console_cost.LOOKED_AT)
     )
     for figure in (_HOST_CPU, _P99):
         name = f"{console_cost.LOOKED_AT}: {figure.name} against none"

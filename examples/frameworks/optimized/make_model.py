@@ -23,7 +23,7 @@ def main():
     if (HERE / "model_repository" / "visitors").exists():
         return  # an earlier run has found it
     command = [sys.executable, "-m", "pybackend", "optimize", "visitors.skops", "--forms=treelite", "--data=rows.npz"]
-    flags = ["--repository=model_repository", "--output=report", "--window=0.2", "--force"]
+    flags = ["--repository=model_repository", "--output=report", "--window=0.1", "--force"]
     subprocess.run([*command, *flags], check=True, cwd=HERE)
 
 

@@ -21,6 +21,7 @@ from pybackend.settings import EXIT_INTERRUPTED, Settings
 from pybackend.tools.analyzer.analysis import Analysis, Results, imported_optuna, read_results
 from pybackend.tools.analyzer.candidates import Space, candidate_of, edited
 from pybackend.tools.analyzer.measurement import Bench, Load
+from pybackend.tools.analyzer.page import write_whole
 from pybackend.tools.analyzer.report import diffs, verdict, write_report
 from pybackend.tools.analyzer.requests import target_of
 from pybackend.tools.client.connection import Connection, model_path
@@ -180,7 +181,6 @@ class _Task:
         self._resume()
         try:
             given.output.mkdir(parents=True, exist_ok=True)
-            self._path.with_suffix(".part").touch()
         except OSError as error:
             raise ServerError(f"cannot write into {given.output}: {error.strerror}") from None
 
@@ -255,10 +255,5 @@ class _Task:
         """Write the best configuration into the files. Raises ServerError if one cannot be written."""
         for name, candidate in self.results.ranked()[0].choice.items():
             file = self._directories[name] / CONFIG_FILENAME
-            scratch = file.with_name(f".{file.name}.part")
-            try:
-                scratch.write_text(edited(self.texts[name], self.configs[name], candidate), encoding="utf-8")
-                scratch.replace(file)
-            except OSError as error:
-                raise ServerError(f"cannot write {file}: {error.strerror}") from None
+            write_whole(file, edited(self.texts[name], self.configs[name], candidate))
             print_text(f"written: {file}")

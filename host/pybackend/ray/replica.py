@@ -34,6 +34,9 @@ _START_POLL_S = 0.05
 _LOOKS_PER_INDEX = 5
 _RETRY_S = 1.0
 _LEAVE_S = 15.0
+_ON_THE_WAY_S = 0.5
+"""Requests that were sent before their senders knew that the replica leaves arrive within this time."""
+
 _REPORT_S = 20.0
 _LOOK_S = 10.0
 _END_S = 10.0
@@ -248,6 +251,7 @@ class Replica:
         self._following.cancel()
         with suppress(Exception):  # without the coordinator, the entrances notice it by their checks
             await asyncio.wait_for(_reply(self._coordinator.leave.remote(self._report)), _LEAVE_S)
+        await asyncio.sleep(_ON_THE_WAY_S)
         await self._server.stop()
 
     async def _join(self) -> None:

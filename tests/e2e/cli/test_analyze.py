@@ -126,11 +126,8 @@ def test_a_configuration_with_which_the_model_fails_is_one_that_failed(tmp_path)
 
 
 def test_requests_recorded_from_a_running_server_are_sent_again(tmp_path):
-    config = repository(
-        tmp_path / "models",
-        "device",
-        "assert float(pb_utils.get_input_tensor_by_name(requests[0], 'IN').as_numpy()[0][0]) == 7",
-    )
+    seen = "pb_utils.get_input_tensor_by_name(requests[0], 'IN').as_numpy().ravel()[0]"
+    config = repository(tmp_path / "models", "device", f"time.sleep(0.02)\n        assert {seen} == 7")
     trace = tmp_path / "trace.json"
     with serving(tmp_path / "models", flags=(f"--trace-config=triton,file={trace}",)) as server:
         wanted = {"trace_level": ["TENSORS"], "trace_rate": "1", "trace_count": "2"}
@@ -142,7 +139,7 @@ def test_requests_recorded_from_a_running_server_are_sent_again(tmp_path):
                 == 200
             )
     assert trace.stat().st_mode & 0o777 == 0o600
-    flags = ("--trials=1", "--instances=1", "--batch-sizes=2", "--delays=0", f"--data={trace}")
+    flags = ("--trials=1", "--instances=1", "--batch-sizes=2", "--delays=0", "--clients=1", f"--data={trace}")
     _, found = analyze(tmp_path / "models", "device", *flags)
     assert found["outcomes"][0]["failed"] == ""
     assert config.read_text() == CONFIG

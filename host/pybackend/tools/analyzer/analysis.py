@@ -16,6 +16,7 @@ from pybackend.errors import InferenceError, ServerError
 from pybackend.tools.analyzer.candidates import Candidate, Space, override
 from pybackend.tools.analyzer.goal import ENOUGH, Goal, Say, Turns, gain, in_turns, is_better, ranked
 from pybackend.tools.analyzer.measurement import Bench, Load, MeasurementError, Rung, rung_of
+from pybackend.tools.analyzer.page import write_whole
 from pybackend.tools.client.connection import Connection, control_path
 
 Choice = Mapping[str, Candidate]
@@ -91,12 +92,7 @@ class Results:
             "outcomes": [each.document() for each in self.outcomes],
             "compared": self.compared,
         }
-        scratch = path.with_suffix(".part")
-        try:
-            scratch.write_text(json.dumps(document, indent=1), encoding="utf-8")
-            scratch.replace(path)
-        except OSError as error:
-            raise ServerError(f"cannot write {path}: {error.strerror}") from None
+        write_whole(path, json.dumps(document, indent=1))
 
 
 def read_results(path: Path) -> Results:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -33,12 +34,21 @@ def html_table(heads: Sequence[str], rows: Iterable[str]) -> str:
     return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, which is never seen half-written. Raises ServerError if that is impossible."""
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink()
+        raise ServerError(f"cannot write {path}: {error.strerror}") from None
+
+
 def write_pages(directory: Path, page: str, table: str) -> Path:
     """Write ``report.html`` and ``results.csv``. Returns the first one's path; raises ServerError if that is impossible."""
     path = directory / "report.html"
-    try:
-        path.write_text(page, encoding="utf-8")
-        (directory / "results.csv").write_text(table, encoding="utf-8")
-    except OSError as error:
-        raise ServerError(f"cannot write into {directory}: {error.strerror}") from None
+    write_whole(path, page)
+    write_whole(directory / "results.csv", table)
     return path

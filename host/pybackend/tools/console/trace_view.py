@@ -73,9 +73,9 @@ class TraceView:
             if own["trace_level"] != ["OFF"] and self._before is None:
                 self._note.text = f"The server traces one of {own['trace_rate']} requests already."
                 return
-            if self._before is None:
-                self._before = {name: None if own[name] == whole[name] else own[name] for name in _SETTINGS}
+            before = self._before or {name: None if own[name] == whole[name] else own[name] for name in _SETTINGS}
             await self._post({"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": str(self._count.value)})
+            self._before = before
             self._note.text = "Waiting for requests ..."
         except (PybackendError, KeyError) as error:
             self._note.text = str(error)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import ServerError
 from pybackend.tools.analyzer.goal import Goal, Turns, gain, is_better, ranked
 from pybackend.tools.analyzer.measurement import Rung
+from pybackend.tools.analyzer.page import write_whole
 from pybackend.tools.optimizer.accuracy import Difference, Tolerance
 from pybackend.tools.optimizer.forms import Form
 
@@ -123,7 +124,7 @@ class Results:
             "format": _FORMAT,
             "source": self.source,
             "kind": self.kind,
-            "goal": {name: value for name, value in asdict(self.goal).items() if value != float("inf")},
+            "goal": asdict(self.goal),
             "demands": asdict(self.demands),
             "load": self.load,
             "requests": self.requests,
@@ -136,10 +137,13 @@ class Results:
 
     def write(self, directory: Path) -> None:
         """Write the file. Raises ServerError if it cannot be written."""
-        path = directory / NAME
-        scratch = path.with_suffix(".part")
-        try:
-            scratch.write_text(json.dumps(self.document(), indent=1), encoding="utf-8")
-            scratch.replace(path)
-        except OSError as error:
-            raise ServerError(f"cannot write {path}: {error.strerror}") from None
+        write_whole(directory / NAME, json.dumps(_finite(self.document()), indent=1))
+
+
+def _finite(value: Any) -> Any:
+    """The same for JSON, which knows no infinite numbers: None in their place."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

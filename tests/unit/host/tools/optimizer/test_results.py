@@ -82,7 +82,7 @@ def test_limits_hold_for_the_original_too() -> None:
 
 def test_the_report_names_every_form_with_the_reason_and_escapes_strangers_text(tmp_path: Path) -> None:
     failed = Outcome(Form("crash", "form crash", "openvino"), failed="<b>signal 6</b>")
-    found = results(outcome("usual", 2), outcome("wrong", 1, 0.05), failed)
+    found = results(outcome("usual", 2), outcome("wrong", 1, 0.05), outcome("endless", 1, float("inf")), failed)
     found.left_out = {"TensorRT": "needs a GPU"}
     page = html_text(found)
     assert "<script>" not in page
@@ -91,11 +91,13 @@ def test_the_report_names_every_form_with_the_reason_and_escapes_strangers_text(
     assert [(row["form"], row["result"]) for row in rows] == [
         ("form usual", "chosen"),
         ("form wrong", "output 'y' differs by up to 0.05, more than 0.001"),
+        ("form endless", "output 'y' differs by up to inf, more than 0.001"),
         ("form crash", "<b>signal 6</b>"),
         ("TensorRT", "needs a GPU"),
     ]
     found.write(tmp_path)
-    document = json.loads((tmp_path / "results.json").read_text())
+    document = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert document["outcomes"][2]["difference"] == {"largest": None, "mean": None, "output": "y"}
     assert document["chosen"] == "usual"
     assert document["outcomes"][1]["reason"] == "output 'y' differs by up to 0.05, more than 0.001"
 
