@@ -350,8 +350,8 @@ def test_figures_and_configuration(console: Console, visit: Callable[..., Visit]
     page.get_by_role("tab", name="Figures").click()
     page.get_by_role("img", name="Requests per second").locator("canvas").wait_for()
     page.get_by_role("tab", name="Configuration").click()
-    assert page.get_by_text("max_batch_size: 16").count() == 2, "in force, and in the file"
     page.get_by_text("spot_net/config.pbtxt").wait_for()
+    assert page.get_by_text("max_batch_size: 16").count() == 2, "in force, and in the file"
     page.get_by_text("standard", exact=True).wait_for()
     page.get_by_text(sys.executable).wait_for()
     page.get_by_role("button", name="packages").click()
