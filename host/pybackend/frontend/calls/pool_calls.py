@@ -81,7 +81,7 @@ class PoolCalls:
 
     async def close(self) -> None:
         """Break all calls off."""
-        for channel in self._channels.values():
+        for channel in [*self._channels.values()]:
             await channel.close(grace=None)
         for closing in self._closing:
             closing.cancel()
