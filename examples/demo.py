@@ -59,7 +59,7 @@ CLIENT_NEEDS = {
 READ_METRICS = {"custom_metrics", "response_cache"}
 """Examples whose clients look at the metrics page too."""
 
-PROGRAMS = {"bind"}
+PROGRAMS = {"bind", "tritonserver"}
 """Examples whose clients are programs with a server of their own: they have no models for this one."""
 
 LOADED_ON_REQUEST = {"to_fahrenheit", "to_kelvin"}

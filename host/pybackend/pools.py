@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from pybackend.errors import ServerError
 
 DEFAULT_POOL = "default"
@@ -48,10 +50,10 @@ class Pools:
 def read_pools(file: Path) -> Pools:
     """The contents of such a file. Raises ServerError."""
     try:
-        return Pools(**json.loads(file.read_text(encoding="utf-8")))
+        return msgspec.json.decode(file.read_bytes(), type=Pools)
     except OSError as error:
         raise ServerError(f"cannot read the pools in {file}: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
+    except msgspec.DecodeError as error:
         raise ServerError(
             f"{file} does not name pools: {error}. `pybackend serve --on=ray --pool=...` writes it"
         ) from None

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flag_values import integer
@@ -134,7 +135,7 @@ def run_optimize(arguments: Sequence[str], serve: Serve) -> int:
     check_trust(found, trusts=given.trust_pickle)
     forms = _chosen_forms(forms_of(found, os.cpu_count() or 1, calibrates=given.calibration is not None), given.forms)
     metric = None if given.metric is None else Metric(given.metric)
-    place = place_of(given.repository, name, None, force=given.force)
+    place = place_of(given.repository, name, None, force=given.force or given.no_entry)
     output = _made_output(given.output or Path(f"{name}-optimization"), force=given.force)
     results = Results(
         str(given.path),
@@ -170,7 +171,10 @@ def run_optimize(arguments: Sequence[str], serve: Serve) -> int:
         if task.has_entry:
             entry.commit()
             results.entry = str(place.model)
-    _report(results, output)
+    try:
+        _report(results, output)
+    except ServerError as error:
+        raise ServerError(f"{error}. {results.entry or 'No entry'} was written") from None
     return _ended(results, place, makes_entry=not given.no_entry)
 
 
@@ -194,6 +198,7 @@ def _made_output(output: Path, *, force: bool) -> Path:
         )
     try:
         output.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=output).close()  # rather than to fail after the first measurement
     except OSError as error:
         raise ServerError(f"cannot write into {output}: {error.strerror}") from None
     return output
@@ -226,8 +231,8 @@ class _Task:
 
 
 def _report(results: Results, output: Path) -> None:
-    """Write the report, and print its table."""
-    if not results.outcomes:
+    """Write the report, and print its table. Without a form that was measured there is none."""
+    if not any(outcome.rungs for outcome in results.outcomes):
         return
     page = write_report(output, results)
     rows = list(rows_of(results))

@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from pybackend.observability.logging import LOG
@@ -25,6 +27,27 @@ would run the collector several times per turn of the loop."""
 Visitor = Callable[[str], int]
 """Uses a server for as long as it runs: takes the URL, such as ``http://127.0.0.1:8000``, returns an exit status."""
 
+_END_S = 10.0
+"""How long a visitor may take to end after its server."""
+
+
+class _Visit:
+    """A visitor in a thread. One that never ends does not keep the process alive: it may run code of a user."""
+
+    def __init__(self, visitor: Visitor, url: str) -> None:
+        ended: Future[int] = Future()
+        ended.set_running_or_notify_cancel()
+        self.status = asyncio.wrap_future(ended)
+        self.thread = Thread(target=self._run, args=(visitor, url, ended), daemon=True)
+        self.thread.start()
+
+    @staticmethod
+    def _run(visitor: Visitor, url: str, ended: Future[int]) -> None:
+        try:
+            ended.set_result(visitor(url))
+        except BaseException as error:  # noqa: BLE001  it is raised where the status is awaited
+            ended.set_exception(error)
+
 
 async def run_server(server: Server, settings: Settings, visitor: Visitor | None) -> int:
     """Serve until a signal arrives and return the exit status; see :meth:`Server.run`.
@@ -33,7 +56,7 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
     EXIT_INTERRUPTED.
     """
     raise_descriptor_limit()
-    visits: list[asyncio.Task[int]] = []
+    visits: list[_Visit] = []
     _handle_signals(server, visits)
     _handle_hangup(server, settings)
 
@@ -46,8 +69,8 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
 
             beside.append(ConsoleBeside(settings, server))
         if visitor is not None:
-            visits.append(asyncio.create_task(asyncio.to_thread(visitor, f"http://{server.http_address}")))
-            visits[0].add_done_callback(lambda _visit: server.stop())
+            visits.append(_Visit(visitor, f"http://{server.http_address}"))
+            visits[0].status.add_done_callback(lambda _status: server.stop())
 
     try:
         status = await server.run(on_ready, is_told=visitor is None)
@@ -56,12 +79,14 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
             console.close()
     if visitor is None:
         return status
-    if not visits or visits[0].cancelled():
+    if visits:
+        await asyncio.to_thread(visits[0].thread.join, _END_S)
+    if not visits or visits[0].status.cancelled():
         return EXIT_INTERRUPTED
-    return status or visits[0].result()
+    return status or visits[0].status.result()
 
 
-def _handle_signals(server: Server, visits: Sequence[asyncio.Task[int]]) -> None:
+def _handle_signals(server: Server, visits: Sequence[_Visit]) -> None:
     def on_signal(number: int) -> None:
         log.info("Signal (%d) received.", number)
         if server.is_stopping:
@@ -69,7 +94,7 @@ def _handle_signals(server: Server, visits: Sequence[asyncio.Task[int]]) -> None
             server.hurry()
         server.stop()
         for visit in visits:
-            visit.cancel()  # its thread goes on until the server closes the connection
+            visit.status.cancel()  # its thread goes on until the server closes the connection
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)

@@ -122,7 +122,7 @@ def test_a_model_that_exists_is_replaced_only_on_request(repository, onnx_file, 
     flags = [str(onnx_file), f"--repository={repository}"]
     assert main(["import", *flags]) == 1
     assert capsys.readouterr().err.endswith(
-        "Scores_of_today exists already: --force replaces it, --version=2 adds a version, --name=NAME chooses another name\n"
+        "Scores_of_today exists already: --force replaces it, --name=NAME chooses another name, and `pybackend import --version=2` adds a version\n"
     )
     assert main(["import", *flags, "--version=1"]) == 1
     assert (

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pybackend.cli.commands import run
+from tests.support.gates import wait_until
 from tests.support.server import serving
 from tests.support.thorough import thorough
 
@@ -125,6 +126,23 @@ def test_a_form_that_fails_is_named_with_the_reason(there, reason, tmp_path):
 
 
 @pytest.mark.thorough
+def test_a_form_that_fails_in_the_comparison_is_left_out(tmp_path):
+    """The metric, which is called when a form has answered, leaves a mark for later loads."""
+    path, mark = tmp_path / "churn.pkl", tmp_path / "mark"
+    usual = f"__import__('pickle').loads({pickle.dumps(forest())!r})"
+    is_later = f"__import__('os').path.exists({str(mark)!r})"
+    path.write_bytes(pickle.dumps(Disguised(f"(__import__('os').abort() if {is_later} else {usual})")))
+    (tmp_path / "score.py").write_text(
+        f"import pathlib\ndef metric(inputs, outputs):\n    if 'output__0' in outputs[0]:\n        pathlib.Path({str(mark)!r}).touch()\n    return 1\n"
+    )
+    ended, found = optimize(path, tmp_path, "--forms=treelite", f"--metric={tmp_path}/score.py")
+    assert ended.returncode == 0, ended.stderr
+    assert found["outcomes"][1]["reason"].startswith("it failed when it was compared with the original: ")
+    assert found["chosen"] == "scikit-learn"
+    assert (tmp_path / "models/churn/config.pbtxt").exists()
+
+
+@pytest.mark.thorough
 def test_a_metric_can_refuse_a_form(file, tmp_path):
     (tmp_path / "score.py").write_text("def metric(inputs, outputs):\n    return -float(len(outputs[0]))\n")
     ended, found = optimize(
@@ -184,6 +202,31 @@ def test_ctrl_c_leaves_no_process_and_no_entry_and_a_report_of_the_forms_so_far(
         assert f"report: {tmp_path}/out/report.html" in shown
 
 
+def test_ctrl_c_while_the_server_is_imported_leaves_no_entry(network, tmp_path):
+    process = subprocess.Popen(command(network, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    maps = Path(f"/proc/{process.pid}/maps")
+    wait_until(lambda: "/uvloop/" in maps.read_text(), "the server is imported", DEADLINE_S)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.thorough
+def test_ctrl_c_ends_a_search_whose_metric_never_returns(network, tmp_path):
+    (tmp_path / "score.py").write_text(
+        f"import pathlib, time\ndef metric(inputs, outputs):\n    pathlib.Path({str(tmp_path)!r}, 'begun').touch()\n    time.sleep(1000)\n"
+    )
+    asked = command(network, tmp_path, f"--metric={tmp_path}/score.py")
+    process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until((tmp_path / "begun").exists, "the metric is called", DEADLINE_S)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGINT, errors
+    assert not (tmp_path / "models").exists()
+    assert not processes_of(tmp_path)
+
+
 def processes_of(directory: Path) -> list[str]:
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -203,6 +246,7 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
     (tmp_path / "out/results.json").write_text("{}")
     (tmp_path / "model.xml").write_text('<?xml version="1.0"?>\n<net name="n" version="11"></net>')
     (tmp_path / "model.bin").write_text("")
+    (tmp_path / "taken" / "churn" / "1").mkdir(parents=True)
     trusted = [str(file), "--trust-pickle", f"--repository={tmp_path}/models"]
     for arguments, said in (
         ([f"{tmp_path}/none.onnx"], "none.onnx does not exist"),
@@ -211,6 +255,15 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
         ([str(file)], "if you trust the model, add --trust-pickle"),
         ([*trusted, "--forms=treelit"], "there is no form 'treelit'; there are scikit-learn, treelite, onnxruntime"),
         ([*trusted, f"--output={tmp_path}/out"], "has the results of another search: --force replaces them"),
+        ([*trusted, "--output=/proc/self"], "cannot write into /proc/self: "),
+        (
+            [str(file), "--trust-pickle", f"--repository={tmp_path}/taken"],
+            "churn exists already: --force replaces it, --name=NAME",
+        ),
+        (
+            [str(file), "--trust-pickle", f"--repository={tmp_path}/taken", "--no-entry", "--output=/proc/self"],
+            "cannot write into /proc/self: ",
+        ),
         ([*trusted, "--tolerance=small"], "'small' is no pair of numbers such as 1e-3,1e-4"),
         ([*trusted, "--tolerance=nan"], "'nan' is no pair of numbers"),
         ([*trusted, "--window=0"], "--window and --timeout must be above 0"),
@@ -228,6 +281,7 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
         ("text.bin", "error: {}/text.bin is neither JSON nor an .npz file: "),
         *thorough(("none.npz", "error: cannot read {}/none.npz: No such file or directory\n")),
     ],
+    ids=["neither", "missing"],
 )
 def test_data_that_cannot_be_read_is_refused_with_the_reason(name, said, network, tmp_path):
     (tmp_path / "text.bin").write_text("")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -61,11 +63,11 @@ class Servers:
         started = serving(self.models, flags=(f"--pools-file={self._files[pool]}", *flags))
         return self._stack.enter_context(started)
 
-    def tell(self, *far: ServerProcess) -> None:
-        """Let the servers of the default pool know where these are."""
+    def tell(self, *far: ServerProcess, times: int = 1) -> None:
+        """Let the servers of the default pool know where these are, and these where that is, named so many times."""
         servers = {"far": [server.grpc_url for server in far]}
         if far:
-            servers["default"] = [self.near.grpc_url]
+            servers["default"] = [self.near.grpc_url] * times
         for pool, file in self._files.items():
             document = {
                 "own": pool,
@@ -85,6 +87,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     directory = tmp_path_factory.mktemp("pools")
     write_targets(directory / "models", "double", "repeat", "describe")
     write_caller(directory / "models", extra=f"{ONE} {CANCELS}")
+    write_caller(directory / "models", "deep_caller", extra="instance_group { kind: KIND_CPU count: 8 }")
     for name in ("near_caller", "far_caller"):
         write_caller(directory / "models", name)
     with ExitStack() as stack:
@@ -136,18 +139,30 @@ def test_models_of_several_pools_cannot_wait_for_each_other(servers: Servers) ->
 
 
 def test_the_way_of_a_call_has_a_limit(servers: Servers) -> None:
-    path = {"pybackend_path": json.dumps([f"m{number}" for number in range(7)])}
     code = "return failure(call('double', IN=[1]).exec())"
-    kind, text = caller(servers.near)(code, _parameters=path)
+    for _ in range(7):
+        code = f"return value(call('deep_caller', CODE=[{code!r}]).exec(), 'JSON')[0]"
+    found = caller(servers.near, "deep_caller")(code)
+    for _ in range(7):
+        found = json.loads(found)
+    kind, text = found
     assert kind == "UNAVAILABLE"
-    assert "8 models wait for each other already, which is the limit between pools: m0 -> m1" in text
-    assert text.endswith("-> caller -> double")
+    assert (
+        f"8 models wait for each other already, which is the limit between pools: {'deep_caller -> ' * 8}double" in text
+    )
 
 
-@pytest.mark.parametrize("path", ["", "x", "5", '{"a": 1}', "[5]"])
+@pytest.mark.parametrize("path", ["", "x", "5", '{"a": 1}', "[5]", "[" * 100_000, '["double"]', json.dumps(["m"] * 8)])
 def test_a_client_that_sends_another_path_gets_its_answer(servers: Servers, path: str) -> None:
     code = "return value(call('double', IN=[1]).exec())"
     assert caller(servers.near)(code, _parameters={"pybackend_path": path}) == [2.0]
+
+
+@pytest.mark.parametrize("call", ["call('double', model_version=9, IN=[1])", "call('double', NOTHING=[1])"])
+def test_a_refused_stream_has_one_error(servers: Servers, call: str) -> None:
+    [one] = caller(servers.near)(f"return [failure(each)[1] for each in {call}.exec(decoupled=True)]")
+    [same] = caller(servers.single)(f"return [failure(each)[1] for each in {call}.exec(decoupled=True)]")
+    assert one in same
 
 
 def test_sequences_stay_in_their_pool(servers: Servers) -> None:
@@ -196,12 +211,44 @@ def test_an_ensemble_and_its_parts_belong_to_one_pool(servers: Servers, tmp_path
         server.wait_for("'double' is in pool 'far', and this is 'default': put an ensemble and its parts into one pool")
 
 
-def test_a_file_that_names_no_pools_gets_one_sentence(servers: Servers, tmp_path: Path) -> None:
-    (tmp_path / "pools").write_text("{}")
+@pytest.mark.parametrize(
+    "document",
+    [
+        "{}",
+        "[]",
+        "x",
+        '{"own": "default", "models": ["a"], "servers": {}, "headers": {}}',
+        '{"own": "default", "models": {}, "servers": {"far": "127.0.0.1:8001"}, "headers": {}}',
+    ],
+)
+def test_a_file_that_names_no_pools_gets_one_sentence(servers: Servers, tmp_path: Path, document: str) -> None:
+    (tmp_path / "pools").write_text(document)
     server = ServerProcess([servers.models], f"--pools-file={tmp_path / 'pools'}")
     assert server.wait() == 1
     assert "does not name pools" in server.output
     assert "Traceback" not in server.output
+
+
+def test_an_error_that_speaks_of_a_server_that_stops_is_no_reason_to_call_again(servers: Servers) -> None:
+    runs = servers.models / "far_caller" / "runs"
+    fails = "open(os.path.join(state['directory'], 'runs'), 'a').write('x')\nraise ValueError('Server is stopping')"
+    caller(servers.near)(f"return failure(call('far_caller', CODE=[{fails!r}]).exec())")
+    assert runs.read_text() == "x"
+
+
+def test_calls_go_on_while_the_servers_change(servers: Servers) -> None:
+    back = (
+        "large = np.arange(1_000_000, dtype=np.float32)\n"
+        "answers = [call('near_caller', CODE=['return 1'], IN=large).exec() for _ in range(30)]\n"
+        "return [each.error().message() for each in answers if each.has_error()]"
+    )
+    with ThreadPoolExecutor() as pool:
+        calling = pool.submit(caller(servers.near), f"return value(call('far_caller', CODE=[{back!r}]).exec(), 'JSON')")
+        times = cycle((2, 1))
+        while not calling.done():
+            servers.tell(*servers.far, times=next(times))
+    servers.tell(*servers.far)
+    assert calling.result() == ["[]"]
 
 
 def test_a_server_that_dies_takes_only_its_calls(servers: Servers) -> None:

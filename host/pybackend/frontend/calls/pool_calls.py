@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.followed_files import FollowedFiles
@@ -32,13 +33,15 @@ from pybackend.protocol.grpc.outgoing import (
 )
 
 PATH = "pybackend_path"
-"""The parameter of calls that names the models that wait for the answer, as a JSON list. Ensembles give it to their steps."""
+"""The parameter of calls that names the models that wait for the answer, as a JSON list, after a signature with the servers' headers: one
+that a client makes up does not count. Ensembles give it to their steps."""
 
 MOST_WAITING = 8
 """Models of such a path."""
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _READY_S = 10.0
+_SIGNATURE_LENGTH = 64
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -49,9 +52,8 @@ _OPTIONS = (
 _BROKEN = ("socket closed", "connection reset", "broken pipe", "goaway", "recvmsg", "keepalive", "rst_stream")
 """Words of gRPC about a call whose connection ended."""
 
-
 _STOPPING = "Server is stopping"
-"""The beginning of the refusal of a server that ends."""
+"""Words of the refusal of a server that ends."""
 
 
 class PoolCalls:
@@ -79,7 +81,7 @@ class PoolCalls:
 
     async def close(self) -> None:
         """Break all calls off."""
-        for channel in self._channels.values():
+        for channel in [*self._channels.values()]:
             await channel.close(grace=None)
         for closing in self._closing:
             closing.cancel()
@@ -145,11 +147,24 @@ class PoolCalls:
         path: list[str] = []
         running = executor.executions.find(execution)
         for pending in () if running is None else running.pending:
-            path = max(path, _path_of(pending.request), key=len)
+            path = max(path, self._path_of(pending.request), key=len)
         path = [*path, caller]
         if self.has(request.model_name):
             _check(path, request.model_name)
-        return {**(request.parameters or {}), PATH: json.dumps(path)}
+        text = json.dumps(path)
+        return {**(request.parameters or {}), PATH: self._signature(text) + text}
+
+    def _path_of(self, request: InferenceRequest) -> list[str]:
+        """The path in the parameters of a request; none if a client has sent something else."""
+        given = str((request.parameters or {}).get(PATH, ""))
+        signature, text = given[:_SIGNATURE_LENGTH], given[_SIGNATURE_LENGTH:]
+        if not hmac.compare_digest(signature.encode(), self._signature(text).encode()):
+            return []
+        path: list[str] = msgspec.json.decode(text)
+        return path
+
+    def _signature(self, path: str) -> str:
+        return hmac.digest(json.dumps(dict(self._pools.headers)).encode(), path.encode(), "sha256").hex()
 
 
 def _target(servers: Sequence[str]) -> str:
@@ -157,15 +172,6 @@ def _target(servers: Sequence[str]) -> str:
     if len(servers) == 1:
         return servers[0]
     return f"{'ipv6' if servers[0].startswith('[') else 'ipv4'}:{','.join(servers)}"
-
-
-def _path_of(request: InferenceRequest) -> list[str]:
-    """The path in the parameters of a request; none if a client has sent something else."""
-    with suppress(ValueError):
-        found = json.loads(str((request.parameters or {}).get(PATH, "")))
-        if isinstance(found, list) and all(isinstance(name, str) for name in found):
-            return found
-    return []
 
 
 def _check(path: Sequence[str], model: str) -> None:
@@ -212,20 +218,17 @@ class PoolAdmission:
                 f"model '{self.name}' is in another pool, whose servers take turns: a sequence needs it in the caller's pool",
                 ErrorCode.UNSUPPORTED,
             )
-        channel = self._calls.channel(self.name)
+        self._calls.channel(self.name)  # is there a server?
         if request.trace is not None:
             on_response = request.trace.follow(request, self, on_response)
-        return _Run(self._calls, channel, request, on_response, streams=self._streams).pending
+        return _Run(self._calls, request, on_response, streams=self._streams).pending
 
 
 class _Run:
     """The holder of a request that another server has."""
 
-    def __init__(
-        self, calls: PoolCalls, channel: Any, request: InferenceRequest, on_response: OnResponse, *, streams: bool
-    ) -> None:
+    def __init__(self, calls: PoolCalls, request: InferenceRequest, on_response: OnResponse, *, streams: bool) -> None:
         self._calls = calls
-        self._channel = channel
         self._flows = asyncio.Event()
         self._flows.set()
         self.pending = PendingRequest(request, on_response, self)
@@ -281,20 +284,25 @@ class _Run:
         return encode_request(request, streams=streams)
 
     async def _one(self) -> AsyncIterator[InferenceResponse]:
-        call = self._channel.unary_unary(f"{_SERVICE}ModelInfer")
-        headers, message = self._calls.headers(self.pending.request), await self._message(streams=False)
+        message = await self._message(streams=False)
         try:
-            answer = await call(message, metadata=headers)
+            answer = await self._call(message)
         except grpc.aio.AioRpcError as error:
-            if _STOPPING not in (error.details() or ""):
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or _STOPPING not in (error.details() or ""):
                 raise
-            answer = await call(message, metadata=headers)  # it has not run, and it is another server's turn
+            answer = await self._call(message)  # it has not run, and it is another server's turn
         yield decode_response(answer)
 
+    def _call(self, message: bytes) -> Any:
+        # The channel of now: another one may have been closed since the request came.
+        request = self.pending.request
+        call = self._calls.channel(request.model_name).unary_unary(f"{_SERVICE}ModelInfer")
+        return call(message, metadata=self._calls.headers(request))
+
     async def _stream(self) -> AsyncIterator[InferenceResponse]:
-        call = self._channel.stream_stream(f"{_SERVICE}ModelStreamInfer")
-        headers = self._calls.headers(self.pending.request)
-        answers = call(iter([await self._message(streams=True)]), metadata=headers)
+        request, message = self.pending.request, await self._message(streams=True)
+        call = self._calls.channel(request.model_name).stream_stream(f"{_SERVICE}ModelStreamInfer")
+        answers = call(iter([message]), metadata=self._calls.headers(request))
         try:
             async for answer in answers:
                 yield decode_stream_response(answer)

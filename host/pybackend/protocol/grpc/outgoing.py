@@ -52,10 +52,14 @@ def decode_stream_response(data: bytes) -> InferenceResponse:
     """The response in a ``ModelStreamInferResponse``."""
     message = message_class("inference.ModelStreamInferResponse").FromString(data)
     response = _response(message.infer_response)
+    is_refusal = (
+        FINAL not in message.infer_response.parameters
+    )  # an error of the server, not of the model: nothing follows
     response.final = message.infer_response.parameters[FINAL].bool_param
     response.empty = response.final and not response.outputs
     if message.error_message:
         response.error, response.empty = InferenceError(message.error_message), False
+        response.final = response.final or is_refusal
     return response
 
 

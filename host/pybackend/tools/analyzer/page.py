@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def write_whole(path: Path, text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            scratch.unlink()
         raise ServerError(f"cannot write {path}: {error.strerror}") from None
 
 

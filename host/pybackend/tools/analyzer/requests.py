@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def documents_for(trial: Trial, config: Mapping[str, Any], data: Path | None) ->
     Raises ServerError if the file cannot be used, and PybackendError if the model refuses all requests.
     """
     if data is not None:
-        documents = list(from_file(data, config))
+        documents = from_file(data, config)
         trial.answer(documents[0])
         return documents
     try:
@@ -79,7 +80,7 @@ def _tensor(document: Mapping[str, Any]) -> Tensor:
     return read_tensor(json.dumps(document["data"]), wanted)
 
 
-def from_file(path: Path, config: Mapping[str, Any]) -> Iterator[Document]:
+def from_file(path: Path, config: Mapping[str, Any]) -> list[Document]:
     """The requests of a file for a model with this configuration.
 
     A trace file's; those of ``{"data": [{INPUT: VALUES, ...}, ...]}``, as perf_analyzer has them; or those of an ``.npz`` file
@@ -89,13 +90,20 @@ def from_file(path: Path, config: Mapping[str, Any]) -> Iterator[Document]:
         contents = path.read_bytes()
     except OSError as error:
         raise ServerError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return list(_documents(path, contents, config))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ServerError(f"{path} holds requests of another form: {type(error).__name__}: {error}") from None
+
+
+def _documents(path: Path, contents: bytes, config: Mapping[str, Any]) -> Iterator[Document]:
     rows: Any
     if contents.startswith(_ZIP):
         rows = _rows_of_arrays(path, contents)
     else:
         try:
             found = json.loads(contents)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ServerError(f"{path} is neither JSON nor an .npz file: {error}") from None
         if isinstance(found, list):
             yield from _from_traces(path, config["name"], found)
@@ -121,7 +129,7 @@ def _rows_of_arrays(path: Path, contents: bytes) -> list[dict[str, Any]]:
         with np.load(io.BytesIO(contents), allow_pickle=False) as arrays:
             columns = {name: arrays[name] for name in arrays.files}
             columns = {name: each.astype(str) if each.dtype.kind == "S" else each for name, each in columns.items()}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise ServerError(f"{path} cannot be read as an .npz file of numbers and strings: {error}") from None
     counts = {len(column) if column.ndim else 0 for column in columns.values()}
     if len(counts) != 1:

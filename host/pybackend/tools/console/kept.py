@@ -45,7 +45,7 @@ class KeptRequests:
         send: Callable[[Kept], Awaitable[None]],
     ) -> None:
         self._kept, self._place, self._send = kept, place, send
-        self._samples = [str(each.get("name", "")) for each in config.get("model_warmup", ())]
+        self._samples: Sequence[Mapping[str, Any]] = config.get("model_warmup", ())
         self._config = config
         self._part: Any = ui.element("section").classes("tight")
         self._part.props["aria-label"] = "Requests to send again"
@@ -67,33 +67,39 @@ class KeptRequests:
         self._part.clear()
         self._part.visible = bool(own or self._samples)
         with self._part:
-            for name in self._samples:
+            for sample in self._samples:
+                name = str(sample.get("name", ""))
                 with ui.element("div").classes("line"):
                     ui.label(f"warm-up sample {name}").classes("small").style("flex:1;overflow-wrap:anywhere")
-                    icon_button("replay", f"Replay sample {name}", partial(self._send_sample, name))
+                    icon_button("replay", f"Replay sample {name}", partial(self._send_sample, sample))
             for each in own:
                 with ui.element("div").classes("line"):
                     ui.label(each.title).classes("small").style("flex:1;overflow-wrap:anywhere")
                     icon_button("replay", f"Replay: {each.title}", partial(self._send, each))
                     icon_button("close", f"Remove: {each.title}", partial(self._remove, each))
 
-    async def _send_sample(self, name: str) -> None:
+    async def _send_sample(self, sample: Mapping[str, Any]) -> None:
         try:
-            tensors = sample_tensors(self._config, name)
+            tensors = sample_tensors(sample, batches=bool(self._config.get("max_batch_size")))
         except ServerError as error:
             say(str(error), bad=True)
             return
-        await self._send(Kept(name, Request(*self._place, inputs={each.name: each for each in tensors}), tensors))
+        await self._send(
+            Kept(
+                str(sample.get("name", "")),
+                Request(*self._place, inputs={each.name: each for each in tensors}),
+                tensors,
+            )
+        )
 
     def _remove(self, kept: Kept) -> None:
         self._kept.remove(kept)
         self._draw()
 
 
-def sample_tensors(config: Mapping[str, Any], name: str) -> list[Tensor]:
+def sample_tensors(sample: Mapping[str, Any], *, batches: bool) -> list[Tensor]:
     """The inputs of one request of a warm-up sample. Raises ServerError if they lie in the model's files, or are too large."""
-    sample = next(each for each in config["model_warmup"] if each.get("name") == name)
-    batch = (1,) if config.get("max_batch_size") else ()
+    batch = (1,) if batches else ()
     return [_sample_tensor(each, spec, batch) for each, spec in sample.get("inputs", {}).items()]
 
 

@@ -61,7 +61,8 @@ def place_of(repository: Path, name: str, version: int | None, *, force: bool) -
             return Place(repository, name, 1, adds=False, replaces=True)
         following = max(present, default=0) + 1
         raise ServerError(
-            f"{model} exists already: --force replaces it, --version={following} adds a version, --name=NAME chooses another name"
+            f"{model} exists already: --force replaces it, --name=NAME chooses another name, and `pybackend import "
+            f"--version={following}` adds a version"
         )
     exists = os.path.lexists(model / str(version))
     if exists and not force:

@@ -100,7 +100,7 @@ class Metric:
             raise ServerError(f"--metric: {path} does not exist: name a file with a function metric(inputs, outputs)")
         try:
             found = runpy.run_path(path).get(function or "metric")
-        except Exception as error:  # noqa: BLE001  it is the user's code
+        except (Exception, SystemExit) as error:  # noqa: BLE001  it is the user's code
             raise ServerError(f"--metric: {path} cannot be run: {type(error).__name__}: {error}") from None
         if not callable(found):
             raise ServerError(f"--metric: {path} has no function {function or 'metric'}(inputs, outputs)")
@@ -112,7 +112,7 @@ class Metric:
         outputs: list[Arrays] = [arrays_of(each["outputs"]) for each in answers]
         try:
             value = float(self._function(inputs, outputs))
-        except Exception as error:  # noqa: BLE001  it is the user's code
+        except (Exception, SystemExit) as error:  # noqa: BLE001  it is the user's code
             raise MetricError(f"--metric: {self._place} fails: {type(error).__name__}: {error}") from None
         if math.isnan(value):
             raise MetricError(f"--metric: {self._place} returns no number")

@@ -183,7 +183,7 @@ class Search:
         """Find the requests, and the answers of the framework alone, once the usual form is loaded."""
         self._requests = documents_for(trial, config, self.wishes.data)
         calibration = self.wishes.calibration
-        self._samples = self._requests[:1] if calibration is None else list(from_file(calibration, config))
+        self._samples = self._requests[:1] if calibration is None else from_file(calibration, config)
         kind = self.found.kind.name
         rights = rights_of(config, self.wishes.environments, self.entry.directory / config["name"])
         self._expected = framework.answers(self._connection, kind, self.found.main, config, rights, self._requests)
@@ -289,13 +289,18 @@ class Search:
 
     def _compare(self) -> None:
         """Measure the original and the best form in turns."""
-        best = next(iter(self.results.ranked()), None)
-        if best is None or best is self.results.original or self.results.reason(self.results.original):
+        original, outcomes = self.results.original, self.results.outcomes
+        if self.results.reason(original):
             return
-        pair = [self.results.original.form, best.form]
-        with self._loaded(pair[0]) as old, self._loaded(pair[1]) as new:
-            self.results.compared = in_turns(lambda: self._value(old), lambda: self._value(new), self.say)
-        self.results.write(self.output)
+        while (best := self.results.ranked()[0]) is not original and not self.results.compared:
+            try:
+                with self._loaded(original.form) as old, self._loaded(best.form) as new:
+                    self.results.compared = in_turns(lambda: self._value(old), lambda: self._value(new), self.say)
+            except (InferenceError, MeasurementError) as error:
+                reason = f"it failed when it was compared with the original: {self._reason(error)}"
+                outcomes[outcomes.index(best)] = Outcome(best.form, failed=reason)
+                self.say(f"  {best.form.title}: {reason}")
+            self.results.write(self.output)
 
     @contextmanager
     def _loaded(self, form: Form) -> Iterator[Bench]:

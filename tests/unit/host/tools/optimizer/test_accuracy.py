@@ -67,10 +67,15 @@ def test_a_metric_is_a_function_of_the_users_file(tmp_path: Path) -> None:
         "def metric(inputs, outputs):\n    return sum(float((i['x'] == o['y']).mean()) for i, o in zip(inputs, outputs))\n"
         "def broken(inputs, outputs):\n    return outputs[0]['z']\n"
         "def nothing(inputs, outputs):\n    return float('nan')\n"
+        "def leaving(inputs, outputs):\n    raise SystemExit(3)\n"
     )
     requests = [{"inputs": [{"name": "x", "datatype": "INT64", "shape": [2], "data": [1, 2]}]}]
     assert Metric(str(file))(requests, [answer(y=[1, 3])]) == 0.5
-    for name, said in (("broken", "fails: KeyError: 'z'"), ("nothing", "returns no number")):
+    for name, said in (
+        ("broken", "fails: KeyError: 'z'"),
+        ("nothing", "returns no number"),
+        ("leaving", "fails: SystemExit: 3"),
+    ):
         with pytest.raises(MetricError, match=f"^--metric: {file}:{name} {said}$"):
             Metric(f"{file}:{name}")(requests, [answer(y=[1, 3])])
 
