@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,6 +25,10 @@ _ENDING_S = 30.0
 # processes that tests start: a third of what such a process costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell ignores Ctrl-C for its background jobs, and so would each program that tests start, and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The threads of OpenBLAS, which start with numpy, look for work without a pause for a tenth of a second before they sleep.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")

@@ -37,7 +37,6 @@ from pybackend_bind.exceptions import *
 from pybackend_bind.model_config import ModelConfig, Tensor
 from pybackend_bind.triton import Triton, TritonConfig
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 go_on = threading.Event()
 threading.Thread(target=lambda: sys.stdin.readline() and go_on.set(), daemon=True).start()

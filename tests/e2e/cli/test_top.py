@@ -107,13 +107,7 @@ def test_one_table_or_one_object(server, capsys):
 def test_a_live_table_on_a_terminal(server):
     terminal, its_end = pty.openpty()
     command = [sys.executable, "-m", "pybackend", "top", "--interval=0.05", f"--url={server.url}", "--metrics-url=none"]
-    with subprocess.Popen(
-        command,
-        stdin=its_end,
-        stdout=its_end,
-        stderr=its_end,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  pytest may run in the background
-    ) as process:
+    with subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=its_end) as process:
         os.close(its_end)
         try:
             shown = _read_until(terminal, b"READY")

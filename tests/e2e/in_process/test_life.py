@@ -57,7 +57,6 @@ def program(code: str, repository: Path) -> Iterator[subprocess.Popen[str]]:
     import numpy as np
     import pybackend
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
     server = pybackend.Server(model_repository=sys.argv[1], flags=["--exit-timeout-secs=60"])
 
     def report(*words):
