@@ -43,9 +43,12 @@ def _name(path: Path) -> str:
 
 
 def _links(page: Path, text: str) -> Iterator[str]:
-    return (
-        f"links to {target}, which is not there" for target in LINK.findall(text) if not (page.parent / target).exists()
-    )
+    for target in LINK.findall(text):
+        place = (page.parent / target).resolve()
+        if not place.exists():
+            yield f"links to {target}, which is not there"
+        elif page.is_relative_to(DOCS) and not place.is_relative_to(DOCS):
+            yield f"links to {target}, which is not part of the site: write its path as code"
 
 
 def _anchors(page: Path, text: str) -> Iterator[str]:
