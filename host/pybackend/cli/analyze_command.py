@@ -106,13 +106,6 @@ def make_parser() -> CommandParser:
     )
     add("--trials", type=int, default=20, metavar="N", help="configurations to measure [20]")
     add(
-        "--window",
-        type=number,
-        default=1.0,
-        metavar="SECONDS",
-        help="length of a measurement's parts, of which three must agree [1]",
-    )
-    add(
         "--output",
         type=Path,
         default=Path("analysis"),

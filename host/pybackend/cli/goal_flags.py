@@ -1,4 +1,4 @@
-"""The flags of commands that search: their goal, and values with units."""
+"""The flags of commands that search: their goal, their measurements, and values with units."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def delays_us(text: str) -> list[int]:
 
 
 def add_goal_flags(parser: CommandParser, objective: str) -> None:
-    """The flags of the goal. ``objective``: the default."""
+    """The flags of the goal, and of the measurements that decide. ``objective``: the default."""
     add = parser.add_argument
     add(
         "--objective",
@@ -90,6 +90,13 @@ def add_goal_flags(parser: CommandParser, objective: str) -> None:
         default=float("inf"),
         metavar="SIZE",
         help="limit of the memory of all models' processes, such as 2GB",
+    )
+    add(
+        "--window",
+        type=number,
+        default=1.0,
+        metavar="SECONDS",
+        help="length of a measurement's parts, of which three must agree [1]",
     )
 
 

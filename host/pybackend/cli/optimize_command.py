@@ -90,13 +90,6 @@ def _add_own_flags(parser: CommandParser) -> None:
         "with --metric, that alone decides about these [0.1,0.02]")  # fmt: skip
     add("--clients", type=integer(1), default=1, metavar="N", help="clients that each wait for their answer [1]")
     add(
-        "--window",
-        type=number,
-        default=1.0,
-        metavar="SECONDS",
-        help="length of a measurement's parts, of which three must agree [1]",
-    )
-    add(
         "--timeout",
         type=number,
         default=300.0,

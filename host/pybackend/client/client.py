@@ -151,7 +151,7 @@ class Model(_Model):
         return dict(self._client.send(call, self._timeout_s, repeatable=True))
 
     def is_ready(self) -> bool:
-        """True if the model answers requests, False if not or if the server does not answer in time."""
+        """True if the model answers requests; False if not, or without an answer in time."""
         return bool(self._client.is_ready(self._ask, self._timeout_s))
 
 
@@ -165,7 +165,7 @@ class Client(_Base[Model]):
     _model = Model
 
     def is_ready(self, ask: Ask | None = None, timeout_s: float | None = None) -> bool:
-        """True if the server takes requests, or one of its models, False if not or if it does not answer in time."""
+        """True if the server takes requests, or one of its models; False if not, or without an answer in time."""
         try:
             return bool(self.transport.send(self._ready(ask), self.timeout_s if timeout_s is None else timeout_s))
         except _NOT_READY:
@@ -247,7 +247,7 @@ class AsyncModel(_Model):
         return dict(await self._client.send(call, self._timeout_s, repeatable=True))
 
     async def is_ready(self) -> bool:
-        """True if the model answers requests, False if not or if the server does not answer in time."""
+        """True if the model answers requests; False if not, or without an answer in time."""
         return bool(await self._client.is_ready(self._ask, self._timeout_s))
 
 
@@ -258,7 +258,7 @@ class AsyncClient(_Base[AsyncModel]):
     _is_async = True
 
     async def is_ready(self, ask: Ask | None = None, timeout_s: float | None = None) -> bool:
-        """True if the server takes requests, or one of its models, False if not or if it does not answer in time."""
+        """True if the server takes requests, or one of its models; False if not, or without an answer in time."""
         try:
             return bool(await self.transport.send(self._ready(ask), self.timeout_s if timeout_s is None else timeout_s))
         except _NOT_READY:

@@ -52,9 +52,8 @@ def decode_stream_response(data: bytes) -> InferenceResponse:
     """The response in a ``ModelStreamInferResponse``."""
     message = message_class("inference.ModelStreamInferResponse").FromString(data)
     response = _response(message.infer_response)
-    is_refusal = (
-        FINAL not in message.infer_response.parameters
-    )  # an error of the server, not of the model: nothing follows
+    # Without the parameter, an error is one of the server, not of the model: nothing follows.
+    is_refusal = FINAL not in message.infer_response.parameters
     response.final = message.infer_response.parameters[FINAL].bool_param
     response.empty = response.final and not response.outputs
     if message.error_message:
