@@ -215,11 +215,17 @@ def test_wrong_arguments_are_refused_with_the_way_out(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize("front_ends", [(), *thorough((("--front-ends=1",),))], ids=["", "front ends"])
-def test_ctrl_c_leaves_a_report_and_no_process_and_the_same_command_goes_on(front_ends, tmp_path):
+# On a server of its own, the measurement that runs is the last one: it may end, and count, or not.
+INTERRUPTED = [
+    (["--trials=1", "--batch-sizes=4"], "trial 1 of 1"),
+    *thorough((["--trials=2", "--batch-sizes=4,8", "--front-ends=1"], "trial [12] of 2")),
+]
+
+
+@pytest.mark.parametrize(("flags", "goes_on"), INTERRUPTED, ids=["", "front ends"])
+def test_ctrl_c_leaves_a_report_and_no_process_and_the_same_command_goes_on(flags, goes_on, tmp_path):
     config = repository(tmp_path / "models", "device", ONE_AT_A_TIME)
-    flags = ("--trials=1", "--instances=2", "--batch-sizes=4", "--delays=0", "device", *front_ends)
-    started = command(tmp_path / "models", *flags)
+    started = command(tmp_path / "models", "--instances=2", "--delays=0", "device", *flags)
     process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
     assert process.stdout is not None
     for line in process.stdout:
@@ -234,7 +240,7 @@ def test_ctrl_c_leaves_a_report_and_no_process_and_the_same_command_goes_on(fron
     assert not re.search("Traceback", errors)
     assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and str(tmp_path).encode() in _command_of(pid)]
     resumed = subprocess.run([*started, "--resume"], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert resumed.stdout.startswith("trial 1 of 1")
+    assert re.match(goes_on, resumed.stdout)
     assert "report: " in resumed.stdout
 
 
