@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Callable
 
+from pybackend.plugins import STORAGE
 from pybackend.pools import read_pools
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.process.orphans import Orphans
 from pybackend.repository.layout import RepositoryScan, scan_repositories
-from pybackend.repository.mirror.mirrors import Mirrors
-from pybackend.settings import Settings
+from pybackend.repository.remote import NoRemoteRepositories, RemoteRepositories
+from pybackend.settings import CloudRepositorySettings, Settings
 from pybackend_wire.confinement import STRICT
 
-Serve = Callable[[Settings, RepositoryScan, StubLauncher, Mirrors | None], int]
+Serve = Callable[[Settings, RepositoryScan, StubLauncher, RemoteRepositories], int]
 """Runs a server on these and returns its exit status."""
 
 
@@ -22,22 +23,26 @@ def serve_prepared(settings: Settings, serve: Serve, *, own_process: bool = True
     Unless it is its ``own_process``, the process stays as it is: orphans do not become its children, and stubs are started
     instead of forked. Raises PybackendError if the server cannot start.
     """
-    cloud = settings.cloud_repositories
-    if not cloud.urls:
-        return _with_launcher(settings, None, serve, own_process=own_process)
-    mirrors = Mirrors(cloud.urls, cloud.cache_directory)
-    asyncio.run(mirrors.open())
+    remote = remote_repositories(settings.cloud_repositories)
+    asyncio.run(remote.open())
     try:
-        return _with_launcher(settings.with_local(mirrors.directories), mirrors, serve, own_process=own_process)
+        return _with_launcher(settings.with_local(remote.directories), remote, serve, own_process=own_process)
     finally:
-        mirrors.close()
+        remote.close()
 
 
-def _with_launcher(settings: Settings, mirrors: Mirrors | None, serve: Serve, *, own_process: bool) -> int:
+def remote_repositories(settings: CloudRepositorySettings) -> RemoteRepositories:
+    """The repositories that are not on this machine; to be opened. Raises ServerError: they cannot be reached from here."""
+    if not settings.urls:
+        return NoRemoteRepositories()
+    return STORAGE.load().repositories(settings.urls, settings.cache_directory)
+
+
+def _with_launcher(settings: Settings, remote: RemoteRepositories, serve: Serve, *, own_process: bool) -> int:
     scan = scan_repositories(
         settings.repositories,
         settings.model_directories,
-        {} if mirrors is None else mirrors.listings,
+        remote.listings,
         namespacing=settings.model_namespacing,
         pools=None if settings.pools_file is None else read_pools(settings.pools_file),
     )
@@ -47,7 +52,7 @@ def _with_launcher(settings: Settings, mirrors: Mirrors | None, serve: Serve, *,
     if first and settings.sandbox.level != STRICT:
         launcher.start_ahead()
     try:
-        return serve(settings, scan, launcher, mirrors)
+        return serve(settings, scan, launcher, remote)
     finally:
         launcher.close()
         orphans.sweep_all()

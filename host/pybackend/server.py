@@ -53,7 +53,7 @@ from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import RepositoryScan
-from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend.repository.remote import RemoteRepositories
 from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
 from pybackend.settings import ALL_ADDRESSES, CloudSettings, Settings
@@ -89,7 +89,7 @@ class Server:
     """One server, from its settings to its exit status."""
 
     def __init__(
-        self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher, mirrors: Mirrors | None = None
+        self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher, remote: RemoteRepositories
     ) -> None:
         self._settings = settings
         self._launcher = launcher
@@ -100,7 +100,7 @@ class Server:
         host = make_host(settings, launcher, self._services, router, self._cache, self._drop_readers)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
-        self._repository = ModelRepository(scan, host, mirrors)
+        self._repository = ModelRepository(scan, host, remote)
         self._recorder = make_recorder(settings.trace)
         self._request_log = RequestLog(AccessLog() if settings.log.access else None)
         self.engine = InferenceEngine(

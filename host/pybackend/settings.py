@@ -235,6 +235,7 @@ class CloudRepositorySettings:
 
     urls: tuple[str, ...] = ()
     cache_directory: Path | None = None  # keeps what was downloaded, None for the usual place
+    kept_in: tuple[Path, ...] = ()  # the directories that keep it
     directories: tuple[Path, ...] = ()  # the local directories that show them; empty until the server has made them
 
 

@@ -22,7 +22,7 @@ from pybackend.model.model import Model
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.layout import scan_repositories
-from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend.repository.remote import NoRemoteRepositories, RemoteRepositories
 from pybackend.repository.repository import ModelRepository
 from pybackend.settings import ModelControlMode, ModelSettings
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
@@ -49,7 +49,7 @@ async def engine_on(
     queued_bytes: QueuedBytes | None = None,
     runtime_places: Sequence[Path] | None = None,
     more_repositories: Sequence[Path] = (),
-    mirrors: Mirrors | None = None,
+    remote: RemoteRepositories | None = None,
     namespacing: bool = False,
 ) -> AsyncIterator[InferenceEngine]:
     """An engine with every model of a repository loaded; unloaded at the end.
@@ -70,7 +70,7 @@ async def engine_on(
         queued_bytes: bounds the bytes of requests, None for no bound.
         runtime_places: where files lie that come with a load; the usual ones if None.
         more_repositories: directories of models beside the first.
-        mirrors: repositories in cloud storage, which are open; None for none.
+        remote: repositories in cloud storage, which are open; None for none.
         namespacing: each repository is a namespace.
     """
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
@@ -94,9 +94,9 @@ async def engine_on(
     )
     if runtime_places is not None:
         host = replace(host, runtime_places=runtime_places)
-    listings = {} if mirrors is None else mirrors.listings
-    scan = scan_repositories([repository, *more_repositories], (), listings, namespacing=namespacing)
-    models = ModelRepository(scan, host, mirrors)
+    remote = remote or NoRemoteRepositories()
+    scan = scan_repositories([repository, *more_repositories], (), remote.listings, namespacing=namespacing)
+    models = ModelRepository(scan, host, remote)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
     services.open(engine, models.catalogue)
     router.open(engine, models.catalogue)

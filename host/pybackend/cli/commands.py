@@ -20,7 +20,7 @@ from pybackend.settings import Settings
 if TYPE_CHECKING:
     from pybackend.process.launcher import StubLauncher
     from pybackend.repository.layout import RepositoryScan
-    from pybackend.repository.mirror.mirrors import Mirrors
+    from pybackend.repository.remote import RemoteRepositories
 
 _MODULES = {name: module for commands in COMMANDS.values() for name, (module, _) in commands.items() if module}
 
@@ -84,7 +84,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
         logging.getLogger(__name__).warning("%s", warning)
     from pybackend.prepared import serve_prepared
 
-    def run_loop(settings: Settings, scan: RepositoryScan, launcher: StubLauncher, mirrors: Mirrors | None) -> int:
+    def run_loop(settings: Settings, scan: RepositoryScan, launcher: StubLauncher, remote: RemoteRepositories) -> int:
         import uvloop
 
         from pybackend.cli.own_process import run_server
@@ -95,7 +95,7 @@ def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> in
         gc.enable()
 
         async def main() -> int:
-            return await run_server(Server(settings, scan, launcher, mirrors), settings, visitor)
+            return await run_server(Server(settings, scan, launcher, remote), settings, visitor)
 
         return uvloop.run(main())
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from pybackend.cli.backend_config import backend_warnings
 from pybackend.cli.cache_config import cache_settings
-from pybackend.cli.flag_values import metrics_choices, metrics_warnings, repository_place, resource_limits
+from pybackend.cli.flag_values import absolute, metrics_choices, metrics_warnings, repository_place, resource_limits
 from pybackend.cli.flags import UNUSED
 from pybackend.cli.trace_config import trace_settings, trace_warnings
 from pybackend.errors import ServerError, SettingError
+from pybackend.plugins import STORAGE
 from pybackend.settings import (
     ALL_ADDRESSES,
     LOCAL_ADDRESS,
@@ -44,6 +45,7 @@ def decided(given: argparse.Namespace, environ: Mapping[str, str], *, needs_repo
     return {
         "repositories": directories,
         "cloud_repositories.urls": urls,
+        "cloud_repositories.kept_in": _kept_in(urls, given.repository_cache_directory),
         "models.startup_models": startup_models,
         "models.auto_complete": not (given.disable_auto_complete_config or given.strict_model_config),
         "tensor_memory_limit_bytes": given.tensor_memory_limit
@@ -88,6 +90,11 @@ def _repositories(
     # Absolute: models receive these paths, and may change their working directory.
     directories = tuple(place.absolute() for place in repositories if isinstance(place, Path))
     return directories, tuple(place for place in repositories if isinstance(place, str))
+
+
+def _kept_in(urls: Sequence[str], chosen: Path | None) -> tuple[Path, ...]:
+    """The directories that keep what is downloaded."""
+    return tuple(STORAGE.load().cache_directories(urls, absolute(chosen))) if urls else ()
 
 
 def _startup_models(given: argparse.Namespace) -> tuple[str, ...] | None:

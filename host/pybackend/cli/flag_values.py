@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from pybackend.errors import SettingError
 from pybackend.observability.log_lines import LogFormat
-from pybackend.repository.mirror.url import is_url, parse_url
+from pybackend.plugins import STORAGE
+from pybackend.repository.remote import is_url
 from pybackend.settings import ApiGroup, KeyExemption, ModelControlMode, Restriction, usual_front_ends
 
 FOREVER_MS = 2**31 - 1
@@ -118,7 +119,7 @@ def repository_place(text: str) -> Path | str:
     """Parse the path of a directory, or a URL, which stays text. Raises ServerError if the URL has an unknown form."""
     if not is_url(text):
         return Path(text)
-    parse_url(text)
+    STORAGE.load().check(text)
     return text
 
 

@@ -9,7 +9,7 @@ from pybackend.model.model import Model, ModelState
 from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.repository.entry import ModelStatus
-from pybackend.repository.mirror.remote_files import Listing
+from pybackend.repository.remote import Listing
 from pybackend.repository.repository import ModelRepository
 from pybackend.scheduler.scheduler import BatchReason
 
@@ -163,4 +163,4 @@ class RepositoryFigures:
 
     @property
     def listings(self) -> Sequence[Listing]:
-        return tuple(self._repository.mirrors.listings.values())
+        return tuple(self._repository.remote.listings.values())

@@ -30,7 +30,7 @@ from pybackend.observability.logging import LOG
 from pybackend.prepared import serve_prepared
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.layout import RepositoryScan
-from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend.repository.remote import RemoteRepositories
 from pybackend.server import Server
 from pybackend.settings import Settings
 from pybackend.threads import start_thread
@@ -149,11 +149,13 @@ class HostThread:
             self._ended.set()
             self._settled.set()
 
-    def _serve(self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher, mirrors: Mirrors | None) -> int:
+    def _serve(
+        self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher, remote: RemoteRepositories
+    ) -> int:
         self._launcher = launcher
 
         async def main() -> int:
-            self.server = Server(settings, scan, launcher, mirrors)
+            self.server = Server(settings, scan, launcher, remote)
             self._loop = asyncio.get_running_loop()
             if self._stops:
                 self.server.stop()

@@ -19,8 +19,8 @@ from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import FileContents, OverrideDirectories
 from pybackend.repository.layout import RepositoryScan, model_directory
 from pybackend.repository.life_cycle import ModelLifeCycle, VersionsFailedError
-from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.remote import RemoteRepositories
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
@@ -62,13 +62,13 @@ class ModelChanges:
         scan: RepositoryScan,
         host: ModelHost,
         directories: OverrideDirectories,
-        mirrors: Mirrors,
+        remote: RemoteRepositories,
     ) -> None:
         self._catalogue = catalogue
         self._host = host
         self._directories = directories
         self._bounds = Bounds(host)
-        self.files = ModelFiles(scan, mirrors, host.settings.config_name, self._versions_of, catalogue.names)
+        self.files = ModelFiles(scan, remote, host.settings.config_name, self._versions_of, catalogue.names)
         self.life_cycle = ModelLifeCycle(host, directories, self.files)
         self.locks = ModelLocks(host.settings.load_count)  # serialise the changes of each model
 

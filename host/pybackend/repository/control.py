@@ -14,7 +14,7 @@ from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
 from pybackend.repository.entry import ModelStatus, change_traffic, report_traffic
 from pybackend.repository.file_override import FileContents, check_keys
 from pybackend.repository.layout import RepositoryScan
-from pybackend.repository.mirror.remote_files import moment
+from pybackend.repository.remote import moment
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class ModelControl:
         if doubt and doubt != self._doubt:
             log.warning("the repository index may be out of date: %s", doubt)
         self._doubt = doubt
-        listings = self._changes.files.mirrors.listings
+        listings = self._changes.files.remote.listings
         doubts = {
             place: f"as listed at {moment(listing.listed_s)}: {listing.doubt}"
             for place, listing in listings.items()

@@ -17,7 +17,6 @@ from pybackend.model.host import ModelHost, ModelRouter
 from pybackend.modelconfig.backends import BackendPlaces, shipped_backends
 from pybackend.process.caller import Caller
 from pybackend.process.launcher import StubLauncher
-from pybackend.repository.mirror.mirrors import cache_directories
 from pybackend.sandbox.runtime_directory import runtime_places
 from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.shell_runner import ShellRunner
@@ -34,9 +33,7 @@ def make_host(
 ) -> ModelHost:
     """Make the host of models; its sandbox must be closed at the end."""
     kept = cache_places(settings.environments.cache_directory or default_cache_directory())
-    cloud = settings.cloud_repositories
-    kept += cache_directories(cloud.urls, cloud.cache_directory)
-    sandbox = Sandbox(settings.sandbox, settings.places, launcher.bundle, kept)
+    sandbox = Sandbox(settings.sandbox, settings.places, launcher.bundle, [*kept, *settings.cloud_repositories.kept_in])
     return ModelHost(
         launcher=launcher,
         services=services,

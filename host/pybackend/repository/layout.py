@@ -12,8 +12,8 @@ from pybackend.modelconfig.known_backends import backend_of_files
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, printable, subdirectories
 from pybackend.modelconfig.schema import full_name
 from pybackend.pools import Pools
-from pybackend.repository.mirror.remote_files import Listing
 from pybackend.repository.names import Namespaces
+from pybackend.repository.remote import Listing
 
 DUPLICATE_REASON = "model appears in two or more repositories"
 """The reason shown in the repository index for a model whose name occurs twice."""

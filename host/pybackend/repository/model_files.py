@@ -15,22 +15,19 @@ from pybackend.modelconfig.loader import load_policy
 from pybackend.modelconfig.model_directory import config_file
 from pybackend.repository.candidate import choose_versions
 from pybackend.repository.layout import RepositoryScan
-from pybackend.repository.mirror.listed_repository import LATE_S
-from pybackend.repository.mirror.mirror import InUse
-from pybackend.repository.mirror.mirrors import Mirrors
-from pybackend.repository.mirror.remote_files import moment
 from pybackend.repository.names import ModelNames
+from pybackend.repository.remote import LATE_S, InUse, RemoteRepositories, moment
 
 
 class ModelFiles:
     """The files of all models."""
 
     def __init__(
-        self, start: RepositoryScan, mirrors: Mirrors, config_name: str, in_use: InUse, names: ModelNames
+        self, start: RepositoryScan, remote: RemoteRepositories, config_name: str, in_use: InUse, names: ModelNames
     ) -> None:
         self._names = names
         self._start = start
-        self.mirrors = mirrors  # those in cloud storage
+        self.remote = remote
         self._config_name = config_name
         self._in_use = in_use
         self._known, self._known_s = start, time.time()
@@ -40,7 +37,7 @@ class ModelFiles:
     async def scan(self) -> RepositoryScan:
         """The models as they are now in local repositories, and as they were last listed in others."""
         try:
-            return await apart("the repositories", self._start.again, self.mirrors.listings)
+            return await apart("the repositories", self._start.again, self.remote.listings)
         except ServerError as error:
             raise ModelLoadError(str(error)) from error
 
@@ -67,7 +64,7 @@ class ModelFiles:
 
     async def look(self) -> RepositoryScan:
         """The models as they are now, everywhere."""
-        await self.mirrors.look()
+        await self.remote.look()
         return await self.scan()
 
     async def look_briefly(self) -> tuple[RepositoryScan, str]:
@@ -75,7 +72,7 @@ class ModelFiles:
 
         The text says why those of local repositories may be others by now, ``""`` if they are not.
         """
-        await self.mirrors.look_briefly()
+        await self.remote.look_briefly()
         if self._scanning is None:
             self._scanning = asyncio.create_task(self.scan())
             self._scanning_since_s = time.monotonic()
@@ -96,8 +93,8 @@ class ModelFiles:
             self._known, self._known_s = task.result(), time.time()
 
     async def follow(self, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
-        """See :meth:`pybackend.repository.mirror.mirrors.Mirrors.follow`."""
-        await self.mirrors.follow(self._in_use, period_s, settle_s, on_change)
+        """See :meth:`RemoteRepositories.follow`."""
+        await self.remote.follow(self._in_use, period_s, settle_s, on_change)
 
     async def fetch(self, name: str, config_json: str | None = None, directory: Path | None = None) -> None:
         """Bring a model's directory up to date, if the model is in cloud storage.
@@ -107,30 +104,30 @@ class ModelFiles:
         """
         place, plain = self._names.split(name)
         choose = partial(self._chosen, config_json)
-        if directory is None and self.mirrors.directories:
+        if directory is None and self.remote.directories:
             known = (await self.scan()).models.get(name)
-            is_local = known is not None and known.parent not in self.mirrors.listings
-            await self.mirrors.fetch(plain, choose, self._in_use, place, is_elsewhere=is_local)
+            is_local = known is not None and known.parent not in self.remote.listings
+            await self.remote.fetch(plain, choose, self._in_use, place, is_elsewhere=is_local)
         else:
-            await self.mirrors.fetch(plain, choose, self._in_use, place, directory)
+            await self.remote.fetch(plain, choose, self._in_use, place, directory)
 
     async def fetch_configurations(self, names: Iterable[str], directories: Mapping[str, Path]) -> None:
         """Bring the configurations of models in cloud storage, and of all models that these consist of."""
         waiting, seen = list(names), set[str]()
         while waiting:
             name = waiting.pop()
-            if name in seen or directories.get(name, Path()).parent not in self.mirrors.listings:
+            if name in seen or directories.get(name, Path()).parent not in self.remote.listings:
                 continue
             seen.add(name)
             place, plain = self._names.split(name)
-            await self.mirrors.fetch_configuration(plain, place)
+            await self.remote.fetch_configuration(plain, place)
             what = f"the configuration of model '{name}'"
             parts = await apart(what, part_names_on_disk, directories[name], self._config_name)
             waiting += self._names.parts(parts, place, directories)
 
     async def tidy(self, directory: Path) -> None:
         """Remove the versions of a model that were downloaded and are not used any more."""
-        await self.mirrors.tidy(directory, self._in_use)
+        await self.remote.tidy(directory, self._in_use)
 
     def _chosen(self, config_json: str | None, directory: Path, versions: Collection[int]) -> Collection[int]:
         """The versions that a load would serve. If the configuration has a mistake, the load reports that. Blocking."""

@@ -143,9 +143,9 @@ class Poller:
         """Note the models as they are now, before the first loads."""
         files = self._changes.files
         with suppress(ModelLoadError):  # a repository does not answer: its models will be loaded when it does
-            await files.mirrors.digests()
+            await files.remote.digests()
         with suppress(ModelLoadError):  # the file system does not answer: the first look will load what has changed
-            scan = replace(self._scan, listings=files.mirrors.listings)
+            scan = replace(self._scan, listings=files.remote.listings)
             self._carried_out = await apart("the repositories", _look_at, scan, self._config_name, {})
 
     async def run(self) -> None:

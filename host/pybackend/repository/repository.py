@@ -16,8 +16,8 @@ from pybackend.repository.control import ModelControl
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory
-from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.poller import Poller
+from pybackend.repository.remote import RemoteRepositories
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 log = logging.getLogger(__name__)
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 class ModelRepository:
     """The models of one server."""
 
-    def __init__(self, scan: RepositoryScan, host: ModelHost, mirrors: Mirrors | None = None) -> None:
+    def __init__(self, scan: RepositoryScan, host: ModelHost, remote: RemoteRepositories) -> None:
         self.host = host
         self.catalogue = ModelCatalogue(host.settings.config_name, scan.namespaces, scan.pools)  # all by name
         self._scan = scan
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
-        self.mirrors = mirrors or Mirrors()
-        self._changes = ModelChanges(self.catalogue, scan, host, self._directories, self.mirrors)
+        self.remote = remote
+        self._changes = ModelChanges(self.catalogue, scan, host, self._directories, self.remote)
         self.life_cycle = self._changes.life_cycle  # of their versions
         self.control = ModelControl(self.catalogue, self._changes, host)  # changes them on request
         self._poller: Poller | None = None
@@ -62,8 +62,8 @@ class ModelRepository:
         """
         if self._poller is not None:
             self._following = asyncio.create_task(self._poller.run())
-        elif self.mirrors.listings:
-            self._following = asyncio.create_task(self.mirrors.ask_again())
+        elif self.remote.listings:
+            self._following = asyncio.create_task(self.remote.ask_again())
 
     async def unload_all(self, deadline_s: float) -> bool:
         """Unload everything by a deadline of the loop's clock; True if nothing had to be cut short."""

@@ -94,7 +94,7 @@ def test_repositories_in_cloud_storage_are_namespaces(tmp_path, monkeypatch):
             await mirrors.open()
             try:
                 flags = {"explicit": True, "startup_models": ("whole", "here::m")}
-                async with engine_on(tmp_path / "here", mirrors=mirrors, namespacing=True, **flags) as engine:
+                async with engine_on(tmp_path / "here", remote=mirrors, namespacing=True, **flags) as engine:
                     assert [await ask(engine, name) for name in ("whole", "here::m", "second::m")] == [3, 1, 3]
                     with pytest.raises(InferenceError):
                         await ask(engine, "first::m")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pybackend.repository.mirror.bucket import BadName, Bucket, Patience, StorageError, Unreachable
 from pybackend.repository.mirror.object_cache import KnownNames, ObjectCache
-from pybackend.repository.mirror.remote_files import Listing, moment
 from pybackend.repository.mirror.url import RepositoryUrl
+from pybackend.repository.remote import LATE_S, Listing, moment
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +19,6 @@ _NAMES_KEPT_S = 60.0
 
 _PATIENCE_WITH_CACHE_S = 10.0
 _NO_PATIENCE = Patience(total_s=0)
-
-LATE_S = 2.0
-"""A listing that takes longer is not waited for where the one before will do."""
 
 
 class ListedRepository:

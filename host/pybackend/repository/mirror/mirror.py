@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -17,14 +17,9 @@ from pybackend.repository.mirror.local_model import LocalModel, entries_of
 from pybackend.repository.mirror.object_cache import ModelObjects, ObjectCache
 from pybackend.repository.mirror.remote_files import RemoteFile, RemoteModel, remote_model
 from pybackend.repository.mirror.url import RepositoryUrl
+from pybackend.repository.remote import Choose, InUse
 
 log = logging.getLogger(__name__)
-
-Choose = Callable[[Path, Collection[int]], Collection[int]]
-"""Chooses versions to serve: takes a directory with the model's configuration, and the versions that there are. Blocking."""
-
-InUse = Callable[[Path], Collection[int]]
-"""The versions that are alive and were loaded from a model's directory."""
 
 _TRIES = 5
 

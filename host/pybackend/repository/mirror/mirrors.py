@@ -10,10 +10,9 @@ from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
 from pybackend.repository.mirror.bucket import Patience, StorageError
 from pybackend.repository.mirror.download import Progress, terminal
-from pybackend.repository.mirror.listed_repository import LATE_S
-from pybackend.repository.mirror.mirror import Choose, InUse, Mirror
-from pybackend.repository.mirror.remote_files import Listing
+from pybackend.repository.mirror.mirror import Mirror
 from pybackend.repository.mirror.url import AZURE, GCS, S3, RepositoryUrl, located, parse_url
+from pybackend.repository.remote import LATE_S, Choose, InUse, Listing
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
 log = logging.getLogger(__name__)
@@ -35,13 +34,13 @@ _FETCHES = 4
 
 
 class Mirrors:
-    """The repositories, each with a local directory; none on most servers.
+    """See :class:`pybackend.repository.remote.RemoteRepositories`.
 
     Raises ServerError: the library is missing, or credentials cannot be used.
     """
 
     def __init__(
-        self, urls: Sequence[str] = (), cache_directory: Path | None = None, patience: Patience | None = None
+        self, urls: Sequence[str], cache_directory: Path | None = None, patience: Patience | None = None
     ) -> None:
         parsed = {url.identity: url for url in (located(parse_url(text)) for text in urls)}
         self._mirrors = [Mirror(url, cache_directory or _place(url), patience or Patience()) for url in parsed.values()]
@@ -123,11 +122,6 @@ class Mirrors:
         }
 
     async def follow(self, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
-        """List all files of each repository periodically until cancelled. One that does not answer delays no other.
-
-        The local files of models that a repository has no longer, and that are not used, are removed. The listing after
-        one with changes comes after ``settle_s``; both call ``on_change``.
-        """
         following = [self._follow(mirror, in_use, period_s, settle_s, on_change) for mirror in self._mirrors]
         await asyncio.gather(*following)
 
@@ -169,15 +163,6 @@ class Mirrors:
         *,
         is_elsewhere: bool = False,
     ) -> None:
-        """Bring a model's local directory up to date, if the model is in one of these repositories.
-
-        Raises ModelLoadError: it cannot be downloaded; its directory is as before.
-
-        Args:
-            place: the URL of its repository, ``""`` for all of them.
-            directory: where the model is known to be, None to look for it in all of them.
-            is_elsewhere: a local repository has it, so storage that does not answer is not needed.
-        """
         for mirror in self._at(place):
             if directory is not None and directory.parent != mirror.directory:
                 continue

@@ -1,10 +1,9 @@
 """The models and files of a repository in cloud storage, as its listing names them."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from time import localtime, strftime
 
 from pybackend.errors import ModelLoadError
 
@@ -89,21 +88,3 @@ def _check(path: str, name: str, place: str) -> None:
         raise ModelLoadError(
             f"the object '{name}/{path[:200]}' in {place} has a name that cannot be a file's path: rename or remove it"
         )
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A repository when it was last listed."""
-
-    place: str  # its URL, for messages
-    names: Collection[str]  # of its models
-    number: int = 0  # how often all files were listed so far
-    # for each model, a number that changed when one of its files did; from the last of those listings
-    digests: Mapping[str, int] = field(default_factory=dict)
-    listed_s: float = 0.0  # when the names were listed, in seconds since 1970
-    doubt: str = ""  # why the names may be others by now, as a sentence; ``""`` while the storage answers
-
-
-def moment(time_s: float) -> str:
-    """A time for messages, on the clock of this machine."""
-    return strftime("%Y-%m-%d %H:%M:%S", localtime(time_s))

@@ -42,11 +42,6 @@ class RepositoryUrl:
         return f"{self.scheme}\n{self.endpoint}\n{self.account}\n{self.bucket}\n{self.prefix}"
 
 
-def is_url(text: str) -> bool:
-    """True for a URL, False for the path of a directory."""
-    return _SCHEME.fullmatch(text) is not None
-
-
 def parse_url(text: str) -> RepositoryUrl:
     """Read a URL of a repository. Raises ServerError: it has another form."""
     match = _SCHEME.fullmatch(text)

@@ -19,11 +19,12 @@ from pybackend.model.version_loader import Rehearsal, rehearse
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.observability.log_lines import one_line
 from pybackend.observability.logging import collected_warnings
+from pybackend.prepared import remote_repositories
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.layout import RepositoryScan, model_directory, scan_repositories
-from pybackend.repository.mirror.mirrors import Mirrors
 from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.names import ModelNames
+from pybackend.repository.remote import RemoteRepositories
 from pybackend.settings import LOCAL_ADDRESS, GrpcSettings, HttpSettings, Settings
 from pybackend.tools.doctor import machine, trial
 from pybackend.tools.doctor.check import model_host
@@ -54,24 +55,23 @@ async def examine(settings: Settings) -> list[Finding]:
 async def _examine_server(settings: Settings) -> tuple[list[Finding], int]:
     """Check what the settings name; returns the findings and the number of processes that models would have."""
     findings = [*_ports(settings.http, settings.grpc), *_files(settings)]
-    cloud = settings.cloud_repositories
     try:
-        mirrors = Mirrors(cloud.urls, cloud.cache_directory)
-        await mirrors.open()
-        settings = settings.with_local(mirrors.directories)
+        remote = remote_repositories(settings.cloud_repositories)
+        await remote.open()
+        settings = settings.with_local(remote.directories)
         scan = scan_repositories(
-            settings.repositories, settings.model_directories, mirrors.listings, namespacing=settings.model_namespacing
+            settings.repositories, settings.model_directories, remote.listings, namespacing=settings.model_namespacing
         )
     except ServerError as error:
         return [*findings, fail("repository", "cannot be served", str(error))], 0
     try:
-        return await _examine_models(settings, scan, mirrors, findings)
+        return await _examine_models(settings, scan, remote, findings)
     finally:
-        await asyncio.to_thread(mirrors.close)
+        await asyncio.to_thread(remote.close)
 
 
 async def _examine_models(
-    settings: Settings, scan: RepositoryScan, mirrors: Mirrors, findings: list[Finding]
+    settings: Settings, scan: RepositoryScan, remote: RemoteRepositories, findings: list[Finding]
 ) -> tuple[list[Finding], int]:
     """Add the findings about models. Those in cloud storage are downloaded, and stay in the cache for the server."""
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ async def _examine_models(
         except PybackendError:  # the trial says so
             return findings, 0
         files = ModelFiles(
-            scan, mirrors, settings.models.config_name, lambda _directory: (), ModelNames({}, scan.namespaces)
+            scan, remote, settings.models.config_name, lambda _directory: (), ModelNames({}, scan.namespaces)
         )
         found, count = await _models(scan, host, files, all_must_load=settings.exit_on_error)
     return [*findings, *found], count
