@@ -43,11 +43,11 @@ from pybackend.frontend.request_log import RequestLog
 from pybackend.frontend.tls import PortCertificates, port_certificates
 from pybackend.inference.tensor import Buffer
 from pybackend.ipc.client_regions import ClientRegions
-from pybackend.model.cache import make_cache
 from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import DETAIL, LOG
 from pybackend.observability.tracing.tracer import Tracer, make_recorder
 from pybackend.observability.unexpected import log_unexpected, repeat
+from pybackend.plugins import CACHES
 from pybackend.process.bundle import remove_unused_bundles
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
@@ -93,7 +93,9 @@ class Server:
     ) -> None:
         self._settings = settings
         self._launcher = launcher
-        self._cache = make_cache(settings.cache)
+        self._cache = (
+            None if settings.cache is None else CACHES[settings.cache.kind].load().make(settings.cache.options)
+        )
         self._services = ModelServices()
         router = EngineRouter(self._services)
         self._client_memory = ClientMemory(settings.http.memory_limit_bytes)

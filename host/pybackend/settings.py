@@ -330,7 +330,8 @@ class Settings:
     environments: EnvironmentSettings = EnvironmentSettings()  # environments named by models
     sandbox: SandboxSettings = SandboxSettings()  # how strongly models are isolated
     client_shared_memory: bool = False  # clients may register shared memory of this machine
-    console: bool = False  # a console runs beside the server
+    # what packages around the server have decided by their own flags, by the names of their rows in :mod:`pybackend.plugins`
+    extensions: Mapping[str, object] = field(default_factory=dict)
     # the socket of the program whose functions are the models, see :mod:`pybackend.process.caller`; None: models have code
     caller: int | None = None
     warnings: tuple[str, ...] = ()  # sentences about flags that have no effect, for the log
@@ -345,6 +346,10 @@ class Settings:
     @property
     def place_names(self) -> tuple[str, ...]:
         return (*map(str, (*self.repositories, *self.model_directories)), *self.cloud_repositories.urls)
+
+    def with_extension(self, name: str, decided: object) -> Settings:
+        """The same with what one of these packages has decided."""
+        return replace(self, extensions={**self.extensions, name: decided})
 
     def with_local(self, directories: tuple[Path, ...]) -> Settings:
         """The same with the local directories of repositories in cloud storage."""

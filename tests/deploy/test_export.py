@@ -13,9 +13,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pybackend.cli.options import parse, parse_serve_flags
+from pybackend.cli.options import parse_serve_flags
 from pybackend.ray.cluster import cluster_of
 from pybackend.tools.kubernetes import Deployment, Load, objects
+from tests.support.command_line import ray_settings
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.warm_start import run_command
 
@@ -144,7 +145,9 @@ def test_the_configuration_of_ray_serve_makes_the_same_application(repository):
     module, _, name = application["import_path"].partition(":")
     assert callable(getattr(import_module(module), name))
     assert document["proxy_location"] == "Disabled"
-    wanted = parse(["serve", str(repository), "--on=ray", "--replicas=2..8", "--http-address=0.0.0.0", *flags, *access])
+    wanted = ray_settings(
+        ["serve", str(repository), "--on=ray", "--replicas=2..8", "--http-address=0.0.0.0", *flags, *access]
+    )
     found = cluster_of(application["args"].pop("model_repository"), **application["args"])
     assert replace(found, directory=wanted.directory) == wanted
 

@@ -19,7 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pybackend.cli.options import parse
+from tests.support.command_line import serve_settings
 
 CHART = Path(__file__).resolve().parents[2] / "deploy/helm/pybackend"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -167,7 +167,7 @@ def test_the_flags_become_a_configuration_file_that_the_server_reads(tmp_path):
     text = made["mineConfigMap"]["data"]["pybackend.toml"]
     assert tomllib.loads(text)["load-model"] == ["a", 'b "c"']
     (tmp_path / "pybackend.toml").write_text(text)
-    settings = parse(["serve", f"--config-file={tmp_path}/pybackend.toml"])
+    settings = serve_settings(["serve", f"--config-file={tmp_path}/pybackend.toml"])
     assert [str(path) for path in settings.repositories] == ["/models/models"]
     assert (settings.http.port, settings.grpc.port, settings.http.metrics_port) == (8000, 8001, 8002)
     assert settings.http.max_input_size_bytes == 134217728

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pybackend.cli.flag import Flag
 from pybackend.cli.flags import GROUPS, UNUSED
+from pybackend.flag import Flag
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators" / "serve.md"
 

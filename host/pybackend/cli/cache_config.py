@@ -2,35 +2,13 @@
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pybackend.errors import ServerError, SettingError
+from pybackend.plugins import CACHES
 from pybackend.settings import CacheSettings
 
 _FORMAT = "--cache-config option format is '<cache name>,<setting>=<value>'."
-
-_PORT = (1, 65535)
-_ANY = (0, 2**63 - 1)
-
-_SETTINGS: Mapping[str, Mapping[str, tuple[int, int] | None]] = {
-    "local": {"size": (1, 2**63 - 1)},
-    "redis": {
-        "host": None,
-        "port": _PORT,
-        "user": None,
-        "password": None,
-        "db": _ANY,
-        "connect_timeout": _ANY,
-        "socket_timeout": _ANY,
-        "pool_size": (1, 1024),
-        "wait_timeout": _ANY,
-    },
-}
-"""Settings of each cache, with the bounds of numeric ones."""
-
-_REQUIRED = {"local": ("size",), "redis": ("host", "port")}
-
-_ENVIRONMENT = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
 
 CacheSetting = tuple[str, dict[str, str]]
 """A cache's name and settings for it."""
@@ -41,8 +19,8 @@ def cache_setting(text: str) -> CacheSetting:
     name, comma, rest = text.partition(",")
     if not name or not comma:
         raise argparse.ArgumentTypeError(f"{_FORMAT} Got {text}. For example: local,size=104857600")
-    if name not in _SETTINGS:
-        raise argparse.ArgumentTypeError(f"unknown cache '{name}'. Write local or redis. Got {text}")
+    if name not in CACHES:
+        raise argparse.ArgumentTypeError(f"unknown cache '{name}'. Write {' or '.join(CACHES)}. Got {text}")
     settings = {}
     for piece in rest.split(","):
         key, equals, value = piece.partition("=")
@@ -53,7 +31,7 @@ def cache_setting(text: str) -> CacheSetting:
 
 
 def _checked(name: str, key: str, value: str) -> str:
-    known = _SETTINGS[name]
+    known = CACHES[name].load().settings
     if key not in known:
         raise argparse.ArgumentTypeError(f"the cache '{name}' has no setting '{key}'. It has {', '.join(known)}")
     bounds = known[key]
@@ -88,11 +66,11 @@ def cache_settings(given: Iterable[CacheSetting], byte_size: int | None) -> Cach
             f"--cache-config names {' and '.join(sorted(caches))}"
         )
     ((name, settings),) = caches.items()
-    if name == "redis":
-        for key, variable in _ENVIRONMENT.items():
-            if os.environ.get(variable):
-                settings.setdefault(key, os.environ[variable])
-    missing = [key for key in _REQUIRED[name] if key not in settings]
+    kind = CACHES[name].load()
+    for key, variable in kind.variables.items():
+        if os.environ.get(variable):
+            settings.setdefault(key, os.environ[variable])
+    missing = [key for key in kind.required if key not in settings]
     if missing:
         raise ServerError(
             f"--cache-config={name} needs the setting '{missing[0]}': --cache-config={name},{missing[0]}=..."

@@ -7,14 +7,16 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import COMMANDS, parse, print_help
+from pybackend.cli.options import COMMANDS, CommandLine, parse, print_help
 from pybackend.cli.places import refuse_bare_models
-from pybackend.errors import PybackendError, SettingError
-from pybackend.ray.cluster import Cluster
+from pybackend.cli.setting_sources import settings_text
+from pybackend.errors import PybackendError, ServerError, SettingError
+from pybackend.plugins import RUNNERS
 from pybackend.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,11 +40,11 @@ def run(arguments: Sequence[str]) -> int:
             return int(function(arguments[1:], *([serve] if command in _SERVING else [])))
         if command == "version":
             arguments = ["--version"]
-        settings = parse(arguments)
-        if settings is None:
+        line = parse(arguments)
+        if line is None:
             print_help()
             return 1
-        return _serve_or_print(settings)
+        return runnable(line)()
     except UsageError as error:
         sys.stderr.write(f"{error.usage}{error}\n")
     except PybackendError as error:
@@ -52,15 +54,23 @@ def run(arguments: Sequence[str]) -> int:
     return 1
 
 
-def _serve_or_print(settings: Settings | Cluster | str) -> int:
-    if isinstance(settings, str):
-        sys.stdout.write(settings)
-        return 0
-    if isinstance(settings, Cluster):
-        from pybackend.ray.command import serve_on_ray
+def runnable(line: CommandLine) -> Callable[[], int]:
+    """The function that does what a command line for ``serve`` asks for."""
+    given, sources, settings = line
+    if given.print_config:
+        return partial(_print, settings_text(sources))
+    if given.on:
+        return RUNNERS[given.on].load().prepare(given, sources, settings)
+    for flag in [setting.flag for setting in sources if setting.texts is not None]:
+        runner = next((name for name, row in RUNNERS.items() if flag.name in row.flags), None)
+        if runner and vars(given)[flag.key] != flag.usual_value:
+            raise ServerError(f"{flag.name} needs --on={runner}: one machine has one server")
+    return partial(serve, settings)
 
-        return serve_on_ray(settings)
-    return serve(settings)
+
+def _print(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
 
 
 def serve(settings: Settings, visitor: Callable[[str], int] | None = None) -> int:

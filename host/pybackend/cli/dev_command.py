@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.flag import add_groups
 from pybackend.cli.flags import GROUPS
 from pybackend.cli.import_command import check_trust, derived_name
 from pybackend.cli.options import settings_of
@@ -18,6 +17,7 @@ from pybackend.cli.places import bare_model_at, with_single_models
 from pybackend.cli.setting_sources import SettingSources, settings_text
 from pybackend.cli.terminal import has_terminal
 from pybackend.errors import SettingError
+from pybackend.flag import add_groups
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.log_lines import LogFormat

@@ -15,7 +15,8 @@ from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.options import SILENT, Serve, parse, parse_serve_flags, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import Cluster, serve_config
+from pybackend.ray.cluster import serve_config
+from pybackend.ray.flags import cluster_settings
 from pybackend.repository.layout import scan_repositories
 from pybackend.tools.kuberay import service_objects
 from pybackend.tools.kubernetes import Deployment, Load, objects, reserved_bytes, reserved_cpu
@@ -166,8 +167,9 @@ def _yaml_of(form: str, wanted: Deployment, repository: str, flags: Sequence[str
         return _yaml(objects(wanted))
     place = repository if form == "ray" else wanted.repository
     scale = f"--replicas={wanted.replicas}..{max(wanted.most_replicas, wanted.replicas)}"
-    cluster = parse(["serve", place, "--on=ray", scale, *flags])
-    assert isinstance(cluster, Cluster)
+    line = parse(["serve", place, "--on=ray", scale, *flags])
+    assert line is not None
+    cluster = cluster_settings(*line)
     cluster = replace(cluster, address=cluster.address or "0.0.0.0")  # noqa: S104  the page says who must reach it
     if form == "kuberay":  # each replica has a pod, which has what it needs
         return _yaml(service_objects(wanted, _yaml([serve_config(replace(cluster, num_cpus=1.0))])))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pybackend.errors import SettingError
+from pybackend.flag import FALSE, TRUE, boolean, integer
 from pybackend.observability.log_lines import LogFormat
 from pybackend.plugins import STORAGE
 from pybackend.repository.remote import is_url
@@ -24,7 +25,6 @@ Member = TypeVar("Member", bound=StrEnum)
 ResourceCount = tuple[str, int | None, int]
 """Name, device (None for all) and count."""
 
-_TRUE, _FALSE = {"true", "on", "1"}, {"false", "off", "0"}
 _RATE_LIMIT_MODES = ("off", "execution_count")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
@@ -32,40 +32,6 @@ _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _POOL = re.compile(r"\d+:\d+")
-
-
-def boolean(text: str) -> bool:
-    """Parse ``true``, ``on``, ``1``, ``false``, ``off`` or ``0``, in any case."""
-    if text.lower() in _TRUE | _FALSE:
-        return text.lower() in _TRUE
-    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write true or false")
-
-
-def integer(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
-    """A parser for whole numbers between ``least`` and ``most``."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"Invalid option value. Got {text}, expected a whole number{_without_unit(text)}"
-            ) from None
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(
-                f"Provided option value is out of bound. Got {text}, expected {least} to {most}"
-            )
-        return number
-
-    return parse
-
-
-def _without_unit(text: str) -> str:
-    size = re.fullmatch(r"(\d{1,9})\s*([KMGT])i?B?", text, re.IGNORECASE)
-    if size is None:
-        return ""
-    factor = 1024 ** ("KMGT".index(size[2].upper()) + 1)
-    return f" without a unit: {size[1]} {size[2].upper()}iB are {int(size[1]) * factor}"
 
 
 MOST_FRONT_ENDS = 64
@@ -82,7 +48,7 @@ def verbosity(text: str) -> int:
     """Parse a number, or true as 1 and false as 0."""
     if text.isdecimal():
         return int(text)
-    if text.lower() in _TRUE | _FALSE:
+    if text.lower() in TRUE | FALSE:
         return int(boolean(text))
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write a level such as 1, true or false")
 

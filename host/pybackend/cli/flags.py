@@ -4,16 +4,15 @@ A new flag is a row here and its field in :mod:`pybackend.settings`; `make flags
 """
 
 import re
+from collections.abc import Sequence
 from operator import not_
 from pathlib import Path
 
 from pybackend.cli.backend_config import backend_setting, backend_settings
 from pybackend.cli.cache_config import cache_setting
-from pybackend.cli.flag import Flag, FlagGroup, switch
 from pybackend.cli.flag_values import (
     FOREVER_MS,
     absolute,
-    boolean,
     config_name,
     control_mode,
     device_limit,
@@ -21,7 +20,6 @@ from pybackend.cli.flag_values import (
     front_ends,
     host_policies,
     host_policy,
-    integer,
     log_format,
     metrics_setting,
     milliseconds,
@@ -36,9 +34,10 @@ from pybackend.cli.flag_values import (
     restrictions,
     verbosity,
 )
-from pybackend.cli.ray_flags import replica_pool, replica_range, share
 from pybackend.cli.trace_config import trace_level, trace_setting
+from pybackend.flag import Flag, FlagGroup, boolean, integer, switch
 from pybackend.observability.tracing.settings import SIGNED_32, UNSIGNED_32
+from pybackend.plugins import RUNNERS, flag_owners
 from pybackend.settings import ApiGroup, KeyExemption, SandboxSettings, half_of_memory_bytes, quarter_of_memory_bytes
 from pybackend_wire.confinement import LEVELS
 
@@ -293,8 +292,6 @@ _CLOUDS = (
 
 _SERVER = (
     Flag("--id", "NAME", "name in the server's metadata", "server_id", page="the server's name in `GET /v2`"),
-    switch("--console", "run a console for the browser beside the server, and print its link", "console",
-           page="run [a console](console.md) for the browser beside the server, and print its link"),
     Flag("--exit-timeout-secs", "SECONDS", "how long running requests and `finalize` may take at shutdown",
          "models.exit_timeout_s", _COUNT),
     Flag("--cache-config", "CACHE,SETTING=VALUE",
@@ -366,34 +363,11 @@ _DEBUGGING = (
 
 _MACHINES = (
     Flag("--on", "ENGINE", "ray: Ray Serve runs replicas of this server on the machines of a cluster, or on this one",
-         choices=("ray",), default_text="this process serves",
+         choices=tuple(RUNNERS), default_text="this process serves",
          page="`ray`: Ray Serve runs replicas of this server, see [From one machine to many](many-machines.md)"),
-    Flag("--replicas", "N[..M]", "with --on=ray, the number of replicas, or the least and the greatest",
-         read=replica_range, default="1",
-         page="with `--on=ray`, the number of replicas, or a range: `2..8`"),
-    Flag("--target-ongoing", "N", "with --on=ray, requests of one replica, waiting and running, above which replicas are added",
-         read=share, default="16",
-         page="with a range of replicas, [the requests of one replica](many-machines.md#how-many-replicas), waiting and running, above "
-         "which replicas are added"),
-    Flag("--target-waiting", "N", "with --on=ray, seconds that requests wait for each second of computing, above which replicas are added",
-         read=share, default="0",
-         page="with a range of replicas, the seconds that requests wait for each second of computing, above which replicas are added, too. "
-         "0: only `--target-ongoing` counts"),
-    Flag("--scale-down-secs", "SECONDS", "with --on=ray, how long fewer replicas must suffice until some are removed",
-         read=share, default="60"),
-    Flag("--pool", "NAME,SETTING=VALUE...",
-         "with --on=ray, replicas for some of the models: vision,model=resnet,replicas=1..4,cpus=2,gpus=1; may be repeated",
-         read=replica_pool, repeats=True, default_text="all models are in one",
-         page="with `--on=ray`, replicas for some of the models: see [Pools](many-machines.md#pools); may be repeated"),
     Flag("--pools-file", "FILE", "names the models that other servers have, and these servers; --on=ray writes it",
          "pools_file", Path, default_text="none",
          page="names the models that other servers have, and these servers; `--on=ray` writes it: see [Pools](many-machines.md#pools)"),
-    Flag("--entrances", "N", "with --on=ray, the number of machines that clients may connect to",
-         read=integer(1, 1000), default=1),
-    switch("--update", "with --on=ray, change the application that runs, and end", default=False,
-           page="with `--on=ray`, [change the application that runs](many-machines.md#updates), and end"),
-    Flag("--replica-cpus", "N", "with --on=ray, the CPUs that Ray reserves for each replica", read=share, default="1"),
-    Flag("--replica-gpus", "N", "with --on=ray, the GPUs that Ray reserves for each replica", read=share, default="0"),
 )
 
 _CONFIGURATION = (
@@ -428,7 +402,7 @@ UNUSED = (
 
 # fmt: on
 
-GROUPS = (
+_OWN_GROUPS = (
     FlagGroup("models", _MODELS),
     FlagGroup("environments of models", _ENVIRONMENTS),
     FlagGroup("sandbox of models", _SANDBOX),
@@ -444,5 +418,17 @@ GROUPS = (
     FlagGroup("configuration", _CONFIGURATION),
     FlagGroup("accepted and without effect, because Triton's server has them", UNUSED),
 )
+
+
+def _with_owners(own: Sequence[FlagGroup]) -> tuple[FlagGroup, ...]:
+    """The groups, with the flags of what stands around the server; see :mod:`pybackend.plugins`."""
+    groups = {group.title: group for group in own}
+    for owner in flag_owners().values():
+        for title, flags in owner.flags.items():
+            groups[title] = FlagGroup(title, (*groups[title].flags, *flags))
+    return tuple(groups.values())
+
+
+GROUPS = _with_owners(_OWN_GROUPS)
 
 FLAGS = tuple(flag for group in GROUPS for flag in group.flags)

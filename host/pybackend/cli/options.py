@@ -7,21 +7,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pybackend import __version__
 from pybackend.cli.command_parser import CommandParser, UsageError
-from pybackend.cli.flag import add_groups
 from pybackend.cli.flag_rules import decided, warnings_of
 from pybackend.cli.flags import FLAGS, GROUPS
-from pybackend.cli.ray_flags import cluster_settings, refuse_without_ray
-from pybackend.cli.setting_sources import SettingSources, settings_in_force, settings_text
-from pybackend.errors import PybackendError, SettingError
-from pybackend.observability.tracing.settings import TraceMode
-from pybackend.ray.cluster import Cluster
+from pybackend.cli.setting_sources import SettingSources, settings_in_force
+from pybackend.errors import PybackendError
+from pybackend.flag import add_groups
+from pybackend.plugins import flag_owners, require_owner
+from pybackend.runner import Given
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 from pybackend.spelling import closest
-from pybackend.tools.console.extra import require_extra
 
 Fields = TypeVar("Fields")
 Found = TypeVar("Found")
@@ -90,10 +88,16 @@ def make_parser() -> tuple[argparse.ArgumentParser, CommandParser]:
     return parser, serve
 
 
-def parse(arguments: Sequence[str]) -> Settings | Cluster | str | None:
-    """The settings of a command line, its settings as text if it wants them printed, None if it names no command.
+class CommandLine(NamedTuple):
+    """A command line for ``serve``."""
 
-    A :class:`Cluster` is that of a command line for several machines.
+    given: argparse.Namespace
+    sources: Sequence[Given]
+    settings: Settings
+
+
+def parse(arguments: Sequence[str]) -> CommandLine | None:
+    """The settings of a command line for ``serve``; None if it names no command.
 
     Raises UsageError if a flag, a value or a command does not exist, and ServerError if the settings contradict each
     other.
@@ -110,12 +114,7 @@ def parse(arguments: Sequence[str]) -> Settings | Cluster | str | None:
     if given.command is None:
         return None
     settings = settings_of(given, sources, needs_repository=not given.print_config)
-    if given.print_config:
-        return settings_text(sources.settings)
-    if given.on:
-        return cluster_settings(given, sources.settings, settings)
-    refuse_without_ray(given, sources.settings)
-    return settings
+    return CommandLine(given, sources.settings, settings)
 
 
 def parse_serve_flags(arguments: Sequence[str]) -> Settings:
@@ -142,6 +141,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, SettingSource
     sources = SettingSources(serve, FLAGS, os.environ)
     given, rest = parser.parse_known_args(list(arguments))
     if rest:
+        require_owner(rest[0].partition("=")[0])
         serve.refuse(rest[0])
     return given if given.command is None else sources.complete(given, arguments), sources
 
@@ -159,12 +159,8 @@ def settings_of(given: argparse.Namespace, sources: SettingSources, *, needs_rep
     fields["warnings"] = (*sources.warnings, *warnings_of(given))
     fields["in_force"] = settings_in_force(sources.settings)
     settings = _with(Settings(repositories=()), fields)
-    if settings.console:
-        require_extra()
-        if not settings.http.enabled:
-            raise SettingError("--console needs the port for HTTP: leave out --allow-http=false.")
-        if settings.trace.mode is TraceMode.TRITON and not settings.trace.file:
-            settings = replace(settings, trace=replace(settings.trace, mode=TraceMode.MEMORY))
+    for owner in flag_owners().values():
+        settings = owner.decide(settings, given, os.environ)
     return settings
 
 

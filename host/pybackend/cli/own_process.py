@@ -9,14 +9,12 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from pybackend.observability.logging import LOG
+from pybackend.plugins import COMPANIONS, flag_owners
+from pybackend.runner import Addresses, Process
 from pybackend.server import Server
 from pybackend.settings import EXIT_INTERRUPTED, Settings
-
-if TYPE_CHECKING:
-    from pybackend.cli.console_beside import ConsoleBeside
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +58,15 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
     _handle_signals(server, visits)
     _handle_hangup(server, settings)
 
-    beside: list[ConsoleBeside] = []  # at most one
+    beside: list[Process] = []
 
     def on_ready() -> None:
         settle_collector()
-        if settings.console:
-            from pybackend.cli.console_beside import ConsoleBeside
-
-            beside.append(ConsoleBeside(settings, server))
+        addresses = Addresses(server.http_address, server.grpc_address, server.metrics_address)
+        for companion in [row.load() for row in COMPANIONS if row in flag_owners()]:
+            process = companion.start(settings, addresses)
+            if process is not None:
+                beside.append(process)
         if visitor is not None:
             visits.append(_Visit(visitor, f"http://{server.http_address}"))
             visits[0].status.add_done_callback(lambda _status: server.stop())
@@ -75,8 +74,8 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
     try:
         status = await server.run(on_ready, is_told=visitor is None)
     finally:
-        for console in beside:
-            console.close()
+        for process in beside:
+            process.close()
     if visitor is None:
         return status
     if visits:

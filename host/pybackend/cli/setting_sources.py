@@ -5,13 +5,13 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import FlagError
-from pybackend.cli.flag import Flag
 from pybackend.errors import ServerError, SettingError
+from pybackend.flag import Flag
+from pybackend.runner import COMMAND_LINE, DEFAULT, Given
 from pybackend.spelling import closest
 from pybackend_wire.confinement import LIBRARY_PATH
 
@@ -19,20 +19,9 @@ PREFIX = "PYBACKEND_"
 _OTHERS = frozenset({LIBRARY_PATH, "PYBACKEND_URL", "PYBACKEND_API_KEY"})
 """Variables with another use: for the processes of models, and for commands that talk to a server."""
 
-COMMAND_LINE, DEFAULT = "command line", "default"
-
 _CONFIG_FILE, _REPOSITORY = "--config-file", "--model-repository"
 _OF_KUBERNETES = re.compile(r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT|PORT_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)")
 """Kubernetes gives pods such variables for a service named ``pybackend``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One setting in effect."""
-
-    flag: Flag
-    texts: Sequence[str] | None  # its values as on the command line, None for the default
-    source: str  # :data:`COMMAND_LINE`, a variable's name, a file's path, or :data:`DEFAULT`
 
 
 class SettingSources:
@@ -72,8 +61,7 @@ class SettingSources:
                 found[flag.key] = self._value(flag, *chosen)
             self.settings.append(self._given(flag, chosen, found, words))
         for flag in self._all:
-            default = flag.usual
-            found.setdefault(flag.key, flag.read(default) if isinstance(default, str) and flag.read else default)
+            found.setdefault(flag.key, flag.usual_value)
         return given
 
     def _texts_in(self, words: Sequence[str], flag: Flag) -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pybackend.cli.flag_values import integer
 from pybackend.errors import SettingError
+from pybackend.flag import integer
 from pybackend.observability.tracing.settings import (
     SIGNED_32,
     UNSIGNED_32,

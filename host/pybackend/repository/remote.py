@@ -127,7 +127,7 @@ class RemoteRepositories(Protocol):
 
 
 class RemoteStorage(Protocol):
-    """What reaches repositories by their URLs."""
+    """The way to repositories by their URLs."""
 
     def check(self, url: str) -> None:
         """Raises ServerError: the URL has a form that is not known."""
@@ -149,7 +149,7 @@ class NoRemoteRepositories:
     listings: Mapping[Path, Listing] = {}
 
     async def open(self) -> None:
-        """Nothing is to be listed."""
+        """There is nothing to list."""
 
     def close(self) -> None:
         """Nothing was made."""
@@ -161,7 +161,7 @@ class NoRemoteRepositories:
         """Nothing changes."""
 
     async def ask_again(self) -> None:
-        """Nobody is to be asked."""
+        """There is nobody to ask."""
 
     async def digests(self) -> Mapping[Path, int]:
         return {}

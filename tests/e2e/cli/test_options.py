@@ -8,9 +8,9 @@ import pytest
 
 from pybackend.cli import flags
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import parse
 from pybackend.errors import ServerError
 from pybackend.settings import CacheSettings, DebugSettings, SandboxSettings, Settings
+from tests.support.command_line import serve_settings
 
 WRONG = {
     "an unknown flag": (("serve", "--x", "models"), 'Bad option: "--x". `pybackend serve --help` lists the flags'),
@@ -252,7 +252,7 @@ def test_help_lists_every_flag(pybackend):
 
 def test_what_the_server_does_without_flags_is_what_its_settings_do():
     """The default of a flag and that of its field are the same, where both are written."""
-    assert parse(["serve", "models"]) == Settings(repositories=(Path("models").absolute(),))
+    assert serve_settings(["serve", "models"]) == Settings(repositories=(Path("models").absolute(),))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ UNUSED = {
 
 
 def setting(arguments, path):
-    found = parse(["serve", "models", *arguments])
+    found = serve_settings(["serve", "models", *arguments])
     for name in path.split("."):
         found = getattr(found, name)
     return found
@@ -417,7 +417,7 @@ def test_flags_without_use_are_accepted_with_one_warning(flag, value, wrong):
     assert warning.startswith(f"without effect in this server, and safe to leave out: {flag} (")
     if wrong is not None:
         with pytest.raises(UsageError, match=f'Bad option: "{flag}"'):
-            parse(["serve", "models", f"{flag}={wrong}"])
+            serve_settings(["serve", "models", f"{flag}={wrong}"])
 
 
 def test_one_warning_for_all_flags_without_use():
@@ -502,7 +502,7 @@ def test_one_port_is_no_collision_at_two_addresses_or_when_free_ports_are_taken(
 
 def test_errors_carry_the_usage_apart_from_the_message():
     with pytest.raises(UsageError) as caught:
-        parse(["serve", "--nonsense"])
+        serve_settings(["serve", "--nonsense"])
     assert isinstance(caught.value, ServerError)
     assert str(caught.value) == 'Bad option: "--nonsense". `pybackend serve --help` lists the flags'
     assert caught.value.usage == "usage: pybackend serve [--FLAG[=VALUE]]... [REPOSITORY]\n"

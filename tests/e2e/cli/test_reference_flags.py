@@ -2,7 +2,7 @@
 
 import pytest
 
-from pybackend.cli.options import parse
+from tests.support.command_line import serve_settings
 
 PAIR = ("--grpc-server-cert=certificate.pem", "--grpc-server-key=key.pem")
 """A port with TLS needs both."""
@@ -111,14 +111,14 @@ FLAGS = {
 @pytest.mark.spec("srv-P01")
 @pytest.mark.parametrize(("flag", "beside"), FLAGS.items(), ids=FLAGS)
 def test_a_flag_of_triton_is_accepted(flag, beside):
-    settings = parse(["serve", "models", flag, *beside])
+    settings = serve_settings(["serve", "models", flag, *beside])
     assert len(settings.warnings) <= 1
     name, _, value = flag.partition("=")
     if value:
-        assert parse(["serve", "models", name, value, *beside]) == settings
+        assert serve_settings(["serve", "models", name, value, *beside]) == settings
 
 
 def test_one_command_line_with_all_of_them():
     names = {flag.partition("=")[0]: (flag, *beside) for flag, beside in FLAGS.items()}
     together = [flag for name, flags in names.items() if name != "--response-cache-byte-size" for flag in flags]
-    assert parse(["serve", "models", *together]) is not None
+    assert serve_settings(["serve", "models", *together]) is not None

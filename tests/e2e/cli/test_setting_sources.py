@@ -7,8 +7,8 @@ import tomllib
 import numpy as np
 import pytest
 
-from pybackend.cli.options import parse
 from pybackend.errors import ServerError
+from tests.support.command_line import serve_settings
 from tests.support.inference import infer
 from tests.support.repositories import identity_config, write_model
 from tests.support.server import serving
@@ -36,7 +36,7 @@ def settings(monkeypatch, tmp_path):
         if file is not None:
             (tmp_path / "server.toml").write_text(file)
             arguments = (f"--config-file={tmp_path}/server.toml", *arguments)
-        return parse(["serve", *arguments])
+        return serve_settings(["serve", *arguments])
 
     return read
 
@@ -127,9 +127,9 @@ def test_unknown_variables_are_named_and_those_of_kubernetes_are_not(settings):
     )
 
 
-def test_the_printed_settings_name_their_sources_and_are_a_file_themselves(settings, tmp_path):
+def test_the_printed_settings_name_their_sources_and_are_a_file_themselves(settings, tmp_path, capsys):
     restriction = "health:key=secret value"
-    text = settings(
+    settings(
         "models",
         "--print-config",
         "--http-port",
@@ -140,6 +140,7 @@ def test_the_printed_settings_name_their_sources_and_are_a_file_themselves(setti
         cache_config="redis,host=h,port=1\nredis,password=hush",
         rate_limit="execution_count",
     )
+    text = capsys.readouterr().out
     lines = text.splitlines()
     for line in (
         'model-repository = ["models"]  # command line',

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import parse
+from tests.support.command_line import serve_settings
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
@@ -95,8 +95,8 @@ def test_a_node_means_those_of_its_cores_that_the_server_may_use():
     code = f"""
 import os
 os.sched_setaffinity(0, [{core}])
-from pybackend.cli.options import parse
-print(sorted(parse(["serve", "models", "--host-policy=cpu,numa-node=0"]).models.host_policies["cpu"]))
+from pybackend.cli.options import parse_serve_flags
+print(sorted(parse_serve_flags(["models", "--host-policy=cpu,numa-node=0"]).models.host_policies["cpu"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"[{core}]\n"
@@ -104,7 +104,9 @@ print(sorted(parse(["serve", "models", "--host-policy=cpu,numa-node=0"]).models.
 
 def test_ranges_add_up():
     first, last = CORES[0], CORES[-1]
-    settings = parse(["serve", "models", f"--host-policy=a,cpu-cores={first},{last}", "--host-policy=b,cpu-cores=0"])
+    settings = serve_settings(
+        ["serve", "models", f"--host-policy=a,cpu-cores={first},{last}", "--host-policy=b,cpu-cores=0"]
+    )
     assert settings.models.host_policies == {"a": {first, last}, "b": {0}}
 
 
@@ -123,5 +125,5 @@ def test_ranges_add_up():
 )
 def test_mistakes(value, text):
     with pytest.raises(UsageError) as caught:
-        parse(["serve", "models", f"--host-policy={value}"])
+        serve_settings(["serve", "models", f"--host-policy={value}"])
     assert text in str(caught.value)

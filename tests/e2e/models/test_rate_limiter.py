@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import parse
+from tests.support.command_line import serve_settings
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
@@ -129,14 +129,14 @@ def test_models_that_could_never_execute(tmp_path):
 
 
 def test_counts_per_device():
-    settings = parse(["serve", "models", ON, "--rate-limit-resource=R:4", "--rate-limit-resource", "S:2:1"])
+    settings = serve_settings(["serve", "models", ON, "--rate-limit-resource=R:4", "--rate-limit-resource", "S:2:1"])
     assert settings.resource_limits == {("R", None): 4, ("S", 1): 2}
 
 
 @pytest.mark.parametrize("value", ["R", "R:", ":1", "R:x", "R:1:2:3", "R:-1"])
 def test_mistakes(value):
     with pytest.raises(UsageError) as caught:
-        parse(["serve", "models", f"--rate-limit-resource={value}"])
+        serve_settings(["serve", "models", f"--rate-limit-resource={value}"])
     text = (
         "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got "
     )
@@ -145,4 +145,4 @@ def test_mistakes(value):
 
 def test_unknown_mode():
     with pytest.raises(UsageError, match="Invalid rate limit mode: on"):
-        parse(["serve", "models", "--rate-limit=on"])
+        serve_settings(["serve", "models", "--rate-limit=on"])

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import msgspec
 
 from pybackend.errors import ServerError
+from pybackend.model.cache.kind import MOST, CacheKind
 from pybackend.model.cache.response_cache import CachedResponse, ResponseCache
 from pybackend.observability.log_lines import one_line
 from pybackend_wire.bytes_tensor import element_problem
@@ -139,3 +140,28 @@ def _elements_problem(data: bytes, count: int) -> str:
             next(checking)
         except StopIteration as end:
             return str(end.value)
+
+
+class RedisKind:
+    """See :class:`CacheKind`."""
+
+    settings: Mapping[str, tuple[int, int] | None] = {
+        "host": None,
+        "port": (1, 65535),
+        "user": None,
+        "password": None,
+        "db": (0, MOST),
+        "connect_timeout": (0, MOST),
+        "socket_timeout": (0, MOST),
+        "pool_size": (1, 1024),
+        "wait_timeout": (0, MOST),
+    }
+    required: Sequence[str] = ("host", "port")
+    variables: Mapping[str, str] = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
+
+    def make(self, options: Mapping[str, str]) -> ResponseCache:
+        """Raises ServerError: Redis's client is not installed."""
+        return RedisCache(options)
+
+
+REDIS: CacheKind = RedisKind()

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import parse
 from pybackend.modelconfig.backends import BackendPlaces
 from pybackend.settings import Settings
+from tests.support.command_line import serve_settings
 
 
 def parsed(*flags: str) -> Settings:
-    settings = parse(["serve", "models", *flags])
+    settings = serve_settings(["serve", "models", *flags])
     assert settings is not None
     return settings
 

@@ -3,13 +3,13 @@
 import pytest
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import parse
 from pybackend.errors import ServerError
 from pybackend.settings import CacheSettings
+from tests.support.command_line import serve_settings
 
 
 def cache_of(*flags: str) -> CacheSettings | None:
-    settings = parse(["serve", "models", *flags])
+    settings = serve_settings(["serve", "models", *flags])
     assert settings is not None
     return settings.cache
 

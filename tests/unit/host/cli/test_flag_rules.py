@@ -3,13 +3,13 @@
 import pytest
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import parse
 from pybackend.errors import ServerError
 from pybackend.settings import SandboxSettings
+from tests.support.command_line import serve_settings
 
 
 def sandbox_of(*flags: str) -> SandboxSettings:
-    settings = parse(["serve", "models", *flags])
+    settings = serve_settings(["serve", "models", *flags])
     assert settings is not None
     return settings.sandbox
 

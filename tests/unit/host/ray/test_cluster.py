@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pybackend.cli.options import parse
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import Cluster, Pool, cluster_of, serve_config
+from pybackend.ray.cluster import Pool, cluster_of, serve_config
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
+from tests.support.command_line import ray_settings, serve_settings
 from tests.support.repositories import write_model
 
 
@@ -38,11 +38,10 @@ def test_unknown_settings_are_named() -> None:
 
 
 def test_the_command_line_becomes_settings() -> None:
-    found = parse(
+    found = ray_settings(
         ["serve", "/models", "--on=ray", "--replicas=2..8", "--target-ongoing=4", "--http-port=81", "--exit-timeout-secs=5",
          "--model-control-mode=explicit", "--load-model=a", "--load-model=b", "--replica-gpus=0.5"]
     )  # fmt: skip
-    assert isinstance(found, Cluster)
     assert found.arguments == (
         "--model-repository=/models", "--model-control-mode=explicit", "--load-model=a", "--load-model=b",
     )  # fmt: skip
@@ -71,7 +70,7 @@ def test_the_command_line_becomes_settings() -> None:
 )
 def test_flags_that_do_not_fit_are_refused(flags: list[str], reason: str) -> None:
     with pytest.raises(ServerError, match=reason):
-        parse(["serve", "/models", *flags])
+        serve_settings(["serve", "/models", *flags])
 
 
 def test_a_pool_has_what_its_flag_says_and_the_gpus_of_its_models(tmp_path: Path) -> None:
@@ -79,8 +78,7 @@ def test_a_pool_has_what_its_flag_says_and_the_gpus_of_its_models(tmp_path: Path
     for name, group in groups.items():
         write_model(tmp_path, name, "", f'backend: "python"\n{group}')
     one = "--pool=one,model=big,model=small,replicas=2..4,cpus=0.5"
-    found = parse(["serve", str(tmp_path), "--on=ray", one, "--pool=two,model=other,gpus=0.5"])
-    assert isinstance(found, Cluster)
+    found = ray_settings(["serve", str(tmp_path), "--on=ray", one, "--pool=two,model=other,gpus=0.5"])
     assert found.pools == (
         Pool("one", ("big", "small"), 2, 4, num_cpus=0.5, num_gpus=2.0),
         Pool("two", ("other",), num_gpus=0.5),
@@ -114,8 +112,7 @@ def test_pools_that_contradict_themselves_are_refused(pools: list[Any], reason: 
 def test_files_of_the_entrance_have_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     tls = ["--http-use-ssl", "--http-server-cert=a.pem", "--http-server-key=a.key"]
-    found = parse(["serve", "/models", "--on=ray", "--api-key-file=keys", "--api-key-exempt=health", *tls])
-    assert isinstance(found, Cluster)
+    found = ray_settings(["serve", "/models", "--on=ray", "--api-key-file=keys", "--api-key-exempt=health", *tls])
     assert (found.arguments, found.grpc_tls) == (("--model-repository=/models",), None)
     assert found.api_keys == ApiKeySettings(tmp_path / "keys", frozenset({KeyExemption.HEALTH}))
     assert found.http_tls == TlsSettings(tmp_path / "a.pem", tmp_path / "a.key")

@@ -2,19 +2,55 @@
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pybackend import __version__
-from pybackend.cli.flag_values import boolean
 from pybackend.settings import Settings
 
 OF_SETTINGS: Any = object()
 """The default of a flag is that of its field in the settings."""
+
+
+TRUE, FALSE = {"true", "on", "1"}, {"false", "off", "0"}
+
+
+def boolean(text: str) -> bool:
+    """Parse ``true``, ``on``, ``1``, ``false``, ``off`` or ``0``, in any case."""
+    if text.lower() in TRUE | FALSE:
+        return text.lower() in TRUE
+    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}. Write true or false")
+
+
+def integer(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
+    """A parser for whole numbers between ``least`` and ``most``."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"Invalid option value. Got {text}, expected a whole number{_without_unit(text)}"
+            ) from None
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(
+                f"Provided option value is out of bound. Got {text}, expected {least} to {most}"
+            )
+        return number
+
+    return parse
+
+
+def _without_unit(text: str) -> str:
+    size = re.fullmatch(r"(\d{1,9})\s*([KMGT])i?B?", text, re.IGNORECASE)
+    if size is None:
+        return ""
+    factor = 1024 ** ("KMGT".index(size[2].upper()) + 1)
+    return f" without a unit: {size[1]} {size[2].upper()}iB are {int(size[1]) * factor}"
 
 
 @cache
@@ -29,7 +65,7 @@ class Flag:
     name: str  # with its hyphens; without them, the name of the command's argument
     metavar: str
     text: str
-    # path of its field in the settings, such as ``http.port``; empty if :mod:`pybackend.cli.flag_rules` decides
+    # path of its field in the settings, such as ``http.port``; empty if a rule decides
     to: str = ""
     read: Callable[[str], Any] | None = None  # parses a value, None for text
     then: Callable[[Any], Any] | None = None  # makes the field's value from the flag's
@@ -60,6 +96,12 @@ class Flag:
         if self.default is not OF_SETTINGS:
             return self.default
         return attrgetter(self.to)(_defaults()) if self.to else None
+
+    @property
+    def usual_value(self) -> Any:
+        """The same as it is parsed."""
+        usual = self.usual
+        return self.read(usual) if isinstance(usual, str) and self.read else usual
 
     @property
     def is_text(self) -> bool:
@@ -118,6 +160,22 @@ def switch(
     elif default is not None:
         more["default"] = default
     return Flag(name, "BOOL", text, to, boolean, bare=True, **more)
+
+
+class FlagOwner(Protocol):
+    """An object around the server that has flags of ``pybackend serve``."""
+
+    @property
+    def flags(self) -> Mapping[str, Sequence[Flag]]:
+        """By the heading of their group."""
+        ...
+
+    def decide(self, settings: Settings, given: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+        """The settings, with what the flags select, in :attr:`Settings.extensions` or elsewhere.
+
+        Raises ServerError if flags contradict each other.
+        """
+        ...
 
 
 def add_groups(parser: argparse.ArgumentParser, groups: Iterable[FlagGroup]) -> None:

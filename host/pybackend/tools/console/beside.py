@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from pybackend.server import Server
+from pybackend.runner import Addresses
 from pybackend.settings import Settings
 from pybackend.tools.client.connection import read_key
 
@@ -18,11 +18,11 @@ _ENDING_S = 5.0
 class ConsoleBeside:
     """The process. It gets the server's addresses and a key on its standard input, where nobody else can read them."""
 
-    def __init__(self, settings: Settings, server: Server) -> None:
+    def __init__(self, settings: Settings, addresses: Addresses) -> None:
         told = {
-            "url": _url(server.http_address, secure=settings.http.tls is not None),
-            "metrics_url": _url(server.metrics_address, secure=False) if server.metrics_address else "",
-            "grpc_url": _reachable(server.grpc_address),
+            "url": _url(addresses.http, secure=settings.http.tls is not None),
+            "metrics_url": _url(addresses.metrics, secure=False) if addresses.metrics else "",
+            "grpc_url": _reachable(addresses.grpc),
             "headers": _headers(settings),
         }
         self._process = subprocess.Popen([sys.executable, "-P", "-m", "pybackend.tools.console"], stdin=subprocess.PIPE)

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.cli.setting_sources import DEFAULT, Given
 from pybackend.errors import ModelLoadError, ServerError
 from pybackend.modelconfig.loader import load_config
 from pybackend.modelconfig.schema import InstanceKind
 from pybackend.ray.cluster import OWNED_FLAGS, Cluster, Pool, cluster_of, refuse_flag
 from pybackend.repository.layout import scan_repositories
+from pybackend.runner import DEFAULT, Given
 from pybackend.settings import Settings
 
 OWN = (
@@ -156,13 +156,3 @@ def gpus_of(directory: Path) -> int:
         return 0
     of_gpus = [group for group in groups if group.kind is InstanceKind.GPU]
     return max((max(group.gpus, default=0) + 1 for group in of_gpus), default=0)
-
-
-def refuse_without_ray(given: argparse.Namespace, settings: Sequence[Given]) -> None:
-    """Raise ServerError for a flag that means something with ``--on=ray`` only."""
-    for setting in settings:
-        flag = setting.flag
-        if flag.name in OWN and setting.texts is not None:
-            usual = flag.read(flag.usual) if isinstance(flag.usual, str) and flag.read else flag.usual
-            if vars(given)[flag.key] != usual:
-                raise ServerError(f"{flag.name} needs --on=ray: one machine has one server")

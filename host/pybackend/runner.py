@@ -1,0 +1,55 @@
+"""Engines that run servers instead of this process, and programs that run beside a server."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from pybackend.flag import Flag, FlagOwner
+from pybackend.settings import Settings
+
+
+class Given(NamedTuple):
+    """One setting in effect."""
+
+    flag: Flag
+    texts: Sequence[str] | None  # its values as on the command line, None for the default
+    source: str  # where it is from, for messages; :data:`DEFAULT` for the default
+
+
+COMMAND_LINE, DEFAULT = "command line", "default"
+
+
+class Runner(FlagOwner, Protocol):
+    """Runs servers elsewhere; ``serve --on=NAME`` names it."""
+
+    def prepare(self, given: argparse.Namespace, sources: Sequence[Given], settings: Settings) -> Callable[[], int]:
+        """The function that runs the servers of a command line, and returns the exit status.
+
+        ``settings`` are those of one server with the flags that ``given`` and ``sources`` have. Raises ServerError if a flag
+        cannot be used so.
+        """
+        ...
+
+
+class Addresses(NamedTuple):
+    """Where a server listens; ``""`` for what it does not serve."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+
+class Process(Protocol):
+    """A companion that runs."""
+
+    def close(self) -> None:
+        """End it, and wait for its end."""
+        ...
+
+
+class Companion(FlagOwner, Protocol):
+    """Runs beside a server, in a separate process, if its flags say so: :meth:`FlagOwner.decide` checks that it can."""
+
+    def start(self, settings: Settings, addresses: Addresses) -> Process | None:
+        """Start it; None if the settings do not ask for it."""
+        ...

@@ -1,0 +1,26 @@
+"""Command lines as the program reads them."""
+
+from collections.abc import Sequence
+
+from pybackend.cli.commands import runnable
+from pybackend.cli.options import parse
+from pybackend.ray.cluster import Cluster
+from pybackend.ray.flags import cluster_settings
+from pybackend.settings import Settings
+
+
+def serve_settings(arguments: Sequence[str]) -> Settings:
+    """The settings of a server with these arguments, the first of which is ``serve``; prints them if the arguments say so."""
+    line = parse(arguments)
+    assert line is not None
+    run = runnable(line)
+    if line.given.print_config:
+        run()
+    return line.settings
+
+
+def ray_settings(arguments: Sequence[str]) -> Cluster:
+    """The same for an application on Ray."""
+    line = parse(arguments)
+    assert line is not None
+    return cluster_settings(*line)
