@@ -6,18 +6,24 @@ server's code that uses the object; mypy holds the object against it, where the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pybackend.errors import SettingError
-from pybackend.flag import FlagOwner
-from pybackend.model.cache.kind import CacheKind
-from pybackend.repository.remote import RemoteStorage
-from pybackend.runner import Companion, Runner
 
+if TYPE_CHECKING:
+    from pybackend.flag import FlagOwner
+    from pybackend.frontend.http.api import Api, Apis
+    from pybackend.model.cache.kind import CacheKind
+    from pybackend.modelconfig.schema import ModelConfig
+    from pybackend.repository.remote import RemoteStorage
+    from pybackend.runner import Companion, Runner
+
+Key = TypeVar("Key")
 Plugin_co = TypeVar("Plugin_co", covariant=True)
 
 
@@ -58,6 +64,22 @@ CACHES: Mapping[str, Row[CacheKind]] = {
 }
 """The kinds of response caches, by their names in ``--cache-config``."""
 
+OPENAI: Row[Api] = Row("OpenAI's API", "pybackend.frontend.http.openai_api", "OPENAI")
+MLFLOW: Row[Api] = Row("the API of MLflow's server", "pybackend.frontend.http.mlflow_api", "MLFLOW")
+
+APIS: Mapping[str, Row[Api]] = {"openai": OPENAI, "mlflow": MLFLOW}
+"""APIs beside v2 on the port for HTTP, by the names of their settings and of their extras in signatures."""
+
+_API_FLAGS: Sequence[Row[FlagOwner]] = (
+    Row(OPENAI.what, "pybackend.cli.api_flags", "OPENAI", ("--allow-openai",)),
+    Row(MLFLOW.what, "pybackend.cli.api_flags", "MLFLOW", ("--allow-mlflow",)),
+)
+
+_EXTRAS: Mapping[str, Row[Callable[[ModelConfig], object]]] = {
+    "openai": Row(OPENAI.what, "pybackend.modelconfig.openai_tensors", "openai_tensors_of"),
+    "mlflow": Row(MLFLOW.what, "pybackend.modelconfig.mlflow_columns", "columns_of"),
+}
+
 CONSOLE: Row[Companion] = Row("the console", "pybackend.tools.console.companion", "CONSOLE", ("--console",))
 
 RAY: Row[Runner] = Row(
@@ -84,14 +106,28 @@ RUNNERS: Mapping[str, Row[Runner]] = {"ray": RAY}
 """Engines that run servers instead of this process, by the value of ``--on``."""
 
 
+def installed_apis(served: Collection[str] = ()) -> Apis:
+    """The APIs beside v2, of the packages that are installed; ``served`` has the names of those that are served."""
+    from pybackend.frontend.http.api import Apis  # late: flags are read before processes start
+
+    return Apis(_installed(APIS), served)
+
+
+def signature_extras(config: ModelConfig) -> Mapping[str, object]:
+    """The meaning of a configuration for the installed APIs; see :data:`pybackend.modelconfig.signature.ExtrasOf`."""
+    return {name: extra for name, read in _installed(_EXTRAS).items() if (extra := read(config))}
+
+
 def flag_owners() -> Mapping[Row[FlagOwner], FlagOwner]:
     """The objects with flags, of the packages that are installed."""
-    found: dict[Row[FlagOwner], FlagOwner] = {}
-    for row in _WITH_FLAGS:
-        try:
-            found[row] = row.load()
-        except SettingError:  # :func:`require_owner` says so where a flag of it is used
-            continue
+    return _installed({row: row for row in _WITH_FLAGS})
+
+
+def _installed(rows: Mapping[Key, Row[Plugin_co]]) -> Mapping[Key, Plugin_co]:
+    found = {}
+    for key, row in rows.items():
+        with suppress(SettingError):  # said where something of it is used
+            found[key] = row.load()
     return found
 
 
@@ -102,4 +138,4 @@ def require_owner(flag: str) -> None:
             row.load()
 
 
-_WITH_FLAGS: Sequence[Row[FlagOwner]] = (*COMPANIONS, *RUNNERS.values())
+_WITH_FLAGS: Sequence[Row[FlagOwner]] = (*_API_FLAGS, *COMPANIONS, *RUNNERS.values())

@@ -47,7 +47,7 @@ from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import DETAIL, LOG
 from pybackend.observability.tracing.tracer import Tracer, make_recorder
 from pybackend.observability.unexpected import log_unexpected, repeat
-from pybackend.plugins import CACHES
+from pybackend.plugins import CACHES, installed_apis, signature_extras
 from pybackend.process.bundle import remove_unused_bundles
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
@@ -99,7 +99,7 @@ class Server:
         self._services = ModelServices()
         router = EngineRouter(self._services)
         self._client_memory = ClientMemory(settings.http.memory_limit_bytes)
-        host = make_host(settings, launcher, self._services, router, self._cache, self._drop_readers)
+        host = make_host(settings, launcher, self._services, router, signature_extras, self._cache, self._drop_readers)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, remote)
@@ -142,7 +142,7 @@ class Server:
             log.info("%s", gpus.summary)
         elif gpus.is_fault:
             log.warning("models run without a GPU. %s", gpus.reason)
-        rules = AccessRules(self._settings, self.engine.refusals)
+        rules = AccessRules(self._settings, self.engine.refusals, installed_apis(self._settings.extensions))
         sockets = self._sockets = self._bind()
         self._followed = [each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None]
         if isinstance(rules.keys, ApiKeys):
@@ -264,7 +264,7 @@ class Server:
                 guard=guard,
                 fast_paths=self._settings.fast_paths,
             )
-            app = make_app(frontend, openai=self._settings.http.openai, mlflow=self._settings.http.mlflow)
+            app = make_app(frontend, rules.apis)
             diagnostics_routes.add(app, frontend, self._settings.in_force)
             self._http = HttpServer(
                 app if rules.cors is None else rules.cors.wrap(app),
@@ -273,6 +273,7 @@ class Server:
                 request_log=self._request_log,
                 guard=guard,
                 cors=rules.cors,
+                apis=rules.apis,
             )
             if rules.keys is not None:
                 rules.keys.on_change.append(self._http.forget_heads)
@@ -304,6 +305,7 @@ class Server:
                 cloud,
                 self.make_routes(rules.http_forwards),
                 rules.http_restrictions,
+                rules.apis.group_of,
                 self._repository.catalogue.only_name,
             )
             server = HttpServer(

@@ -141,8 +141,6 @@ class HttpSettings:
     # address to bind, or ``unix:`` and a path
     address: str = "0.0.0.0"  # noqa: S104  the reference's default, which containers rely on
     port: int = 8000  # port to bind; 0 takes a free one
-    openai: bool = False  # the port has OpenAI's routes, too
-    mlflow: bool = False  # and those of MLflow's server
     reuse_port: bool = False  # share the port with other servers that ask for it
     max_input_size_bytes: int = 64 * 1024 * 1024  # limit on JSON, raw and decompressed bodies
     # limit on buffered bytes of arriving bodies and of unread responses

@@ -1,6 +1,6 @@
 """The program of a front end that somebody has captured: it tries what it must not do, and tells what it got.
 
-``main`` runs in the sandbox of a front end, in the place of :mod:`pybackend.frontend.remote.program`.
+``main`` runs in the sandbox of a front end, in the place of :mod:`pybackend.front_end`.
 """
 
 import ctypes

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pybackend.engine.answers import Refusals
 from pybackend.frontend.access.api_keys import ApiKeys, KnownKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
-from pybackend.frontend.access.groups import grpc_group, http_group
+from pybackend.frontend.access.groups import grpc_group
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.grpc.head import RESTRICTED_PREFIX, CallPolicy
+from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.listening import address_of, is_local
 from pybackend.settings import ApiGroup, CloudSettings, KeyExemption, Restriction, Settings
@@ -26,8 +27,15 @@ class AccessRules:
     keys: KnownKeys | None  # the API keys; None if calls need none. A ServerError says that their file cannot be used.
 
     def __init__(
-        self, settings: Settings, refusals: Refusals, *, is_handed: bool = False, keys: KnownKeys | None = None
+        self,
+        settings: Settings,
+        refusals: Refusals,
+        apis: Apis,
+        *,
+        is_handed: bool = False,
+        keys: KnownKeys | None = None,
     ) -> None:
+        self.apis = apis  # on the port for HTTP, beside v2
         http, own_keys = settings.http, settings.api_keys
         self._has_digests = is_handed
         self._settings = settings
@@ -42,7 +50,7 @@ class AccessRules:
     def http_guard(self) -> HttpGuard | None:
         """The guard of the port for HTTP; None if all calls may pass."""
         restrictions = self._settings.http.restrictions
-        guard = self._guard(restrictions, self.http_restrictions, http_group)
+        guard = self._guard(restrictions, self.http_restrictions, self.apis.group_of)
         return None if guard is None else HttpGuard("http", guard, self._refusals, self.cors)
 
     def metrics_guard(self) -> HttpGuard | None:

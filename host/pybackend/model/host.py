@@ -22,6 +22,7 @@ from pybackend.model.groups import ProcessGroups
 from pybackend.model.model import Model
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import BackendPlaces
+from pybackend.modelconfig.signature import ExtrasOf, no_extras
 from pybackend.process.caller import Caller
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
@@ -98,12 +99,14 @@ class ModelHost:
         gpus: those that instances may be placed on.
         groups: of models that live in one process.
         caller: the program whose functions the models are; None if models have code.
+        extras_of: reads configurations for further APIs.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """
 
     launcher: StubLauncher
     services: StubServices
     router: ModelRouter
+    extras_of: ExtrasOf = no_extras
     settings: ModelSettings = field(default_factory=ModelSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     backends: BackendPlaces = field(default_factory=BackendPlaces)

@@ -20,7 +20,6 @@ from pybackend.modelconfig.known_backends import known_backend
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import check_instances, finish_config, on_cpu, planned_instances
 from pybackend.modelconfig.normalisation import with_scheduling
-from pybackend.modelconfig.openai_tensors import openai_tensors_of
 from pybackend.modelconfig.options import ModelOptions, options_of
 from pybackend.modelconfig.schema import (
     InstanceSpec,
@@ -32,7 +31,7 @@ from pybackend.modelconfig.schema import (
     rate_limit_of,
 )
 from pybackend.modelconfig.sequences import hidden_outputs, is_iterative, sequences_of
-from pybackend.modelconfig.signature import ModelSignature, signature_of
+from pybackend.modelconfig.signature import ExtrasOf, ModelSignature, signature_of
 from pybackend.modelconfig.validation import validate
 from pybackend.modelconfig.warmup import WarmupSample, warmup_samples
 from pybackend.scheduler.sequence_inputs import ImplicitStates
@@ -104,13 +103,18 @@ def config_on_this_machine(config: ModelConfig, host: ModelHost) -> tuple[ModelC
 
 
 def completed_version(
-    config: ModelConfig, directory: Path, digest: bytes = b"", *, validate_outputs: bool = False
+    config: ModelConfig,
+    directory: Path,
+    extras_of: ExtrasOf,
+    digest: bytes = b"",
+    *,
+    validate_outputs: bool = False,
 ) -> CompletedVersion:
     """Read the files in the model directory that a completed, validated configuration names. Blocking.
 
     ``validate_outputs`` is for a model that does not say.
     """
-    signature = signature_of(config, read_labels(config, directory), openai_tensors_of(config))
+    signature = signature_of(config, read_labels(config, directory), extras_of(config))
     has_sequences = config.scheduling is Scheduling.SEQUENCE_BATCHING
     return CompletedVersion(
         config=config,
@@ -178,7 +182,9 @@ class VersionLoader:
             digest = await apart(files, version_digest, source, config)
         warn_without_cache(host.cache, config)
         strict = host.settings.validate_outputs
-        return await apart(files, completed_version, config, source.directory, digest, validate_outputs=strict)
+        return await apart(
+            files, completed_version, config, source.directory, host.extras_of, digest, validate_outputs=strict
+        )
 
     async def open(self) -> list[InstanceSpec]:
         """Check and prepare everything that must be right before the model's code can run; the first step of a load.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig, TensorConfig
+from pybackend.modelconfig.signature import ModelSignature
 from pybackend.spelling import closest
 from pybackend_wire.model_options import OPENAI_PREFIX
 
@@ -36,6 +37,12 @@ class OpenAiTensors:
     @property
     def embeds(self) -> bool:
         return bool(self.embedding)
+
+
+def openai_tensors_in(signature: ModelSignature) -> OpenAiTensors | None:
+    """The tensors of a signature; None if OpenAI's routes cannot use the model."""
+    found = signature.extras.get("openai")
+    return found if isinstance(found, OpenAiTensors) else None
 
 
 class _Role(NamedTuple):

@@ -1,16 +1,18 @@
 """A model's inputs and outputs: the part of a configuration that every request is checked against."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
-from pybackend.errors import ModelConfigError
-from pybackend.modelconfig.openai_tensors import OpenAiTensors
 from pybackend.modelconfig.schema import ModelConfig, TensorConfig
 from pybackend_wire.dtypes import ITEMSIZE
 
-_COLUMNS = "MLFLOW_COLUMNS"
+ExtrasOf = Callable[[ModelConfig], Mapping[str, object]]
+"""The meaning of a completed configuration for further APIs, by their names. Raises ModelConfigError: it contradicts itself."""
+
+
+def no_extras(_config: ModelConfig) -> Mapping[str, object]:
+    """For a server without further APIs."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class ModelSignature:
     max_batch_size: int  # 0 if requests carry no batch dimension
     inputs: Mapping[str, TensorSignature]  # by name, in configured order
     outputs: Mapping[str, TensorSignature]  # by name, in configured order
-    openai: OpenAiTensors | None = None  # those that OpenAI's routes use; None if these cannot use the model
-    columns: tuple[str, ...] = ()  # names of the columns in the only input, as MLflow's routes know them
+    # the meaning of the tensors for further APIs, by the names of their rows in :mod:`pybackend.plugins`
+    extras: Mapping[str, object] = field(default_factory=dict)
     required_input_count: int = field(init=False)  # number of inputs that every request must have
     has_reshape: bool = field(init=False)  # some tensor's shape differs between clients and the model
 
@@ -63,34 +65,19 @@ class ModelSignature:
 
 
 def signature_of(
-    config: ModelConfig, labels: Mapping[str, tuple[bytes, ...]] | None = None, openai: OpenAiTensors | None = None
+    config: ModelConfig,
+    labels: Mapping[str, tuple[bytes, ...]] | None = None,
+    extras: Mapping[str, object] | None = None,
 ) -> ModelSignature:
-    """The signature of a finished configuration, with labels from its label files. Raises ModelConfigError for wrong columns."""
+    """The signature of a finished configuration, with labels from its label files."""
     known = labels or {}
     return ModelSignature(
         config.name,
         config.max_batch_size,
         {tensor.name: _tensor_signature(tensor) for tensor in config.inputs},
         {tensor.name: _tensor_signature(tensor, known.get(tensor.name, ())) for tensor in config.outputs},
-        openai,
-        _columns(config),
+        extras or {},
     )
-
-
-def _columns(config: ModelConfig) -> tuple[str, ...]:
-    text = config.parameters.get(_COLUMNS)
-    if text is None or len(config.inputs) != 1:
-        return ()
-    try:
-        columns = msgspec.json.decode(text, type=tuple[str, ...])
-    except (msgspec.DecodeError, UnicodeError):
-        columns = ()
-    if not columns or len(set(columns)) < len(columns):
-        raise ModelConfigError(
-            f"model '{config.name}': parameters {_COLUMNS} must be a JSON list of different names of columns, it "
-            f"is {text[:200]!r} ({config.source})"
-        )
-    return columns
 
 
 def _tensor_signature(tensor: TensorConfig, labels: tuple[bytes, ...] = ()) -> TensorSignature:

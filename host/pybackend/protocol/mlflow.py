@@ -18,6 +18,7 @@ from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor, shape_text
 from pybackend.inference.validation import validate_header
+from pybackend.modelconfig.mlflow_columns import columns_in
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.json.infer_response import encode_document, json_values
 from pybackend.protocol.json.parameters import custom_parameter
@@ -241,7 +242,7 @@ def _are_numbers(columns: Sequence[str]) -> bool:
 
 def _matrix(table: _Table, signature: ModelSignature) -> Sequence[Any]:
     """The rows of a table for a model with one input, with the columns in the model's order."""
-    names = signature.columns
+    names = columns_in(signature)
     if not names or table.columns == names or (_are_numbers(table.columns) and len(table.columns) == len(names)):
         return table.rows
     lacking = [name for name in names if name not in table.columns]

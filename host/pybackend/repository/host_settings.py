@@ -15,6 +15,7 @@ from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.host import ModelHost, ModelRouter
 from pybackend.modelconfig.backends import BackendPlaces, shipped_backends
+from pybackend.modelconfig.signature import ExtrasOf
 from pybackend.process.caller import Caller
 from pybackend.process.launcher import StubLauncher
 from pybackend.sandbox.runtime_directory import runtime_places
@@ -28,6 +29,7 @@ def make_host(
     launcher: StubLauncher,
     services: StubServices,
     router: ModelRouter,
+    extras_of: ExtrasOf,
     cache: ResponseCache | None = None,
     disconnect_slow_clients: DisconnectSlowClients = no_clients,
 ) -> ModelHost:
@@ -38,6 +40,7 @@ def make_host(
         launcher=launcher,
         services=services,
         router=router,
+        extras_of=extras_of,
         settings=settings.models,
         metrics=settings.metrics,
         gpus=find_gpus(),

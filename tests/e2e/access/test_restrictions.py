@@ -8,10 +8,11 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 
-from pybackend.frontend.access.groups import grpc_group, http_group
+from pybackend.frontend.access.groups import grpc_group
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.plugins import APIS, installed_apis
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import ApiGroup
 from tests.e2e.access.conftest import BODY, grpc_inputs
@@ -295,16 +296,17 @@ def test_the_document_says_which_headers_are_needed(server):
 
 def test_every_route_has_a_group(repository):
     """A new route must not be open by oversight."""
+    apis = installed_apis(APIS)
 
     async def routes():
         async with engine_on(repository) as engine:
             frontend = InferFrontend(engine, BodyLimits(), ClientMemory(1 << 30))
-            return {route.path for route in make_app(frontend, openai=True, mlflow=True).routes}
+            return {route.path for route in make_app(frontend, apis).routes}
 
     paths = asyncio.run(routes()) - {"/", "/docs", "/docs/{name}", "/openapi.json"}
     assert len(paths) > 20
-    assert {path for path in paths if http_group(path) is None} == set()
-    assert {group for path in paths if (group := http_group(path))} <= set(ApiGroup)
+    assert {path for path in paths if apis.group_of(path) is None} == set()
+    assert {group for path in paths if (group := apis.group_of(path))} <= set(ApiGroup)
     service = triton.service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     assert {each.name for each in service.methods if grpc_group(f"/{service.full_name}/{each.name}") is None} == set()
     assert grpc_group("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo") is None

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.infer_frontend import InferFrontend
@@ -87,7 +88,7 @@ async def serve(repository, ports, stop):
         outer.mount("/mounted", app)
         outer.mount("", app)
         slow = InferFrontend(engine, limits, frontend.client_memory, fast_paths=False)
-        cloud = CloudApp(CLOUD, make_app(frontend), Restrictions(()), lambda: None)
+        cloud = CloudApp(CLOUD, make_app(frontend), Restrictions(()), Apis().group_of, lambda: None)
         servers = [
             HttpServer(app, frontend.client_memory, frontend),
             HttpServer(make_app(slow), frontend.client_memory, slow),

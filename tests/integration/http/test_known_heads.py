@@ -8,7 +8,6 @@ import pytest
 
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
-from pybackend.frontend.access.groups import http_group
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.flow import ClientMemory
@@ -19,6 +18,7 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.request_reader import RequestReader
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
+from pybackend.plugins import installed_apis
 from pybackend.protocol.limits import BodyLimits
 from tests.support.connection import head, post
 from tests.support.engine import engine_on
@@ -207,7 +207,9 @@ def test_credentials_are_not_kept(tmp_path, parsed, fields, forwards):
     async def main():
         limits = BodyLimits()
         async with engine_on(tmp_path) as engine:
-            guard = HttpGuard("http", Guard(ApiKeys(keys), Restrictions(()), http_group), engine.refusals)
+            guard = HttpGuard(
+                "http", Guard(ApiKeys(keys), Restrictions(()), installed_apis().group_of), engine.refusals
+            )
             forwarded = forwards and ForwardedHeaders(forwards)
             memory = ClientMemory(1 << 30)
             frontend = InferFrontend(engine, limits, memory, guard=guard, forwards=forwarded)

@@ -11,7 +11,6 @@ _BY_END = {
     "infer": ApiGroup.INFERENCE,
     "generate": ApiGroup.INFERENCE,
     "generate_stream": ApiGroup.INFERENCE,
-    "invocations": ApiGroup.INFERENCE,
 }
 """Routes of a model, by the last part of their path."""
 
@@ -26,28 +25,9 @@ _BY_BEGIN = {
 """Other routes, by the first part of their path after ``/v2``."""
 
 
-_OF_MLFLOW = {
-    "invocations": ApiGroup.INFERENCE,
-    "ping": ApiGroup.HEALTH,
-    "health": ApiGroup.HEALTH,
-    "version": ApiGroup.METADATA,
-}
-"""The routes of MLflow's server."""
-
-OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
-"""Begin the paths of OpenAI's API."""
-
-
 def http_group(path: str) -> ApiGroup | None:
-    """The group of a route; None for a path that belongs to none.
-
-    The path is decoded, without the query. A line break at its end is ignored, as the router ignores it.
-    """
-    root, *parts = path.removesuffix("\n").split("/")
-    if not root and is_openai(path):
-        return _openai_group(parts[parts.index("v1") + 1 :])
-    if not root and len(parts) == 1 and parts[0] in _OF_MLFLOW:
-        return _OF_MLFLOW[parts[0]]
+    """The group of a route of the v2 protocol; None for a path that belongs to none. The path is decoded, without the query."""
+    root, *parts = path.split("/")
     if root or parts[:1] != ["v2"]:
         return None
     match parts[1:]:
@@ -62,25 +42,6 @@ def http_group(path: str) -> ApiGroup | None:
         case [begin, *_]:
             return _BY_BEGIN.get(begin)
     return None
-
-
-def is_openai(path: str) -> bool:
-    """Whether a path is one of OpenAI's API, whose errors have another form."""
-    return path.startswith(OPENAI_PREFIXES)
-
-
-def is_mlflow(path: str) -> bool:
-    """Whether a path is one of MLflow's predictions, whose errors have another form."""
-    return path.endswith("/invocations")
-
-
-def _openai_group(parts: list[str]) -> ApiGroup | None:
-    match parts:
-        case ["models"]:
-            return ApiGroup.MODEL_REPOSITORY
-        case ["models", *_]:  # a name may have slashes
-            return ApiGroup.METADATA
-    return ApiGroup.INFERENCE
 
 
 def _group_of_model(parts: list[str]) -> ApiGroup | None:

@@ -8,13 +8,10 @@ from typing import Any
 
 from pybackend.engine.answers import AnswerCounts
 from pybackend.errors import ErrorCode
-from pybackend.frontend.access.groups import is_mlflow, is_openai
 from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
+from pybackend.frontend.http.api import Apis
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.tensor import Buffer
-from pybackend.protocol.documents.metadata import encode_error
-from pybackend.protocol.mlflow import mlflow_error
-from pybackend.protocol.openai.answer import openai_error
 
 STATUS: dict[ErrorCode, HTTPStatus] = {
     ErrorCode.UNKNOWN: HTTPStatus.BAD_REQUEST,
@@ -31,18 +28,12 @@ INTERNAL = "internal error: see the server's log"
 """The answer to a mistake of the server's own."""
 
 
-def error_body(path: str, message: str, status: int) -> bytes:
-    """The body of an error, in the form of the API to which a path belongs."""
-    if is_mlflow(path):
-        return mlflow_error(message, status)
-    return openai_error(message, status) if is_openai(path) else encode_error(message)
-
-
 class AnswerWriter:
     """The answers of one connection, one after the other."""
 
-    def __init__(self, transport: Any, flow: Flow, answers: AnswerCounts) -> None:
+    def __init__(self, transport: Any, flow: Flow, answers: AnswerCounts, apis: Apis) -> None:
         self._transport = transport
+        self._apis = apis
         self._flow = flow
         self._answers = answers
         self.keep_alive = True  # further requests may follow the current one
@@ -68,7 +59,7 @@ class AnswerWriter:
         ``target`` is the request's, and may be missing.
         """
         self._answers.add(str(int(status)))
-        body = error_body(target.decode("latin-1"), message, status)
+        body = self._apis.error_body(target.decode("latin-1"), message, status)
         if record is not None:
             record.status, record.sent_bytes = status, len(body)
         self._transport.write(

@@ -17,16 +17,14 @@ from pybackend.engine.answers import RefusalReason
 from pybackend.engine.description import ModelDescription
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.groups import is_mlflow, is_openai
 from pybackend.frontend.http import (
     control_routes,
     documentation,
     generate_route,
     infer_route,
-    mlflow_routes,
-    openai_routes,
 )
-from pybackend.frontend.http.answer_writer import INTERNAL, STATUS, error_body
+from pybackend.frontend.http.answer_writer import INTERNAL, STATUS
+from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.arrival import SlowSenderError
 from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
@@ -56,17 +54,10 @@ _ADVICE = {
 }
 """Advice behind the reason of a refusal, by status."""
 
-_OPENAI_ADVICE = ": there are chat/completions, completions, embeddings and models"
-_OPENAI_IS_OFF = ": OpenAI's routes are off, `pybackend serve --allow-openai` has them"
-_MLFLOW_IS_OFF = ": MLflow's routes are off, `pybackend serve --allow-mlflow` has them"
 
-
-def make_app(frontend: InferFrontend, *, openai: bool = False, mlflow: bool = False) -> FastAPI:
-    """The application, with or without the routes of OpenAI and MLflow.
-
-    ``frontend`` is what its routes share with the connections, and has the engine.
-    """
-    engine = frontend.engine
+def make_app(frontend: InferFrontend, apis: Apis | None = None) -> FastAPI:
+    """The application; ``frontend`` is what its routes share with the connections, ``apis`` are served beside v2."""
+    engine, apis = frontend.engine, apis or Apis()
     app = documentation.DocumentedApp(
         frontend,
         title="pybackend",
@@ -80,29 +71,30 @@ def make_app(frontend: InferFrontend, *, openai: bool = False, mlflow: bool = Fa
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         advice = _ADVICE.get(error.status_code, "")
-        if error.status_code == HTTPStatus.NOT_FOUND and is_openai(request.scope["path"]):
-            advice = _OPENAI_ADVICE if openai else _OPENAI_IS_OFF
-        elif error.status_code == HTTPStatus.NOT_FOUND and is_mlflow(request.scope["path"]):
-            advice = "" if mlflow else _MLFLOW_IS_OFF
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            of_api = apis.advice(request.scope["path"])
+            advice = advice if of_api is None else of_api
         path = request.scope.get("raw_path") or request.url.path.encode()
         message = f"{request.method} {path.decode('latin-1')}: {error.detail}"
         engine.refusals.add(HTTP_CLIENT.protocol, RefusalReason.UNKNOWN_ROUTE, message, sender=client_address(request))
-        body = error_body(request.scope["path"], error.detail + advice, error.status_code)
+        body = apis.error_body(request.scope["path"], error.detail + advice, error.status_code)
         return Response(body, error.status_code, headers=error.headers, media_type=_JSON)
+
+    async def unexpected_error(request: Request, _error: Exception) -> Response:
+        # The mistake of the server's own is logged by the server that runs the application.
+        body = apis.error_body(request.scope["path"], INTERNAL, 500)
+        return Response(body, 500, {"connection": "close"}, media_type=_JSON)
 
     app.add_middleware(SlashesInNames)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(InferenceError, _inference_error)
-    app.add_exception_handler(Exception, _unexpected_error)
+    app.add_exception_handler(Exception, unexpected_error)
     _add_health(app, engine)
     _add_metadata(app, engine)
     _add_processes(app, engine)
     infer_route.add(app, frontend)
     generate_route.add(app, frontend)
-    if openai:
-        openai_routes.add(app, frontend)
-    if mlflow:
-        mlflow_routes.add(app, frontend)
+    apis.add_routes(app, frontend)
     control_routes.add_repository(app, frontend)
     control_routes.add_settings(app, frontend)
     control_routes.add_shared_memory(app, frontend)
@@ -220,11 +212,6 @@ async def _inference_error(_request: Request, error: Exception) -> Response:
     elif isinstance(error, SlowSenderError):
         headers["connection"] = "close"
     return Response(encode_error(error.message), STATUS[error.code], headers, media_type=_JSON)
-
-
-async def _unexpected_error(request: Request, _error: Exception) -> Response:
-    """The answer to a mistake of the server's own, which is logged by the server that runs the application."""
-    return Response(error_body(request.scope["path"], INTERNAL, 500), 500, {"connection": "close"}, media_type=_JSON)
 
 
 _INFER = ("POST /v2/models/{}/infer",)

@@ -12,11 +12,10 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.groups import http_group
 from pybackend.frontend.access.restrictions import Headers, Restrictions, only_value
 from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.protocol.documents.metadata import encode_error
-from pybackend.settings import CloudSettings
+from pybackend.settings import ApiGroup, CloudSettings
 
 _JSON = "application/json"
 _LENGTH_FIELD = b"inference-header-content-length"
@@ -31,8 +30,14 @@ class CloudApp:
     """
 
     def __init__(
-        self, settings: CloudSettings, v2: FastAPI, restrictions: Restrictions, only_model: Callable[[], str | None]
+        self,
+        settings: CloudSettings,
+        v2: FastAPI,
+        restrictions: Restrictions,
+        group_of: Callable[[str], ApiGroup | None],
+        only_model: Callable[[], str | None],
     ) -> None:
+        self._group_of = group_of
         self._settings = settings
         self._v2 = v2
         self._restrictions = restrictions
@@ -70,7 +75,7 @@ class CloudApp:
             redirect = only_value(headers, settings.redirect_header.encode()) if settings.redirect_header else None
             if redirect is not None:
                 path = "/" + redirect.decode("latin-1").lstrip("/")
-                refusal = self._restrictions.refusal(http_group(path), headers)
+                refusal = self._restrictions.refusal(self._group_of(path), headers)
                 if refusal is not None:
                     return _refusal(403, refusal)
                 method = self._method(path, headers)

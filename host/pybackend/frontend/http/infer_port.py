@@ -5,6 +5,7 @@ import socket
 from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.connection import FULL, Exchange, HttpConnection, HttpPort
 from pybackend.frontend.http.fast_path import FastPath
 from pybackend.frontend.http.guard import Cors, HttpGuard
@@ -28,8 +29,9 @@ class InferPort(HttpPort):
         guard: HttpGuard | None = None,
         cors: Cors | None = None,
         rules: Guard | None = None,
+        apis: Apis | None = None,
     ) -> None:
-        super().__init__(client_memory, request_log, guard, cors)
+        super().__init__(client_memory, request_log, guard, cors, apis or Apis())
         self._infer = infer
         self._fast: FastPath | None = None
         if infer is not None:

@@ -15,7 +15,6 @@ from fastapi import FastAPI, Request, Response
 from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.groups import OPENAI_PREFIXES
 from pybackend.frontend.http.arrival import Arrival
 from pybackend.frontend.http.event_stream import EventStream
 from pybackend.frontend.http.infer_frontend import InferFrontend, read_fields
@@ -24,6 +23,7 @@ from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
+from pybackend.modelconfig.openai_tensors import openai_tensors_in
 from pybackend.protocol.openai.answer import (
     DONE,
     MOST_ANSWER_BYTES,
@@ -63,10 +63,10 @@ _COMPLETION = object_schema("model", "prompt", **_MODEL_MEMBER, prompt={"type": 
 _EMBEDDING = object_schema("model", "input", **_MODEL_MEMBER, input={"type": "string"})
 
 
-def add(app: FastAPI, frontend: InferFrontend) -> None:
-    """Add the routes to an application."""
+def add(app: FastAPI, frontend: InferFrontend, prefixes: Sequence[str]) -> None:
+    """Add the routes to an application, below each of these paths."""
     routes = OpenAiRoutes(frontend)
-    for prefix in OPENAI_PREFIXES:
+    for prefix in prefixes:
         for method, path, summary, answer, schema in (
             ("POST", "chat/completions", "Answer a chat, as OpenAI's API does", routes.chat, _CHAT),
             ("POST", "completions", "Continue texts, as OpenAI's API does", routes.completion, _COMPLETION),
@@ -131,7 +131,7 @@ class OpenAiRoutes:
 
     def _serves(self, name: str) -> bool:
         try:
-            return self._engine.describe(name).signature.openai is not None
+            return openai_tensors_in(self._engine.describe(name).signature) is not None
         except InferenceError:
             return False
 
@@ -162,7 +162,7 @@ class OpenAiRoutes:
         """The admission of one inference request; it is counted if there is none."""
         try:
             admission = self._engine.open(name, "", _SENDER)
-            if admission.signature.openai is None:
+            if openai_tensors_in(admission.signature) is None:
                 raise OpenAiError(
                     f"model '{name}' has no tensors that OpenAI's routes know: name them by its parameters OPENAI_*, or ask "
                     f"/v2/models/{name}/infer",
@@ -192,7 +192,7 @@ class OpenAiRoutes:
     async def _submitted(self, request: Request, asked: TextRequest, stack: AsyncExitStack) -> list[_Growing]:
         """The streams of all requested texts."""
         admission = self._open(request, asked.model)
-        tensors = admission.signature.openai
+        tensors = openai_tensors_in(admission.signature)
         assert tensors is not None
         made = self._parsed(request, partial(text_requests, asked, admission.signature, admission.model_version))
         growing = []
@@ -223,8 +223,9 @@ class OpenAiRoutes:
         """The embeddings of all texts, in their order, and the number of tokens that the model tells."""
         admission = self._open(request, asked.model)
         signature = admission.signature
-        assert signature.openai is not None
-        name, count_name = signature.openai.embedding, signature.openai.prompt_tokens
+        tensors = openai_tensors_in(signature)
+        assert tensors is not None
+        name, count_name = tensors.embedding, tensors.prompt_tokens
         made = self._parsed(request, partial(embedding_requests, asked, signature, admission.model_version))
         places = asyncio.Semaphore(_AT_ONCE)
 

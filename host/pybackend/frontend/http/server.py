@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from pybackend.engine.answers import AnswerCounts
 from pybackend.frontend.flow import ClientMemory
+from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.infer_frontend import InferFrontend
@@ -212,9 +213,10 @@ class HttpServer(InferPort):
         request_log: RequestLog | None = None,
         guard: HttpGuard | None = None,
         cors: Cors | None = None,
+        apis: Apis | None = None,
     ) -> None:
         rules = None if guard is None else guard.guard
-        super().__init__(client_memory, infer, request_log=request_log, guard=guard, cors=cors, rules=rules)
+        super().__init__(client_memory, infer, request_log=request_log, guard=guard, cors=cors, rules=rules, apis=apis)
         self._app = AsgiApp(app, self.answers)
 
     def begin_other(self, connection: HttpConnection, head: RequestHead) -> Exchange:

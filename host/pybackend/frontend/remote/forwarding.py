@@ -38,7 +38,9 @@ class ForwardingPort(InferPort):
     ) -> None:
         guard = rules.http_guard()
         self._rules = None if guard is None else guard.guard
-        super().__init__(infer.client_memory, infer, request_log=request_log, cors=rules.cors, rules=self._rules)
+        super().__init__(
+            infer.client_memory, infer, request_log=request_log, cors=rules.cors, rules=self._rules, apis=rules.apis
+        )
         self._tunneller = tunneller
         self._engine = engine
         self._tunnels: dict[HttpConnection, HttpTunnel] = {}

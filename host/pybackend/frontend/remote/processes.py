@@ -43,7 +43,7 @@ from pybackend_wire.errors import RemoteProtocolError
 
 log = logging.getLogger(__name__)
 
-_PROGRAM = "pybackend.frontend.remote.program"
+_PROGRAM = "pybackend.front_end"
 
 BUSY_S = 10.0
 """CPU time that a front end may use before it answers."""

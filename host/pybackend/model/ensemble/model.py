@@ -22,7 +22,6 @@ from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.ensemble import steps_of, validate_connections, with_decoupled
 from pybackend.modelconfig.labels import Labels, read_labels
-from pybackend.modelconfig.openai_tensors import openai_tensors_of
 from pybackend.modelconfig.signature import signature_of
 from pybackend.modelconfig.validation import validate_cache
 
@@ -102,7 +101,7 @@ class EnsembleModel(Model):
             for step, model in zip(self._steps, models, strict=True)
             for inner, tensor in step.outputs.items()
         }
-        self.signature = signature_of(self._configured, of_parts | self._labels, openai_tensors_of(self._configured))
+        self.signature = signature_of(self._configured, of_parts | self._labels, self._host.extras_of(self._configured))
         self._requests.signature = self.signature
         streams = any(model.config.decoupled for model in models)
         self.config = with_decoupled(self._configured) if streams else self._configured

@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.tensor import InputTensor
-from pybackend.modelconfig.openai_tensors import ALWAYS_TRUE, ASKS_PREFIX, OpenAiTensors
+from pybackend.modelconfig.openai_tensors import ALWAYS_TRUE, ASKS_PREFIX, OpenAiTensors, openai_tensors_in
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.json.parameters import custom_parameter
 from pybackend_wire.bytes_tensor import encode_elements
@@ -303,7 +303,7 @@ def parse_embedding_request(body: bytes) -> EmbeddingRequest:
 
 def text_requests(asked: TextRequest, signature: ModelSignature, version: str) -> list[InferenceRequest]:
     """An inference request for each requested text, prompt by prompt; raises :class:`OpenAiError`."""
-    tensors = signature.openai
+    tensors = openai_tensors_in(signature)
     assert tensors is not None
     name = _prompt_input(asked, tensors)
     if asked.logprobs is not None and not tensors.logprobs:
@@ -399,7 +399,7 @@ def _element(signature: ModelSignature, name: str, datatype: str, data: bytes, r
 
 def embedding_requests(asked: EmbeddingRequest, signature: ModelSignature, version: str) -> list[InferenceRequest]:
     """Inference requests for all texts, in their order, each with as many as the model takes at a time."""
-    tensors = signature.openai
+    tensors = openai_tensors_in(signature)
     assert tensors is not None
     if not (tensors.embedding and tensors.embedding_text):
         raise OpenAiError(

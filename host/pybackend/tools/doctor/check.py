@@ -23,6 +23,7 @@ from pybackend.modelconfig.options import process_group_of, sandbox_options_of, 
 from pybackend.modelconfig.schema import ModelConfig, instances
 from pybackend.modelconfig.validation import validate_cache
 from pybackend.observability.logging import collected_warnings
+from pybackend.plugins import signature_extras
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
@@ -184,7 +185,7 @@ class _Checker:
         try:
             finished = finish_config(config, None, len(host.gpus.found), host.gpus.summary)
             instances(finished)
-            version = completed_version(finished, directory)
+            version = completed_version(finished, directory, signature_extras)
         except ModelLoadError as error:
             if not unsure:
                 report.add_error(error)
@@ -283,7 +284,7 @@ def model_host(settings: Settings) -> Iterator[ModelHost]:
     """
     launcher = StubLauncher(stage_bundle())
     services = ModelServices()
-    host = make_host(settings, launcher, services, EngineRouter(services))
+    host = make_host(settings, launcher, services, EngineRouter(services), signature_extras)
     try:
         yield host
     finally:

@@ -33,9 +33,13 @@ from pybackend.frontend.tls import HandedCertificates, Pem
 from pybackend.observability.access_log import Access, AccessLog
 from pybackend.observability.logging import LOG
 from pybackend.observability.unexpected import log_unexpected, repeat
+from pybackend.plugins import installed_apis
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import ApiKeySettings, Settings
 from pybackend_wire.errors import RemoteProtocolError
+
+_APIS = installed_apis()
+"""They are loaded before the process is confined."""
 
 _GC_THRESHOLD = 20_000
 _LONGEST_S = 30 * 24 * 3600.0
@@ -112,7 +116,7 @@ class FrontEnd:
             api_keys = ApiKeySettings(Path(), begin.exempt)
         settings = Settings((), http=begin.http, grpc=begin.grpc, api_keys=api_keys)
         engine: Any = self._engine
-        rules = AccessRules(settings, engine.refusals, is_handed=True, keys=self._keys)
+        rules = AccessRules(settings, engine.refusals, _APIS, is_handed=True, keys=self._keys)
         self._engine.memory.clients = client_memory = ClientMemory(begin.memory_limit_bytes)
         infer = InferFrontend(
             engine,
