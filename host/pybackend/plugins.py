@@ -18,6 +18,7 @@ from pybackend.errors import SettingError
 if TYPE_CHECKING:
     from pybackend.flag import FlagOwner
     from pybackend.frontend.http.api import Api, Apis
+    from pybackend.frontend.http.further_port import FurtherPorts
     from pybackend.model.cache.kind import CacheKind
     from pybackend.modelconfig.schema import ModelConfig
     from pybackend.repository.remote import RemoteStorage
@@ -80,6 +81,20 @@ _EXTRAS: Mapping[str, Row[Callable[[ModelConfig], object]]] = {
     "mlflow": Row(MLFLOW.what, "pybackend.modelconfig.mlflow_columns", "columns_of"),
 }
 
+CLOUDS: Row[FurtherPorts] = Row(
+    "the ports for SageMaker and Vertex AI",
+    "pybackend.frontend.http.clouds",
+    "CLOUDS",
+    (
+        "--allow-sagemaker",
+        "--sagemaker-port",
+        "--sagemaker-safe-port-range",
+        "--allow-vertex-ai",
+        "--vertex-ai-port",
+        "--vertex-ai-default-model",
+    ),
+)
+
 CONSOLE: Row[Companion] = Row("the console", "pybackend.tools.console.companion", "CONSOLE", ("--console",))
 
 RAY: Row[Runner] = Row(
@@ -99,6 +114,8 @@ RAY: Row[Runner] = Row(
     ),
 )
 
+FURTHER_PORTS: Mapping[str, Row[FurtherPorts]] = {"clouds": CLOUDS}
+
 COMPANIONS: Sequence[Row[Companion]] = (CONSOLE,)
 """Programs that run beside a server, in separate processes."""
 
@@ -116,6 +133,11 @@ def installed_apis(served: Collection[str] = ()) -> Apis:
 def signature_extras(config: ModelConfig) -> Mapping[str, object]:
     """The meaning of a configuration for the installed APIs; see :data:`pybackend.modelconfig.signature.ExtrasOf`."""
     return {name: extra for name, read in _installed(_EXTRAS).items() if (extra := read(config))}
+
+
+def further_port_owners() -> Collection[FurtherPorts]:
+    """The objects that open further ports, of the packages that are installed."""
+    return _installed(FURTHER_PORTS).values()
 
 
 def flag_owners() -> Mapping[Row[FlagOwner], FlagOwner]:
@@ -138,4 +160,4 @@ def require_owner(flag: str) -> None:
             row.load()
 
 
-_WITH_FLAGS: Sequence[Row[FlagOwner]] = (*_API_FLAGS, *COMPANIONS, *RUNNERS.values())
+_WITH_FLAGS: Sequence[Row[FlagOwner]] = (*_API_FLAGS, CLOUDS, *COMPANIONS, *RUNNERS.values())

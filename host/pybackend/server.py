@@ -30,7 +30,6 @@ from pybackend.frontend.grpc.connection import connections, start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.http import diagnostics_routes
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.cloud import CloudApp
 from pybackend.frontend.http.connection import HttpConnection
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
@@ -47,7 +46,7 @@ from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import DETAIL, LOG
 from pybackend.observability.tracing.tracer import Tracer, make_recorder
 from pybackend.observability.unexpected import log_unexpected, repeat
-from pybackend.plugins import CACHES, installed_apis, signature_extras
+from pybackend.plugins import CACHES, FURTHER_PORTS, installed_apis, signature_extras
 from pybackend.process.bundle import remove_unused_bundles
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
@@ -56,7 +55,7 @@ from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.remote import RemoteRepositories
 from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
-from pybackend.settings import ALL_ADDRESSES, CloudSettings, Settings
+from pybackend.settings import ALL_ADDRESSES, FurtherPortSettings, Settings
 from pybackend.threads import start_thread
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class _Sockets:
     http: list[socket.socket] = field(default_factory=list)
     grpc: list[socket.socket] = field(default_factory=list)
     metrics: socket.socket | None = None
-    clouds: dict[CloudSettings, socket.socket] = field(default_factory=dict)
+    further: dict[FurtherPortSettings, socket.socket] = field(default_factory=dict)
     http_tls: PortCertificates | None = None
     grpc_tls: PortCertificates | None = None
 
@@ -122,7 +121,7 @@ class Server:
         self._http: HttpServer | None = None
         self._grpc: GrpcFrontend | None = None
         self._metrics: HttpServer | None = None
-        self._clouds: list[HttpServer] = []
+        self._further: list[HttpServer] = []
         self._shared: list[tuple[str, list[socket.socket], Callable[[], Awaitable[None]], str]] = []
         self._measuring: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -206,7 +205,7 @@ class Server:
     def leave_to_parent(self) -> None:
         """In a forked child of the process: let go of the ports, which are the parent's."""
         sockets = self._sockets
-        for sock in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.clouds.values()):
+        for sock in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.further.values()):
             if sock is not None and sock.fileno() >= 0:
                 os.close(sock.detach())
 
@@ -241,10 +240,10 @@ class Server:
                 sockets.grpc = bind_all(grpc.address, grpc.port, "GRPC", reuse_port=grpc.reuse_port)
             if http.metrics_enabled:
                 sockets.metrics = bind(http.metrics_address, http.metrics_port, "Metrics")
-            for cloud in self._settings.clouds:
-                sockets.clouds[cloud] = bind(ALL_ADDRESSES, cloud.port, cloud.name)
+            for further in self._settings.further_ports:
+                sockets.further[further] = bind(ALL_ADDRESSES, further.port, further.name)
         except ServerError:
-            for bound in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.clouds.values()):
+            for bound in (*sockets.http, *sockets.grpc, sockets.metrics, *sockets.further.values()):
                 if bound is not None:
                     release(bound)
             raise
@@ -300,21 +299,25 @@ class Server:
             rules.warn("metrics", sockets.metrics, secure=False)
             await self._metrics.start(sockets.metrics)
             log.info("Started Metrics Service at %s", address_of(sockets.metrics))
-        for cloud, sock in sockets.clouds.items():
-            translated = CloudApp(
-                cloud,
-                self.make_routes(rules.http_forwards),
-                rules.http_restrictions,
-                rules.apis.group_of,
-                self._repository.catalogue.only_name,
+        for further, sock in sockets.further.items():
+            translated = (
+                FURTHER_PORTS[further.owner]
+                .load()
+                .application(
+                    further,
+                    self.make_routes(rules.http_forwards),
+                    rules.http_restrictions,
+                    rules.apis.group_of,
+                    self._repository.catalogue.only_name,
+                )
             )
             server = HttpServer(
-                translated, self._client_memory, request_log=self._request_log, guard=rules.cloud_guard(cloud)
+                translated, self._client_memory, request_log=self._request_log, guard=rules.further_guard(further)
             )
-            self._clouds.append(server)
-            rules.warn(cloud.name, sock, secure=False)
+            self._further.append(server)
+            rules.warn(further.name, sock, secure=False)
             await server.start(sock)
-            log.info("Started %s HTTPService at %s", cloud.name, address_of(sock))
+            log.info("Started %s HTTPService at %s", further.name, address_of(sock))
 
     @cached_property
     def metrics(self) -> MetricsApp:
@@ -466,11 +469,11 @@ class Server:
 
     def _connection_count(self) -> int:
         if self._front_ends is not None:
-            return self._front_ends.connection_count + sum(cloud.connection_count for cloud in self._clouds)
+            return self._front_ends.connection_count + sum(port.connection_count for port in self._further)
         return sum(port.connection_count for port in self._ports())
 
     def _ports(self) -> list[HttpServer | GrpcFrontend | FrontEnds]:
-        return [port for port in (self._front_ends, self._http, self._grpc, *self._clouds) if port is not None]
+        return [port for port in (self._front_ends, self._http, self._grpc, *self._further) if port is not None]
 
     async def _drain(self, deadline_s: float) -> bool:
         answered = await self._repository.unload_all(deadline_s)

@@ -109,20 +109,16 @@ class ApiKeySettings:
 
 
 @dataclass(frozen=True)
-class CloudSettings:
-    """The front end for a cloud."""
+class FurtherPortSettings:
+    """A port with the v2 protocol in another form, on all addresses."""
 
-    name: str  # the cloud's, for the log
-    port: int  # port to bind; 0 takes a free one
+    owner: str  # the name of its row in :mod:`pybackend.plugins`
+    name: str  # for messages
+    port: int  # 0 takes a free one
     health_route: str  # path that tells whether the server should get requests
-    predict_route: str  # path of inference
-    media_type: str  # of bodies with binary tensors; the length of their JSON part follows
     exemption: KeyExemption  # opens the port to calls without API keys
-    health: str = "ready"  # ``ready`` or ``live``: the meaning of the health route
-    action: str = "infer"  # ``infer``, ``generate`` or ``generate_stream``: the form of requests
-    model: str = ""  # the model that answers; empty for the server's only one
-    model_source: str = ""  # the setting of ``model``, for messages
-    redirect_header: str = ""  # header that names another route of the v2 protocol, in lower case; empty for none
+    replaces_v2: bool  # HTTP and gRPC are served only if their flags say so
+    own: object  # what only its owner knows
 
 
 @dataclass(frozen=True)
@@ -316,7 +312,7 @@ class Settings:
     metrics: MetricsSettings = MetricsSettings()  # the contents of the metrics page
     api_keys: ApiKeySettings | None = None  # the keys that calls need; None if they need none
     pools_file: Path | None = None  # names the models of other servers; None if this one has all
-    clouds: tuple[CloudSettings, ...] = ()  # further ports, for clouds
+    further_ports: tuple[FurtherPortSettings, ...] = ()  # with the v2 protocol in other forms
     log: LogSettings = LogSettings()  # which log lines are written, and where
     trace: TraceSettings = TraceSettings()  # which requests are traced, and where to
     debug: DebugSettings = DebugSettings()  # models under a debugger

@@ -30,7 +30,6 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
-_PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _POOL = re.compile(r"\d+:\d+")
 
 
@@ -215,14 +214,6 @@ def origin(text: str) -> str:
     raise argparse.ArgumentTypeError(
         f"Got {text}, expected * or an origin as browsers send it: https://example.org or http://localhost:3000"
     )
-
-
-def port_range(text: str) -> tuple[int, int]:
-    """Read ``<first>-<last>``."""
-    found = _PORT_RANGE.fullmatch(text)
-    if found is None or not int(found[1]) <= int(found[2]) <= 65535:
-        raise argparse.ArgumentTypeError(f"Got {text}, expected two ports such as 8000-8100")
-    return int(found[1]), int(found[2])
 
 
 # Flags without effect

@@ -26,7 +26,6 @@ from pybackend.cli.flag_values import (
     origin,
     pattern,
     pool,
-    port_range,
     rate_limit_mode,
     repository_place,
     resource_count,
@@ -272,20 +271,6 @@ _ACCESS = (
     switch("--http-cors-credentials", "these pages may send cookies and certificates", default=False),
 )
 
-_CLOUDS = (
-    switch("--allow-sagemaker", "serve /ping and /invocations for Amazon SageMaker", default=False,
-           page="serve `/ping` and `/invocations` for [Amazon SageMaker](deploy.md#sagemaker)"),
-    Flag("--sagemaker-port", "PORT", "0 takes a free port", read=_PORT, default=8080, page=_FREE_PORT),
-    Flag("--sagemaker-safe-port-range", "FIRST-LAST",
-         "refuse to start if another endpoint's port is outside of this range",
-         read=port_range, default_text="any port"),
-    switch("--allow-vertex-ai", "serve Vertex AI; true if AIP_MODE is PREDICTION", default=False, depends=True,
-           page="serve [Vertex AI](deploy.md#vertex-ai); `true` if `AIP_MODE` is `PREDICTION`"),
-    Flag("--vertex-ai-port", "PORT", "0 takes a free port", read=_PORT, default_text="AIP_HTTP_PORT, else 8080",
-         page=_FREE_PORT),
-    Flag("--vertex-ai-default-model", "NAME", "model that answers predictions", default="", default_text="the only one"),
-)
-
 _SERVER = (
     Flag("--id", "NAME", "name in the server's metadata", "server_id", page="the server's name in `GET /v2`"),
     Flag("--exit-timeout-secs", "SECONDS", "how long running requests and `finalize` may take at shutdown",
@@ -405,7 +390,7 @@ _OWN_GROUPS = (
     FlagGroup("endpoints", _ENDPOINTS),
     FlagGroup("metrics", _METRICS),
     FlagGroup("access", _ACCESS),
-    FlagGroup("clouds", _CLOUDS),
+    FlagGroup("clouds", ()),
     FlagGroup("server", _SERVER),
     FlagGroup("log", _LOG),
     FlagGroup("traces", _TRACES),

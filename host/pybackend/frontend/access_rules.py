@@ -14,7 +14,7 @@ from pybackend.frontend.grpc.head import RESTRICTED_PREFIX, CallPolicy
 from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.listening import address_of, is_local
-from pybackend.settings import ApiGroup, CloudSettings, KeyExemption, Restriction, Settings
+from pybackend.settings import ApiGroup, FurtherPortSettings, KeyExemption, Restriction, Settings
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +60,13 @@ class AccessRules:
         guard = self._guard((), Restrictions(()), lambda _path: None)
         return None if guard is None else HttpGuard("metrics", guard, self._refusals)
 
-    def cloud_guard(self, cloud: CloudSettings) -> HttpGuard | None:
-        """The guard of the port for a cloud; None if all calls may pass."""
-        if cloud.exemption in self._exempt:
+    def further_guard(self, port: FurtherPortSettings) -> HttpGuard | None:
+        """The guard of a further port; None if all calls may pass."""
+        if port.exemption in self._exempt:
             return None
-        health = {cloud.health_route: ApiGroup.HEALTH}
+        health = {port.health_route: ApiGroup.HEALTH}
         guard = self._guard((), Restrictions(()), health.get)
-        return None if guard is None else HttpGuard(cloud.name, guard, self._refusals)
+        return None if guard is None else HttpGuard(port.name, guard, self._refusals)
 
     @property
     def http_restrictions(self) -> Restrictions:

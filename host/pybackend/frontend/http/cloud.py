@@ -14,8 +14,9 @@ from starlette.types import Message, Receive, Scope, Send
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.restrictions import Headers, Restrictions, only_value
 from pybackend.frontend.http.answer_writer import STATUS
+from pybackend.frontend.http.cloud_settings import CloudSettings
 from pybackend.protocol.documents.metadata import encode_error
-from pybackend.settings import ApiGroup, CloudSettings
+from pybackend.settings import ApiGroup
 
 _JSON = "application/json"
 _LENGTH_FIELD = b"inference-header-content-length"

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.normalisation import with_scheduling
 from pybackend.modelconfig.parser import parse_config_text
 from pybackend.modelconfig.schema import from_document
@@ -24,15 +23,6 @@ def test_tensors_in_configured_order() -> None:
     assert (first.datatype, first.dims, first.itemsize) == ("FP32", (2, 3), 4)
     assert (second.datatype, second.itemsize, second.optional) == ("BYTES", 0, True)
     assert found.outputs["O"].itemsize == 2
-
-
-def test_columns_of_the_only_input() -> None:
-    text = 'input { name: "I" data_type: TYPE_FP32 dims: 2 } parameters { key: "MLFLOW_COLUMNS" value { string_value: \'%s\' } }'
-    assert signature(text % '["b", "a"]').columns == ("b", "a")
-    assert signature(text % "[1]" + 'input { name: "J" data_type: TYPE_FP32 dims: 2 }').columns == ()
-    for wrong in ("a,b", "[1]", "[]", '["a", "a"]'):
-        with pytest.raises(ModelConfigError, match="MLFLOW_COLUMNS must be a JSON list of different names of columns"):
-            signature(text % wrong)
 
 
 @pytest.mark.parametrize(
