@@ -11,18 +11,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from pybackend.errors import SettingError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pybackend.flag import FlagOwner
+    from pybackend.frontend.calls.other_servers import OtherServersMaker
     from pybackend.frontend.http.api import Api, Apis
     from pybackend.frontend.http.further_port import FurtherPorts
     from pybackend.model.cache.kind import CacheKind
     from pybackend.modelconfig.schema import ModelConfig
     from pybackend.repository.remote import RemoteStorage
-    from pybackend.runner import Companion, Runner
+    from pybackend.runner import Companion, Runner, Serve
 
 Key = TypeVar("Key")
 Plugin_co = TypeVar("Plugin_co", covariant=True)
@@ -42,6 +45,12 @@ class Row(Generic[Plugin_co]):
     def load(self) -> Plugin_co:
         """The object. Raises SettingError: its package is not installed."""
         return cast("Plugin_co", _imported(self))
+
+    def load_if_installed(self) -> Plugin_co | None:
+        """The same; None if its package is not installed."""
+        with suppress(SettingError):
+            return self.load()
+        return None
 
 
 @cache
@@ -95,6 +104,15 @@ CLOUDS: Row[FurtherPorts] = Row(
     ),
 )
 
+OTHER_SERVERS: Row[OtherServersMaker] = Row(
+    "calls of models to those of other servers", "pybackend.frontend.calls.pool_calls", "POOLS"
+)
+
+FRAMEWORK_FILES: Row[Callable[[Path], str | None]] = Row(
+    "models from files of frameworks", "pybackend.tools.importing.detection", "title_of"
+)
+"""Words for what lies at a path that is no repository of models; None for everything unknown."""
+
 CONSOLE: Row[Companion] = Row("the console", "pybackend.tools.console.companion", "CONSOLE", ("--console",))
 
 RAY: Row[Runner] = Row(
@@ -123,6 +141,113 @@ RUNNERS: Mapping[str, Row[Runner]] = {"ray": RAY}
 """Engines that run servers instead of this process, by the value of ``--on``."""
 
 
+class Command(NamedTuple):
+    """A command of ``pybackend``: what it does, and its function."""
+
+    text: str
+    run: Row[Callable[[Sequence[str]], int]] | None = None
+    run_with: Row[Callable[[Sequence[str], Serve], int]] | None = None  # gets the function that runs a server, too
+
+
+COMMANDS: Mapping[str, Mapping[str, Command]] = {
+    "write models": {
+        "new": Command(
+            "write a model to begin with, and a test and a client for it",
+            run=Row("`pybackend new`", "pybackend.cli.new_command", "run_new"),
+        ),
+        "import": Command(
+            "make an entry of a repository from a file of a framework",
+            run_with=Row("`pybackend import`", "pybackend.cli.import_command", "run_import"),
+        ),
+        "optimize": Command(
+            "make one from the form of a file that serves it best",
+            run_with=Row("`pybackend optimize`", "pybackend.cli.optimize_command", "run_optimize"),
+        ),
+        "dev": Command(
+            "serve models, and load them again when a file is saved",
+            run_with=Row("`pybackend dev`", "pybackend.cli.dev_command", "run_dev"),
+        ),
+        "check": Command(
+            "validate the models of a repository without running them",
+            run=Row("`pybackend check`", "pybackend.cli.check_command", "run_check"),
+        ),
+        "infer": Command(
+            "send one request to a model and print the response",
+            run_with=Row("`pybackend infer`", "pybackend.cli.infer_command", "run_infer"),
+        ),
+        "client": Command(
+            "write a typed client for one model of a running server",
+            run=Row("`pybackend client`", "pybackend.cli.client_command", "run_client"),
+        ),
+        "graph": Command(
+            "draw the ensembles of a repository",
+            run=Row("`pybackend graph`", "pybackend.cli.graph", "run_graph"),
+        ),
+        "export-config": Command(
+            "print the complete configuration of a model",
+            run_with=Row("`pybackend export-config`", "pybackend.cli.export_config_command", "run_export_config"),
+        ),
+    },
+    "serve them": {
+        "serve": Command("serve the models of a repository"),
+        "analyze": Command(
+            "find the configuration of models that serves them best on this machine",
+            run_with=Row("`pybackend analyze`", "pybackend.cli.analyze_command", "run_analyze"),
+        ),
+        "doctor": Command(
+            "check whether this machine can run a server",
+            run=Row("`pybackend doctor`", "pybackend.cli.doctor_command", "run_doctor"),
+        ),
+        "export": Command(
+            "write the file with which Kubernetes or Ray Serve runs a repository",
+            run_with=Row("`pybackend export`", "pybackend.cli.export_command", "run_export"),
+        ),
+    },
+    "control a running server": {
+        "status": Command(
+            "list its models",
+            run=Row("`pybackend status`", "pybackend.cli.control_command", "run_status"),
+        ),
+        "stack": Command(
+            "show where a model hangs",
+            run=Row("`pybackend stack`", "pybackend.cli.control_command", "run_stack"),
+        ),
+        "top": Command(
+            "show requests, failures and times of its models, live",
+            run=Row("`pybackend top`", "pybackend.cli.top_command", "run_top"),
+        ),
+        "console": Command(
+            "show it in the browser, and try its models there",
+            run=Row("`pybackend console`", "pybackend.cli.console_command", "run_console"),
+        ),
+        "load": Command(
+            "load a model",
+            run=Row("`pybackend load`", "pybackend.cli.control_command", "run_load"),
+        ),
+        "traffic": Command(
+            "distribute requests over a model's versions",
+            run=Row("`pybackend traffic`", "pybackend.cli.control_command", "run_traffic"),
+        ),
+        "unload": Command(
+            "unload a model",
+            run=Row("`pybackend unload`", "pybackend.cli.control_command", "run_unload"),
+        ),
+    },
+    "environments of models": {
+        "pack": Command(
+            "pack an environment",
+            run=Row("`pybackend pack`", "pybackend.cli.pack_command", "run_pack"),
+        ),
+        "env": Command(
+            "inspect and maintain them",
+            run=Row("`pybackend env`", "pybackend.cli.env_command", "run_env"),
+        ),
+    },
+    "others": {"version": Command("print the version")},
+}
+"""The commands by group. Those without an object are the server's own."""
+
+
 def installed_apis(served: Collection[str] = ()) -> Apis:
     """The APIs beside v2, of the packages that are installed; ``served`` has the names of those that are served."""
     from pybackend.frontend.http.api import Apis  # late: flags are read before processes start
@@ -146,11 +271,8 @@ def flag_owners() -> Mapping[Row[FlagOwner], FlagOwner]:
 
 
 def _installed(rows: Mapping[Key, Row[Plugin_co]]) -> Mapping[Key, Plugin_co]:
-    found = {}
-    for key, row in rows.items():
-        with suppress(SettingError):  # said where something of it is used
-            found[key] = row.load()
-    return found
+    found = {key: row.load_if_installed() for key, row in rows.items()}
+    return {key: plugin for key, plugin in found.items() if plugin is not None}
 
 
 def require_owner(flag: str) -> None:

@@ -19,6 +19,14 @@ class Given(NamedTuple):
 COMMAND_LINE, DEFAULT = "command line", "default"
 
 
+class Serve(Protocol):
+    """Runs a server in this process, and returns the exit status."""
+
+    def __call__(self, settings: Settings, visitor: Callable[[str], int] | None = None, /) -> int:
+        """Serve until a signal arrives, or a ``visitor`` returns, which gets the server's URL and returns the exit status."""
+        ...
+
+
 class Runner(FlagOwner, Protocol):
     """Runs servers elsewhere; ``serve --on=NAME`` names it."""
 

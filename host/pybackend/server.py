@@ -13,8 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -46,7 +45,7 @@ from pybackend.observability.access_log import AccessLog
 from pybackend.observability.logging import DETAIL, LOG
 from pybackend.observability.tracing.tracer import Tracer, make_recorder
 from pybackend.observability.unexpected import log_unexpected, repeat
-from pybackend.plugins import CACHES, FURTHER_PORTS, installed_apis, signature_extras
+from pybackend.plugins import CACHES, FURTHER_PORTS, OTHER_SERVERS, installed_apis, signature_extras
 from pybackend.process.bundle import remove_unused_bundles
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
@@ -57,9 +56,6 @@ from pybackend.repository.reports import StartReport, StopReport
 from pybackend.repository.repository import ModelRepository
 from pybackend.settings import ALL_ADDRESSES, FurtherPortSettings, Settings
 from pybackend.threads import start_thread
-
-if TYPE_CHECKING:
-    from pybackend.frontend.calls.pool_calls import PoolCalls
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +108,8 @@ class Server:
             tracer=Tracer(settings.trace, self._recorder),
         )
         self._caller = host.caller
-        self._pools = None if settings.pools_file is None else _pool_calls(settings.pools_file)
-        self._services.open(self.engine, self._repository.catalogue, self._pools)
+        self._others = None if settings.pools_file is None else OTHER_SERVERS.load()(settings.pools_file)
+        self._services.open(self.engine, self._repository.catalogue, self._others)
         router.open(self.engine, self._repository.catalogue)
         self._sockets = _Sockets()
         self._followed: list[FollowedFiles[Any]] = []
@@ -146,8 +142,8 @@ class Server:
         self._followed = [each.files for each in (sockets.http_tls, sockets.grpc_tls) if each is not None]
         if isinstance(rules.keys, ApiKeys):
             self._followed.append(rules.keys.files)
-        if self._pools is not None:
-            self._followed.append(self._pools.files)
+        if self._others is not None:
+            self._followed.append(self._others.files)
         await self._listen(sockets, rules)
         if self._caller is not None:
             self._caller.attend(self._leave)
@@ -477,8 +473,8 @@ class Server:
 
     async def _drain(self, deadline_s: float) -> bool:
         answered = await self._repository.unload_all(deadline_s)
-        if self._pools is not None:
-            await self._pools.close()
+        if self._others is not None:
+            await self._others.close()
         sent = all(await asyncio.gather(*(port.stop(deadline_s) for port in self._ports())))
         if self._metrics is not None:
             await self._metrics.stop(asyncio.get_running_loop().time())
@@ -490,15 +486,6 @@ class Server:
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         return answered and sent
-
-
-def _pool_calls(file: Path) -> PoolCalls:
-    """The way to the servers of other pools. Raises ServerError."""
-    try:
-        from pybackend.frontend.calls.pool_calls import PoolCalls
-    except ImportError:
-        raise ServerError("--pools-file needs the package grpcio: `pip install 'pybackend[ray]'`") from None
-    return PoolCalls(file)
 
 
 def _bind_one(address: str, port: int, service: str, *, reuse_port: bool) -> list[socket.socket]:

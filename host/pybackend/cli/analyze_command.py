@@ -12,13 +12,14 @@ from typing import Any
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flag_values import MOST_FRONT_ENDS
 from pybackend.cli.goal_flags import add_goal_flags, delays_us, goal_of, number, numbers
-from pybackend.cli.options import SILENT, Serve, parse_serve_flags, visited, visited_arguments
+from pybackend.cli.options import SILENT, parse_serve_flags, visited, visited_arguments
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import PybackendError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.ports import free_ports
 from pybackend.ray.cluster import follower
 from pybackend.repository.layout import scan_repositories
+from pybackend.runner import Serve
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 from pybackend.tools.analyzer.analysis import Analysis, Results, flag_of, imported_optuna, read_results
 from pybackend.tools.analyzer.candidates import Space, candidate_of, edited

@@ -8,15 +8,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.options import COMMANDS, CommandLine, parse, print_help
+from pybackend.cli.options import CommandLine, parse, print_help
 from pybackend.cli.places import refuse_bare_models
 from pybackend.cli.setting_sources import settings_text
 from pybackend.errors import PybackendError, ServerError, SettingError
-from pybackend.plugins import RUNNERS
+from pybackend.plugins import COMMANDS, RUNNERS
 from pybackend.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,21 +23,19 @@ if TYPE_CHECKING:
     from pybackend.repository.layout import RepositoryScan
     from pybackend.repository.remote import RemoteRepositories
 
-_MODULES = {name: module for commands in COMMANDS.values() for name, (module, _) in commands.items() if module}
-
-_SERVING = frozenset({"analyze", "dev", "export", "export-config", "import", "infer", "optimize"})
-"""Commands that may run a server in this process; their functions take the one that does."""
+_COMMANDS = {name: command for commands in COMMANDS.values() for name, command in commands.items()}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name and return the exit status."""
     try:
-        command = arguments[0] if arguments else ""
-        if command in _MODULES:
-            module = import_module(f"pybackend.cli.{_MODULES[command]}")
-            function = getattr(module, f"run_{command.replace('-', '_')}")
-            return int(function(arguments[1:], *([serve] if command in _SERVING else [])))
-        if command == "version":
+        name = arguments[0] if arguments else ""
+        command = _COMMANDS.get(name)
+        if command is not None and command.run is not None:
+            return command.run.load()(arguments[1:])
+        if command is not None and command.run_with is not None:
+            return command.run_with.load()(arguments[1:], serve)
+        if name == "version":
             arguments = ["--version"]
         line = parse(arguments)
         if line is None:

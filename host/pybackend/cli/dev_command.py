@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flags import GROUPS
 from pybackend.cli.import_command import check_trust, derived_name
 from pybackend.cli.options import settings_of
-from pybackend.cli.places import bare_model_at, with_single_models
+from pybackend.cli.places import may_be_bare, with_single_models
 from pybackend.cli.setting_sources import SettingSources, settings_text
 from pybackend.cli.terminal import has_terminal
 from pybackend.errors import SettingError
@@ -21,8 +21,10 @@ from pybackend.flag import add_groups
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.log_lines import LogFormat
+from pybackend.runner import Serve
 from pybackend.settings import ModelControlMode, Settings
 from pybackend.tools.console.extra import has_console
+from pybackend.tools.importing.detection import bare_model
 from pybackend.tools.importing.entry import StagedEntry, place_of
 from pybackend.tools.importing.kinds import Found
 from pybackend.tools.importing.run import backed_by, first_configuration, lay_out
@@ -77,7 +79,7 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def run_dev(arguments: Sequence[str], serve: Callable[[Settings], int]) -> int:
+def run_dev(arguments: Sequence[str], serve: Serve) -> int:
     """Run the command and return the exit status."""
     with tempfile.TemporaryDirectory(prefix="pybackend-dev-") as scratch:
         settings = parse_dev(arguments, Path(scratch))
@@ -107,7 +109,7 @@ def parse_dev(arguments: Sequence[str], scratch: Path) -> Settings | str:
     if given.repository is None and not given.model_repository:
         given.repository = Path()
     settings = settings_of(given, sources, needs_repository=True)
-    bare = {path: found for path in settings.repositories if (found := bare_model_at(path)) is not None}
+    bare = {path: found for path in settings.repositories if may_be_bare(path) and (found := bare_model(path))}
     copies = {path: _copied(found, scratch, parser, trusts=given.trust_pickle) for path, found in bare.items()}
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
     settings = with_single_models(replace(settings, repositories=repositories))

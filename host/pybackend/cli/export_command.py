@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.options import SILENT, Serve, parse, parse_serve_flags, visited, visited_settings
+from pybackend.cli.options import SILENT, parse, parse_serve_flags, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import ServerError
 from pybackend.ray.cluster import serve_config
 from pybackend.ray.flags import cluster_settings
 from pybackend.repository.layout import scan_repositories
+from pybackend.runner import Serve
 from pybackend.tools.kuberay import service_objects
 from pybackend.tools.kubernetes import Deployment, Load, objects, reserved_bytes, reserved_cpu
 

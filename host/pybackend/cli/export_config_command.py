@@ -7,13 +7,14 @@ from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import add_connection_flags, connection_of
-from pybackend.cli.options import SILENT, Serve, visited, visited_settings
+from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.places import with_single_models
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import ServerError
 from pybackend.modelconfig.normalisation import minimal_document
 from pybackend.modelconfig.parser import format_config_text, parse_config_json
 from pybackend.repository.layout import is_model_directory, scan_repositories
+from pybackend.runner import Serve
 from pybackend.tools.client.connection import Connection, model_path
 from pybackend.tools.importing.trial import Trial
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.new_command import check_new_name, name_from
-from pybackend.cli.options import SILENT, Serve, visited, visited_settings
+from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.terminal import counted, divided, print_text, terminated
 from pybackend.errors import ServerError
 from pybackend.flag import integer
 from pybackend.modelconfig.parser import read_config_file
 from pybackend.observability.log_lines import one_line
+from pybackend.runner import Serve
 from pybackend.settings import Settings
 from pybackend.tools.importing.detection import detect
 from pybackend.tools.importing.entry import Place, StagedEntry, place_of

@@ -10,10 +10,11 @@ import numpy as np
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
-from pybackend.cli.options import Serve, visited, visited_settings
+from pybackend.cli.options import visited, visited_settings
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import InferenceError
 from pybackend.observability.log_lines import one_line
+from pybackend.runner import Serve
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.client.inference import (
     Output,

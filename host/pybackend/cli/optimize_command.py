@@ -14,11 +14,12 @@ from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.goal_flags import add_goal_flags, goal_of, number
 from pybackend.cli.import_command import add_entry_flags, base_of, check_trust, derived_name
 from pybackend.cli.new_command import check_new_name
-from pybackend.cli.options import SILENT, Serve, visited, visited_settings
+from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text, table_lines, terminated, wrapped
 from pybackend.errors import PybackendError, ServerError
 from pybackend.flag import integer
 from pybackend.ports import free_ports
+from pybackend.runner import Serve
 from pybackend.settings import EXIT_INTERRUPTED
 from pybackend.tools.analyzer.measurement import Load
 from pybackend.tools.importing.detection import detect

@@ -16,54 +16,19 @@ from pybackend.cli.flags import FLAGS, GROUPS
 from pybackend.cli.setting_sources import SettingSources, settings_in_force
 from pybackend.errors import PybackendError
 from pybackend.flag import add_groups
-from pybackend.plugins import flag_owners, require_owner
-from pybackend.runner import Given
+from pybackend.plugins import COMMANDS, flag_owners, require_owner
+from pybackend.runner import Given, Serve
 from pybackend.settings import EXIT_INTERRUPTED, Settings
 from pybackend.spelling import closest
 
 Fields = TypeVar("Fields")
 Found = TypeVar("Found")
 
-COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "write models": {
-        "new": ("new_command", "write a model to begin with, and a test and a client for it"),
-        "import": ("import_command", "make an entry of a repository from a file of a framework"),
-        "optimize": ("optimize_command", "make one from the form of a file that serves it best"),
-        "dev": ("dev_command", "serve models, and load them again when a file is saved"),
-        "check": ("check_command", "validate the models of a repository without running them"),
-        "infer": ("infer_command", "send one request to a model and print the response"),
-        "client": ("client_command", "write a typed client for one model of a running server"),
-        "graph": ("graph", "draw the ensembles of a repository"),
-        "export-config": ("export_config_command", "print the complete configuration of a model"),
-    },
-    "serve them": {
-        "serve": ("", "serve the models of a repository"),
-        "analyze": ("analyze_command", "find the configuration of models that serves them best on this machine"),
-        "doctor": ("doctor_command", "check whether this machine can run a server"),
-        "export": ("export_command", "write the file with which Kubernetes or Ray Serve runs a repository"),
-    },
-    "control a running server": {
-        "status": ("control_command", "list its models"),
-        "stack": ("control_command", "show where a model hangs"),
-        "top": ("top_command", "show requests, failures and times of its models, live"),
-        "console": ("console_command", "show it in the browser, and try its models there"),
-        "load": ("control_command", "load a model"),
-        "traffic": ("control_command", "distribute requests over a model's versions"),
-        "unload": ("control_command", "unload a model"),
-    },
-    "environments of models": {
-        "pack": ("pack_command", "pack an environment"),
-        "env": ("env_command", "inspect and maintain them"),
-    },
-    "others": {"version": ("", "print the version")},
-}
-"""The commands by group: the module, whose function has the command's name, and what it does."""
-
 
 def _listed_commands() -> str:
     lines = []
     for group, commands in COMMANDS.items():
-        lines += [f"{group}:", *(f"  {name:<7}  {text}" for name, (_, text) in commands.items()), ""]
+        lines += [f"{group}:", *(f"  {name:<7}  {command.text}" for name, command in commands.items()), ""]
     return "\n".join([*lines, "`pybackend COMMAND --help` explains a command.", ""])
 
 
@@ -182,10 +147,6 @@ def _with(settings: Fields, fields: Mapping[str, Any]) -> Fields:
 def print_help() -> None:
     """Print the usage of the command."""
     make_parser()[0].print_help(sys.stdout)
-
-
-Serve = Callable[[Settings, Callable[[str], int]], int]
-"""Runs a server for the length of a function that gets its URL, and returns that function's exit status."""
 
 
 def visited(serve: Serve, settings: Settings, visit: Callable[[str], Found]) -> Found:

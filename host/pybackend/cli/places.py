@@ -6,16 +6,13 @@ import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pybackend.errors import ServerError
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
-from pybackend.repository.layout import is_model_directory
+from pybackend.plugins import FRAMEWORK_FILES
+from pybackend.repository.layout import holds_models, is_model_directory
 from pybackend.settings import Settings
-
-if TYPE_CHECKING:
-    from pybackend.tools.importing.kinds import Found
 
 
 def with_single_models(settings: Settings) -> Settings:
@@ -31,27 +28,24 @@ def refuse_bare_models(settings: Settings) -> None:
     Raises ServerError with the commands that serve such a thing.
     """
     for path in settings.repositories:
-        found = bare_model_at(path)
-        if found is not None:
+        title_of = FRAMEWORK_FILES.load_if_installed() if may_be_bare(path) else None
+        title = None if title_of is None else title_of(path)
+        if title is not None:
             named = shlex.quote(str(path))
             raise ServerError(
-                f"{path} is {found.kind.title}, and no repository of models: `pybackend import {named}` makes an entry in the "
+                f"{path} is {title}, and no repository of models: `pybackend import {named}` makes an entry in the "
                 f"repository `models`, and `pybackend dev {named}` serves it at once, to this machine"
             )
 
 
-def bare_model_at(path: Path) -> Found | None:
-    """The framework's model that a path names instead of a repository; None for all others. Blocking.
+def may_be_bare(path: Path) -> bool:
+    """Whether a path names no repository of models, but perhaps the file or directory of a framework. Blocking.
 
     Raises ServerError if it is the code of a model without a version's directory.
     """
     files = [path.name] if path.is_file() else [entry.name for entry in _entries(path) if entry.is_file()]
-    if not files:
-        return None
-    from pybackend.tools.importing.detection import bare_model, holds_models  # late: most servers start without it
-
-    if holds_models(path):
-        return None
+    if not files or holds_models(path):
+        return False
     code = next((name for name in files if name == DEFAULT_MODEL_FILENAME), "")
     if path.is_file() and path.suffix == ".py":
         code = path.name
@@ -63,7 +57,7 @@ def bare_model_at(path: Path) -> Found | None:
             f"<model>/<version>/{DEFAULT_MODEL_FILENAME} there: `mkdir -p {shlex.quote(str(target))} && cp "
             f"{shlex.quote(str(directory / code))} {shlex.quote(str(target / DEFAULT_MODEL_FILENAME))}`, then name `models`"
         )
-    return bare_model(path)
+    return True
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:

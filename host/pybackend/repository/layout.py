@@ -150,6 +150,16 @@ def is_model_directory(directory: Path) -> bool:
     return any(name.isdecimal() and backend_of_files(directory / name) for name in names)
 
 
+def holds_models(directory: Path) -> bool:
+    """Whether a subdirectory looks like a model of a repository: it has a configuration, or a version. Blocking."""
+    try:
+        with os.scandir(directory) as entries:
+            within = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        return any(name == CONFIG_FILENAME or name.isdecimal() for each in within for name in os.listdir(each))
+    except OSError:
+        return False
+
+
 def _may_be_model(name: str) -> bool:
     return name not in _NOT_MODELS and not name.startswith(".")
 

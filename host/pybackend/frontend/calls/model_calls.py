@@ -10,12 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.frontend.calls.open_bytes import OpenBytes, call_bytes
+from pybackend.frontend.calls.other_servers import CallAdmission, OtherServers
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
@@ -28,9 +29,6 @@ from pybackend.loop_turn import loop_turn_of
 from pybackend.repository.names import ModelNames
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES, TAIL
-
-if TYPE_CHECKING:
-    from pybackend.frontend.calls.pool_calls import PoolAdmission, PoolCalls
 
 MOST_BACKLOG_BYTES = 16 * 1024 * 1024
 """Most bytes, tensors included, that may wait for a stub that does not read; beyond it, its senders are paused."""
@@ -80,7 +78,7 @@ class OpenCall:
         self.caller = caller  # the stub that waits
         self.message = message  # the call's message
         self.inputs = inputs
-        self.admission: Admission | PoolAdmission | None = None  # the call's admission to the model, once it is open
+        self.admission: CallAdmission | None = None  # the call's admission to the model, once it is open
         self.pending: PendingRequest | None = None  # the call's request, once the engine has accepted it
         self.responses: deque[InferenceResponse] = deque()
         # the error that the caller receives instead of the request's own result
@@ -160,7 +158,7 @@ class _Outbox:
 class ModelCalls:
     """Passes stubs' calls to the engine.
 
-    ``on_queued`` is called for each call after the scheduler has had a chance to dispatch it. ``pools``: the way to models that this
+    ``on_queued`` is called for each call after the scheduler has had a chance to dispatch it. ``others``: the way to models that this
     server has not.
     """
 
@@ -170,10 +168,10 @@ class ModelCalls:
         names: ModelNames,
         open_bytes: OpenBytes,
         on_queued: Callable[[OpenCall], None],
-        pools: PoolCalls | None = None,
+        others: OtherServers | None = None,
     ) -> None:
         self._engine = engine
-        self._pools = pools
+        self._others = others
         self._names = names
         self._answers = engine.answers[_PROTOCOL]
         self._open_bytes = open_bytes
@@ -299,11 +297,11 @@ class ModelCalls:
             outbox.sending = None
             self._send_next(outbox)
 
-    def _open(self, caller: CallingStub, message: heard.Call) -> Admission | PoolAdmission:
+    def _open(self, caller: CallingStub, message: heard.Call) -> CallAdmission:
         version = "" if message.model_version < 0 else str(message.model_version)
         name = message.model_name
-        if self._pools is not None and self._pools.has(name):
-            return self._pools.admission(name, version, streams=message.decoupled)
+        if self._others is not None and self._others.has(name):
+            return self._others.admission(name, version, streams=message.decoupled)
         if caller.namespace:
             name = self._names.known(name, caller.namespace)
         try:
@@ -327,9 +325,9 @@ class ModelCalls:
             outer = call.caller.find_trace(options.trace) if options.trace else None
             if outer is not None:
                 request.trace = outer.child(of_execution=True)
-        if self._pools is not None:
+        if self._others is not None:
             executor = call.caller.instance.executor
-            request.parameters = self._pools.parameters(request, executor, message.execution, call.caller.model_name)
+            request.parameters = self._others.parameters(request, executor, message.execution, call.caller.model_name)
         if len(inputs) > 1 and len({tensor.name for tensor in inputs}) != len(inputs):
             raise InferenceError(f"an input is given twice for model '{admission.model_name}'", ErrorCode.INVALID_ARG)
         try:

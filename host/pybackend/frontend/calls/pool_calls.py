@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import msgspec
 
-from pybackend.errors import ErrorCode, InferenceError
+from pybackend.errors import ErrorCode, InferenceError, ServerError
+from pybackend.frontend.calls.other_servers import OtherServersMaker
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest, ParameterValue
@@ -31,6 +30,12 @@ from pybackend.protocol.grpc.outgoing import (
     encode_question,
     encode_request,
 )
+
+try:
+    import grpc
+    import grpc.aio
+except ImportError:
+    raise ServerError("--pools-file needs the package grpcio: `pip install 'pybackend[ray]'`") from None
 
 PATH = "pybackend_path"
 """The parameter of calls that names the models that wait for the answer, as a JSON list, after a signature with the servers' headers: one
@@ -308,3 +313,6 @@ class _Run:
                 yield decode_stream_response(answer)
         finally:
             answers.cancel()
+
+
+POOLS: OtherServersMaker = PoolCalls

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.frontend.calls.open_bytes import OpenBytes, question_bytes
+from pybackend.frontend.calls.other_servers import OtherServers
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
@@ -19,9 +19,6 @@ from pybackend.repository.names import ModelNames
 from pybackend.sandbox.grant import Grant
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import MetricChange, MetricKind
-
-if TYPE_CHECKING:
-    from pybackend.frontend.calls.pool_calls import PoolCalls
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +68,10 @@ class ModelControl:
     """
 
     def __init__(
-        self, engine: InferenceEngine, names: ModelNames, open_bytes: OpenBytes, pools: PoolCalls | None = None
+        self, engine: InferenceEngine, names: ModelNames, open_bytes: OpenBytes, others: OtherServers | None = None
     ) -> None:
         self._engine = engine
-        self._pools = pools
+        self._others = others
         self._names = names
         self._open_bytes = open_bytes
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,8 +139,8 @@ class ModelControl:
                 await self._engine.control.unload(
                     name, unload_dependents=unload_dependents, asked_by=asked_by, grant=grant, home=home
                 )
-            case heard.IsModelReady(_, name, version) if self._pools is not None and self._pools.has(name):
-                return await self._pools.is_ready(name, version)
+            case heard.IsModelReady(_, name, version) if self._others is not None and self._others.has(name):
+                return await self._others.is_ready(name, version)
             case heard.IsModelReady(_, name, version):
                 return await self._engine.is_ready_by_name(self._names.known(name, home), version)
         return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.calls.model_calls import ModelCalls, OpenCall
 from pybackend.frontend.calls.open_bytes import OpenBytes
+from pybackend.frontend.calls.other_servers import OtherServers
 from pybackend.frontend.calls.questions import ModelControl, on_metric_question
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
@@ -22,9 +23,6 @@ from pybackend.model.model import Model
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.repository.catalogue import ModelCatalogue
 
-if TYPE_CHECKING:
-    from pybackend.frontend.calls.pool_calls import PoolCalls
-
 
 class ModelServices:
     """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called."""
@@ -36,11 +34,11 @@ class ModelServices:
         self._calls: ModelCalls | None = None
         self._control: ModelControl | None = None
 
-    def open(self, engine: InferenceEngine, catalogue: ModelCatalogue, pools: PoolCalls | None = None) -> None:
-        """Forward requests to this engine, which serves the models of this catalogue, and others to ``pools``."""
+    def open(self, engine: InferenceEngine, catalogue: ModelCatalogue, others: OtherServers | None = None) -> None:
+        """Forward requests to this engine, which serves the models of this catalogue, and others to ``others``."""
         self._catalogue = catalogue
-        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycle, pools)
-        self._control = ModelControl(engine, catalogue.names, self._open_bytes, pools)
+        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycle, others)
+        self._control = ModelControl(engine, catalogue.names, self._open_bytes, others)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         assert self._calls is not None

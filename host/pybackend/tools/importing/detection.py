@@ -14,7 +14,6 @@ from typing import Any
 
 from pybackend.errors import ServerError
 from pybackend.modelconfig.known_backends import backend_of_files
-from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.tools.importing.kinds import (
     ACCEPTED,
@@ -95,14 +94,10 @@ def bare_model(path: Path) -> Found | None:
         return None
 
 
-def holds_models(directory: Path) -> bool:
-    """Whether a subdirectory looks like a model of a repository: it has a configuration, or a version. Blocking."""
-    try:
-        with os.scandir(directory) as entries:
-            within = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-        return any(name == CONFIG_FILENAME or name.isdecimal() for each in within for name in os.listdir(each))
-    except OSError:
-        return False
+def title_of(path: Path) -> str | None:
+    """The words for a framework's model in a file or directory; None for everything unknown. Blocking."""
+    found = bare_model(path)
+    return None if found is None else found.kind.title
 
 
 # --- Directories ----------------------------------------------------------------------------------------------------
