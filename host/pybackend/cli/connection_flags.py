@@ -3,11 +3,13 @@
 import argparse
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.tools.client.connection import START_ADVICE, Access, Connection, read_key
 
 DEFAULT_URL = "http://localhost:8000"
+METRICS_PORT = 8002
 
 _URL, _KEY = "PYBACKEND_URL", "PYBACKEND_API_KEY"
 """Environment variables."""
@@ -75,3 +77,12 @@ def _is_header(name: str, value: str) -> bool:
         and value.isascii()
         and value.isprintable()
     )
+
+
+def metrics_url(given: argparse.Namespace) -> str:
+    """The place of the metrics: as ``--metrics-url`` says, or beside that of ``--url``."""
+    if given.metrics_url is not None:
+        return str(given.metrics_url)
+    host = urlsplit(given.url if "://" in given.url else f"http://{given.url}").hostname
+    host = "localhost" if given.url.startswith("unix:") or not host else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{METRICS_PORT}"

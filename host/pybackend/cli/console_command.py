@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url
-from pybackend.cli.top_command import metrics_url
+from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, metrics_url
 from pybackend.tools.client.connection import Connection
 from pybackend.tools.console.program import print_link, run
 from pybackend.tools.console.settings import ADDRESS, PORT, ConsoleSettings

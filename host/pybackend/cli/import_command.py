@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.new_command import check_new_name, name_from
+from pybackend.cli.model_names import check_new_name, name_from
 from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.terminal import counted, divided, print_text, terminated
 from pybackend.errors import ServerError

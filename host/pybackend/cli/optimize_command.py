@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.goal_flags import add_goal_flags, goal_of, number
 from pybackend.cli.import_command import add_entry_flags, base_of, check_trust, derived_name
-from pybackend.cli.new_command import check_new_name
+from pybackend.cli.model_names import check_new_name
 from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.terminal import divided, print_text, table_lines, terminated, wrapped
 from pybackend.errors import PybackendError, ServerError

@@ -7,10 +7,16 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.connection_flags import access_of, add_connection_flags, add_url, connection_of
+from pybackend.cli.connection_flags import (
+    METRICS_PORT,
+    access_of,
+    add_connection_flags,
+    add_url,
+    connection_of,
+    metrics_url,
+)
 from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import PybackendError
 from pybackend.observability.log_lines import one_line
@@ -19,7 +25,6 @@ from pybackend.tools.client.figures import FrontEndRow, Row, Sample, Source, fro
 
 _TIMEOUT_S = 10.0
 _INTERVAL_S = 2.0
-_METRICS_PORT = 8002
 
 _HEADINGS = (
     "MODEL", "VERSION", "STATE", "INSTANCES", "REQ/S", "FAIL/S", "WAITING", "RUNNING", "OLDEST s", "QUEUE ms", "EXECUTE ms", "p50 ms", "p99 ms",
@@ -46,7 +51,7 @@ def make_parser() -> CommandParser:
     add(
         "--metrics-url",
         metavar="URL",
-        help=f"the server's metrics; none does without [port {_METRICS_PORT} of the same host]",
+        help=f"the server's metrics; none does without [port {METRICS_PORT} of the same host]",
     )
     add(
         "--interval",
@@ -84,15 +89,6 @@ def _metrics_connection(given: argparse.Namespace, parser: CommandParser) -> Con
         return None
     advice = "--metrics-url=URL names the port for metrics, and --metrics-url=none does without"
     return Connection(metrics_url(given), given.timeout, advice, access_of(given, parser))
-
-
-def metrics_url(given: argparse.Namespace) -> str:
-    """The place of the metrics: as ``--metrics-url`` says, or beside that of ``--url``."""
-    if given.metrics_url is not None:
-        return str(given.metrics_url)
-    host = urlsplit(given.url if "://" in given.url else f"http://{given.url}").hostname
-    host = "localhost" if given.url.startswith("unix:") or not host else host
-    return f"http://{f'[{host}]' if ':' in host else host}:{_METRICS_PORT}"
 
 
 def _show(source: Source, before: Sample, interval_s: float) -> None:
