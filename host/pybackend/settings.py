@@ -330,7 +330,8 @@ class Settings:
     sandbox: SandboxSettings = SandboxSettings()  # how strongly models are isolated
     client_shared_memory: bool = False  # clients may register shared memory of this machine
     console: bool = False  # a console runs beside the server
-    # the socket of the program whose functions are the models, see :mod:`pybackend.process.caller`; None: models have code
+    # the socket of the program whose functions are the models of the first repository, see :mod:`pybackend.process.caller`; None:
+    # all models have code
     caller: int | None = None
     warnings: tuple[str, ...] = ()  # sentences about flags that have no effect, for the log
     # name, value without secrets, and source of each flag

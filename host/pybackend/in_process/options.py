@@ -35,7 +35,7 @@ class RateLimiterResource(NamedTuple):
     """How much of a resource there is, on each device, or on one."""
 
     name: str
-    count: int
+    count: int  # type: ignore[assignment]  # a method of tuples
     device: int | None = None
 
 
