@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import json
 import logging
 import os
 import secrets
@@ -182,7 +183,7 @@ class TritonSecurityConfig:
         if not (self.access_token and self.restricted_endpoints):
             return {}
         rule = f"{','.join(self.restricted_endpoints)}:{TOKEN_HEADER}={self.access_token}"
-        return dict.fromkeys(_RESTRICTIONS, rule)
+        return dict.fromkeys(_RESTRICTIONS, json.dumps([rule]))
 
 
 _RESTRICTED = ("shared-memory", "model-repository", "statistics", "trace", "logging")
