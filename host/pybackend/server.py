@@ -42,6 +42,7 @@ from pybackend.frontend.tls import PortCertificates, port_certificates
 from pybackend.inference.tensor import Buffer
 from pybackend.ipc.client_regions import ClientRegions
 from pybackend.observability.access_log import AccessLog
+from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.logging import DETAIL, LOG
 from pybackend.observability.tracing.tracer import Tracer, make_recorder
 from pybackend.observability.unexpected import log_unexpected, repeat
@@ -84,8 +85,14 @@ class Server:
     """One server, from its settings to its exit status."""
 
     def __init__(
-        self, settings: Settings, scan: RepositoryScan, launcher: StubLauncher, remote: RemoteRepositories
+        self,
+        settings: Settings,
+        scan: RepositoryScan,
+        launcher: StubLauncher,
+        remote: RemoteRepositories,
+        callers_metrics: CustomMetrics | None = None,
     ) -> None:
+        self._callers_metrics = callers_metrics  # of the program whose process this is, if it is not the server's own
         self._settings = settings
         self._launcher = launcher
         self._cache = (
@@ -319,9 +326,8 @@ class Server:
     def metrics(self) -> MetricsApp:
         """The metrics page; its figures are taken from the first use on."""
         gpus = self._repository.host.gpus
-        page = MetricsApp(
-            self.engine, self._services.metrics, self._cache, self._settings.metrics, gpus, self._front_ends
-        )
+        custom = [each for each in (self._services.metrics, self._callers_metrics) if each is not None]
+        page = MetricsApp(self.engine, custom, self._cache, self._settings.metrics, gpus, self._front_ends)
         self._measuring = asyncio.create_task(page.measure())
         return page
 

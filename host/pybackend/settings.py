@@ -326,7 +326,8 @@ class Settings:
     client_shared_memory: bool = False  # clients may register shared memory of this machine
     # what packages around the server have decided by their own flags, by the names of their rows in :mod:`pybackend.plugins`
     extensions: Mapping[str, object] = field(default_factory=dict)
-    # the socket of the program whose functions are the models, see :mod:`pybackend.process.caller`; None: models have code
+    # the socket of the program whose functions are the models of the first repository, see :mod:`pybackend.process.caller`; None:
+    # all models have code
     caller: int | None = None
     warnings: tuple[str, ...] = ()  # sentences about flags that have no effect, for the log
     # name, value without secrets, and source of each flag

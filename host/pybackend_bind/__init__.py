@@ -17,10 +17,11 @@ from pybackend_bind.decorators import (
 )
 from pybackend_bind.exceptions import RequestError
 from pybackend_bind.model_config import DeviceKind, DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
-from pybackend_bind.triton import Triton, TritonConfig
+from pybackend_bind.triton import Triton, TritonConfig, TritonSecurityConfig
 
 __all__ = [
     "DeviceKind", "DynamicBatcher", "ModelConfig", "QueuePolicy", "RequestError", "Tensor", "TimeoutAction", "Triton", "TritonConfig",
+    "TritonSecurityConfig",
     "batch", "client", "fill_optionals", "first_value", "group_by_keys", "group_by_values", "model_config", "pad_batch", "sample",
     "triton", "triton_context",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from pybackend_bind.exceptions import PyTritonModelConfigError, PyTritonRuntimeError
@@ -32,12 +32,17 @@ class ServerProcess:
 
     Args:
         flags: of ``pybackend serve``.
+        variables: its environment has them, beside those of this process.
         find: the model with a name; None if there is none.
         on_end: called with ``end`` to come, in another thread, when it has ended without having been told to.
     """
 
     def __init__(
-        self, flags: Sequence[str], find: Callable[[str], Bound | None], on_end: Callable[[str], None]
+        self,
+        flags: Sequence[str],
+        variables: Mapping[str, str],
+        find: Callable[[str], Bound | None],
+        on_end: Callable[[str], None],
     ) -> None:
         self.addresses: dict[str, str] = {}
         self.end = ""  # how it ended, in a sentence; empty while it runs
@@ -55,7 +60,12 @@ class ServerProcess:
             try:
                 # A separate session: Ctrl-C is for this process, which stops the server.
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    env={**os.environ, **variables},
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
                 )
             except BaseException:
                 self._socket.close()

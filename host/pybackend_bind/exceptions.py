@@ -1,7 +1,7 @@
 """The errors of bound functions and of those who bind them; those of clients are in :mod:`pybackend_bind.client`.
 
 PyTritonError
-├── PyTritonValidationError         an argument, or the result of a function, is wrong
+├── PyTritonValidationError         an argument, or the result of a function, is wrong; a ValueError, too
 ├── PyTritonInvalidOperationError   not now, such as a name that is taken
 ├── PyTritonBadParameterError       a parameter is wrong
 ├── PyTritonModelConfigError        a configuration is wrong
@@ -23,7 +23,7 @@ class PyTritonError(Exception):
         self.message = message
 
 
-class PyTritonValidationError(PyTritonError):
+class PyTritonValidationError(PyTritonError, ValueError):
     """An argument, or the result of a function, is wrong."""
 
 

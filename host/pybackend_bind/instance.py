@@ -65,9 +65,9 @@ class Bound:
             for request in requests
         ]
 
-    def responses(self, count: int, results: Any) -> list[InferenceResponse]:
-        """The responses to so many requests. Raises PyTritonValidationError: the function has returned something else."""
-        name = self.config.model_name
+    def responses(self, requests: Sequence[InferenceRequest], results: Any) -> list[InferenceResponse]:
+        """The responses to these requests. Raises PyTritonValidationError: the function has returned something else."""
+        name, count = self.config.model_name, len(requests)
         if not isinstance(results, (list, tuple)):
             advice = ". A generator needs ModelConfig(decoupled=True)" if inspect.isgenerator(results) else ""
             raise PyTritonValidationError(
@@ -78,9 +78,12 @@ class Bound:
             raise PyTritonValidationError(
                 f"the function of model '{name}' got {count} request{'s' if count > 1 else ''} and returned {len(results)} results"
             )
-        return [InferenceResponse(self._tensors(result)) for result in results]
+        return [
+            InferenceResponse(self._tensors(result, request._requested_output_names))
+            for request, result in zip(requests, results, strict=True)
+        ]
 
-    def _tensors(self, result: Any) -> list[Tensor]:
+    def _tensors(self, result: Any, wanted: Sequence[str]) -> list[Tensor]:
         name = self.config.model_name
         if not isinstance(result, (dict, Mapping)):
             raise PyTritonValidationError(
@@ -88,7 +91,7 @@ class Bound:
                 f"{type(result).__name__}"
             )
         if self.strict:
-            self._check(result)
+            self._check(result, wanted)
         tensors = []
         for output, array in result.items():
             if not isinstance(output, str) or not isinstance(array, np.ndarray):
@@ -101,8 +104,8 @@ class Bound:
                 raise PyTritonValidationError(f"output '{output}' of model '{name}': {error}") from None
         return tensors
 
-    def _check(self, result: Mapping[Any, Any]) -> None:
-        """Compare the outputs with those of ``bind``. Raises PyTritonValidationError: they differ."""
+    def _check(self, result: Mapping[Any, Any], wanted: Sequence[str]) -> None:
+        """Compare the outputs with those of ``bind``, and with those that the client wants. Raises PyTritonValidationError: they differ."""
         name, outputs = self.config.model_name, {each.name: each for each in self.config.outputs}
         for output, array in result.items():
             bound = outputs.get(output)
@@ -124,6 +127,12 @@ class Bound:
                     f"output '{output}' of model '{name}' was bound with shape {list(bound.shape)}, and the function returned "
                     f"{list(shape)}{' without the batch dimension' if self.config.batching else ''}"
                 )
+        lacking = [output for output in outputs if output in wanted and output not in result]
+        if lacking and not self.config.decoupled:
+            raise PyTritonValidationError(
+                f"the function of model '{name}' returned no output '{lacking[0]}', which was bound. It returned "
+                f"{', '.join(map(repr, result)) or 'an empty dictionary'}"
+            )
 
     def failure(self, error: BaseException) -> TritonError:
         """The error for clients. Tracebacks are for the log alone."""
@@ -158,16 +167,16 @@ class _Model:
         try:
             returned = self._function(bound.given(requests))
             if type(returned) is not list and inspect.iscoroutine(returned):
-                return self._awaited(returned, len(requests))
-            return bound.responses(len(requests), returned)
+                return self._awaited(returned, requests)
+            return bound.responses(requests, returned)
         except BaseException as error:  # noqa: BLE001  any exception answers the requests, even SystemExit
             return self._failed(error, len(requests))
 
-    async def _awaited(self, coroutine: Any, count: int) -> list[InferenceResponse]:
+    async def _awaited(self, coroutine: Any, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
         try:
-            return self._bound.responses(count, await coroutine)
+            return self._bound.responses(requests, await coroutine)
         except BaseException as error:  # noqa: BLE001  as in execute
-            return self._failed(error, count)
+            return self._failed(error, len(requests))
 
     def _failed(self, error: BaseException, count: int) -> list[InferenceResponse]:
         failure = self._bound.failure(error)
@@ -187,7 +196,7 @@ class _StreamingModel:
         try:
             async with aclosing(self._results(bound.given(requests))) as every:
                 async for results in every:
-                    for stream, response in zip(streams, bound.responses(len(requests), results), strict=True):
+                    for stream, response in zip(streams, bound.responses(requests, results), strict=True):
                         pause_s = _FIRST_PAUSE_S
                         while not stream.closed and not stream.offer(response):
                             await asyncio.sleep(pause_s)

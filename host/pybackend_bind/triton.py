@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -13,11 +15,12 @@ import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from pybackend_bind.beside import ServerProcess
+from pybackend_bind.client.auth import TOKEN_HEADER
 from pybackend_bind.exceptions import (
     PyTritonInvalidOperationError,
     PyTritonRuntimeError,
@@ -43,6 +46,7 @@ class TritonConfig:
     ``PYTRITON_TRITON_CONFIG_HTTP_PORT`` in the environment stands for ``http_port``, and so on, where a field is None.
     """
 
+    model_repository: str | Path | None = None  # of models with code, which the server serves beside the functions
     id: str | None = None
     log_verbose: int | None = None
     log_file: str | Path | None = None
@@ -93,6 +97,10 @@ class TritonConfig:
     cache_directory: str | None = None
     buffer_manager_thread_count: int | None = None
     flags: list[str] | None = None  # further flags of ``pybackend serve``
+
+    def __post_init__(self) -> None:
+        if self.allow_http is False and self.allow_grpc is False:
+            raise PyTritonValidationError("allow_http and allow_grpc are both False: nobody could reach the functions")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -145,10 +153,49 @@ class TritonLifecyclePolicy:
     local_model_store: bool = False  # without effect: the models lie in this process
 
 
+DefaultTritonLifecyclePolicy = TritonLifecyclePolicy()
+VertextAILifecyclePolicy = TritonLifecyclePolicy(launch_triton_on_startup=False, local_model_store=True)
+
+
+@dataclass
+class TritonSecurityConfig:
+    """Which routes need a token, by the names of groups; others need none. ``[]`` restricts nothing.
+
+    Raises PyTritonValidationError: there is no such group.
+    """
+
+    access_token: str | None = field(default=None, repr=False)  # None makes one
+    restricted_endpoints: list[str] | None = None  # None stands for those that change the server, and for statistics
+
+    def __post_init__(self) -> None:
+        if self.restricted_endpoints is None:
+            self.restricted_endpoints = list(_RESTRICTED)
+        for name in self.restricted_endpoints:
+            if name not in _ENDPOINTS:
+                raise PyTritonValidationError(
+                    f"there is no endpoint {name!r} to restrict: the endpoints are {', '.join(_ENDPOINTS)}"
+                )
+        if self.access_token is None and self.restricted_endpoints:
+            self.access_token = secrets.token_urlsafe(32)
+
+    def variables(self) -> dict[str, str]:
+        """The settings of the server that ask for the token: variables, for all users of the machine can read command lines."""
+        if not (self.access_token and self.restricted_endpoints):
+            return {}
+        rule = f"{','.join(self.restricted_endpoints)}:{TOKEN_HEADER}={self.access_token}"
+        return dict.fromkeys(_RESTRICTIONS, json.dumps([rule]))
+
+
+_RESTRICTED = ("shared-memory", "model-repository", "statistics", "trace", "logging")
+_ENDPOINTS = ("health", "metadata", "inference", "model-config", *_RESTRICTED)
+_RESTRICTIONS = ("PYBACKEND_HTTP_RESTRICTED_API", "PYBACKEND_GRPC_RESTRICTED_PROTOCOL")
+
+
 class Triton:
     """A server beside this process, whose models are functions that run here, each instance in a thread.
 
     Any thread may call its methods. ``workspace`` is a directory for the files of the server; it may be deleted after ``stop``.
+    Without a ``security_config``, a new token restricts what that restricts by itself, unless settings of the server restrict routes.
     """
 
     def __init__(
@@ -157,22 +204,19 @@ class Triton:
         config: TritonConfig | None = None,
         workspace: str | Path | None = None,
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
+        security_config: TritonSecurityConfig | None = None,
     ) -> None:
         if config is not None:
             _check_type("config", config, TritonConfig)
-        settings = TritonConfig.from_env()
-        for each in fields(settings):
-            value = None if config is None else getattr(config, each.name)
-            if value is not None:
-                setattr(settings, each.name, value)
-        if settings.allow_http is False and settings.allow_grpc is False:
-            raise PyTritonValidationError("allow_http and allow_grpc are both False: nobody could reach the functions")
-        self._settings = settings
+        given = {name: value for name, value in vars(config or TritonConfig()).items() if value is not None}
+        self._settings = TritonConfig(**{**vars(TritonConfig.from_env()), **given})
+        self._security = _security(security_config, self._settings)
         self._workspace = workspace
-        self._policy = triton_lifecycle_policy or TritonLifecyclePolicy()
+        self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
         self._pid = os.getpid()
         self._changing = threading.RLock()
         self._bound: dict[str, Bound] = {}
+        self._may_be_replaced: set[str] = set()  # functions that were bound before the last stop
         self._server: ServerProcess | None = None
         self._repository = ""
         self._ended = threading.Event()  # the server has ended, or is to
@@ -225,10 +269,11 @@ class Triton:
         text = described.text()
         self._check_process()
         with self._changing:
-            if model_name in self._bound:
+            if model_name in self._bound and model_name not in self._may_be_replaced:
                 raise PyTritonInvalidOperationError(
                     f"a function is bound as '{model_name}' already: bind this one by another name"
                 )
+            self._may_be_replaced.discard(model_name)
             self._bound[model_name] = Bound(described, functions, strict, self._give_up)
             server = self._server
             if server is None:
@@ -264,6 +309,7 @@ class Triton:
                     return
                 self._clean()
             self._failure = None
+            self._may_be_replaced.clear()
             self._ended.clear()
             try:
                 if self._workspace is not None:
@@ -271,7 +317,9 @@ class Triton:
                 self._repository = tempfile.mkdtemp(prefix="pybackend-bind-", dir=self._workspace)
                 for name, bound in self._bound.items():
                     self._write(name, bound.config.text())
-                self._server = ServerProcess(list(self._flags()), self._bound.get, self._on_end)
+                self._server = ServerProcess(
+                    list(self._flags()), self._security.variables(), self._bound.get, self._on_end
+                )
                 atexit.register(self.stop)
                 self._server.wait_ready()
             except BaseException as error:  # Ctrl-C, too
@@ -305,12 +353,18 @@ class Triton:
             raise failure
 
     def stop(self) -> bool:
-        """Answer the running requests and end the server; False if it does not run. Functions stay bound."""
+        """Answer the running requests and end the server; False if it does not run.
+
+        Functions stay bound for the next :meth:`run`, until others are bound by their names.
+        """
         if self._pid != os.getpid():
             return False
         self._ended.set()  # so that `serve` in another thread returns
         with self._changing:
-            return self._end()
+            was_running = self._end()
+            if was_running:
+                self._may_be_replaced.update(self._bound)
+            return was_running
 
     def _end(self) -> bool:
         server = self._server
@@ -346,6 +400,10 @@ class Triton:
 
     is_connected = is_alive
 
+    def get_access_token(self) -> str | None:
+        """The token that restricted routes need; None if there are none."""
+        return self._security.access_token
+
     def __enter__(self) -> Self:
         if self._policy.launch_triton_on_startup:
             self.run()
@@ -356,7 +414,8 @@ class Triton:
 
     def _flags(self) -> Iterator[str]:
         yield self._repository
-        yield "--disable-auto-complete-config"
+        if self._settings.model_repository is None:
+            yield "--disable-auto-complete-config"
         for each in fields(self._settings):
             value = getattr(self._settings, each.name)
             if value is None:
@@ -390,6 +449,25 @@ class Triton:
 def _check_type(what: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
         raise PyTritonValidationError(f"{what} is of type {type(value).__name__}: pass {kind.__name__}(...)")
+
+
+def _security(given: TritonSecurityConfig | None, settings: TritonConfig) -> TritonSecurityConfig:
+    """The restrictions in force. Raises PyTritonValidationError: there are others, too."""
+    flags = ("--http-restricted-api", "--grpc-restricted-protocol")
+    has_own = (
+        bool(settings.http_restricted_api or settings.grpc_restricted_protocol)
+        or any(flag.startswith(flags) for flag in settings.flags or ())
+        or any(name in os.environ for name in _RESTRICTIONS)
+    )
+    if given is None:
+        return TritonSecurityConfig(restricted_endpoints=[] if has_own else None)
+    _check_type("security_config", given, TritonSecurityConfig)
+    if has_own and given.variables():
+        raise PyTritonValidationError(
+            "security_config restricts routes, and so does a setting of the server (http_restricted_api, grpc_restricted_protocol, or "
+            "a flag or variable of their names): use one of both"
+        )
+    return given
 
 
 def _functions(
@@ -432,3 +510,13 @@ def _termination() -> Iterator[Callable[[], bool]]:
         yield lambda: was_terminated
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class RemoteTriton:
+    """PyTriton's name for functions that are served by somebody else's server, which is not possible here."""
+
+    def __init__(self, *_: object, **_settings: object) -> None:
+        raise PyTritonInvalidOperationError(
+            "functions are served by the server that their program starts: use Triton() in place of RemoteTriton(), or give a server "
+            "that runs already a model file"
+        )

@@ -56,9 +56,7 @@ class _Base(Generic[_ModelT]):
         sent = dict(headers or {})
         if api_key is not None:
             sent["Authorization"] = f"Bearer {api_key}"
-        for name, value in sent.items():
-            if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
-                raise ValueError(f"the header '{name}' has a line break or another character that no header has")
+        _check_headers(sent)
         whole = url if "://" in url or url.startswith("unix:") else f"http://{url}"
         self.codec: Any = HttpCodec()
         self.transport: Any
@@ -82,11 +80,17 @@ class _Base(Generic[_ModelT]):
         outputs: Sequence[str] = (),
         parameters: Mapping[str, Any] | None = None,
         request_id: str = "",
+        headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         repeatable: bool = False,
     ) -> _ModelT:
-        """A model, and what its requests say beside their inputs. Requests that are ``repeatable`` may be executed twice."""
-        ask = Ask(model, str(version), tuple(outputs), dict(parameters or {}), request_id)
+        """A model, and what its requests say beside their inputs. Requests that are ``repeatable`` may be executed twice.
+
+        ``timeout_s`` is the time for a request; of a stream, for each response.
+        """
+        own = dict(headers or {})
+        _check_headers(own)
+        ask = Ask(model, str(version), tuple(outputs), dict(parameters or {}), request_id, own)
         return self._model(self, ask, timeout_s, repeatable=repeatable)
 
     def _ready(self, ask: Ask | None) -> Any:
@@ -95,6 +99,13 @@ class _Base(Generic[_ModelT]):
 
     def _attempts(self, timeout_s: float, *, repeatable: bool) -> Attempts:
         return Attempts(self._budget, timeout_s, repeatable=repeatable)
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    """Raise ValueError if a header cannot be sent."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+            raise ValueError(f"the header '{name}' has a line break or another character that no header has")
 
 
 class _Model:

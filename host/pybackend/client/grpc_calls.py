@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -35,6 +38,7 @@ class Call(NamedTuple):
     message: Any
     answer: str  # name of the message that answers
     read: Callable[[Any], Any]
+    headers: Mapping[str, str] = {}
 
 
 class GrpcCodec:
@@ -55,10 +59,12 @@ class GrpcCodec:
         return Call("ModelConfig", asked, "ModelConfigResponse", _configuration)
 
     def infer(self, ask: Ask, tensors: list[Tensor]) -> Call:
-        return Call("ModelInfer", _infer_message(ask, tensors), "ModelInferResponse", _answer)
+        return Call("ModelInfer", _infer_message(ask, tensors), "ModelInferResponse", _answer, ask.headers)
 
     def stream(self, ask: Ask, tensors: list[Tensor], _metadata: Metadata) -> Call:
-        return Call("ModelStreamInfer", _infer_message(ask, tensors), "ModelStreamInferResponse", _streamed)
+        return Call(
+            "ModelStreamInfer", _infer_message(ask, tensors), "ModelStreamInferResponse", _streamed, ask.headers
+        )
 
     def route(self, _method: str, path: str, _document: Any) -> Call:
         raise ClientError(f"{path} is a route of HTTP: give the client a URL that begins with http://")
@@ -127,11 +133,15 @@ def _streamed(reply: Any) -> Answer:
     return _answer(reply.infer_response)
 
 
+def _late(url: str, timeout_s: float) -> DeadlineError:
+    return DeadlineError(f"{url} has not answered within {timeout_s:.3g} s")
+
+
 def _failure(error: Any, url: str, timeout_s: float) -> ClientError:
     """The error for a call that has failed."""
     status, text = error.code().name, error.details() or ""
     if status == "DEADLINE_EXCEEDED":
-        return DeadlineError(f"{url} has not answered within {timeout_s:.3g} s")
+        return _late(url, timeout_s)
     if status == "UNAVAILABLE" and "failed to connect" in text.lower():
         return UnreachableError(f"no server answers at {url}: {text}")
     if status == "UNAVAILABLE" and any(
@@ -139,6 +149,44 @@ def _failure(error: Any, url: str, timeout_s: float) -> ClientError:
     ):
         return ConnectionLostError(f"the connection to {url} ended before the answer: {text}")
     return refused(text, status)
+
+
+class _Patience:
+    """Cancels a call for threads when one of its responses is late: grpcio has no such limit. Its own thread watches."""
+
+    def __init__(self, cancel: Callable[[], object], timeout_s: float) -> None:
+        self.is_over = False
+        self._cancel = cancel
+        self._timeout_s = timeout_s
+        self._until_s: float | None = None  # when the awaited response is late; None while none is awaited
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="pybackend-client-stream", daemon=True).start()
+
+    def of(self, replies: Iterator[Any]) -> Iterator[Any]:
+        """The responses, while each arrives in time."""
+        while True:
+            self._until_s = time.monotonic() + self._timeout_s
+            reply = next(replies, None)
+            self._until_s = None
+            if reply is None:
+                return
+            yield reply
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        # A response that is awaited from now on is not late before the next look.
+        while not self._ended.wait(self._left_s()):
+            if self._left_s() <= 0:
+                self.is_over = True
+                self._cancel()
+                return
+
+    def _left_s(self) -> float:
+        until_s = self._until_s
+        return self._timeout_s if until_s is None else until_s - time.monotonic()
 
 
 class _Channel:
@@ -150,7 +198,7 @@ class _Channel:
         scheme, _, target = url.partition("://")
         if not target:
             raise ValueError(f"'{url}' is not the URL of a server: write, for example, grpc://localhost:8001")
-        self._metadata = tuple((name.lower(), value) for name, value in headers.items())
+        self._headers = headers
         if scheme == "grpcs":
             credentials = credentials or self._grpc.ssl_channel_credentials()
             self._channel = module.secure_channel(target, credentials, options=_OPTIONS)
@@ -158,6 +206,9 @@ class _Channel:
             self._channel = module.insecure_channel(target, options=_OPTIONS)
         self._made: dict[str, Any] = {}
         self._is_closed = False
+
+    def _metadata(self, call: Call) -> tuple[tuple[str, str], ...]:
+        return tuple({name.lower(): value for name, value in (*self._headers.items(), *call.headers.items())}.items())
 
     def _method(self, call: Call, *, streams: bool = False) -> Any:
         if self._is_closed:
@@ -186,20 +237,22 @@ class GrpcTransport(_Channel):
     def send(self, call: Call, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
         try:
-            reply = self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata)
+            reply = self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata(call))
         except self._grpc.RpcError as error:
             raise _failure(error, self._url, timeout_s) from None
         return _read(call, reply)
 
     def stream(self, call: Call, timeout_s: float) -> Iterator[Any]:
-        """The results of a stream, one by one; its end cancels the call."""
-        replies = self._method(call, streams=True)(iter([call.message]), timeout=timeout_s, metadata=self._metadata)
+        """The results of a stream, one by one, each of which must arrive in time; its end cancels the call."""
+        replies = self._method(call, streams=True)(iter([call.message]), metadata=self._metadata(call))
+        patience = _Patience(replies.cancel, timeout_s)
         try:
-            for reply in replies:
+            for reply in patience.of(replies):
                 yield _read(call, reply)
         except self._grpc.RpcError as error:
-            raise _failure(error, self._url, timeout_s) from None
+            raise _late(self._url, timeout_s) if patience.is_over else _failure(error, self._url, timeout_s) from None
         finally:
+            patience.end()
             replies.cancel()
 
 
@@ -216,17 +269,23 @@ class AsyncGrpcTransport(_Channel):
     async def send(self, call: Call, timeout_s: float) -> Any:
         """The result of a call; raises ClientError."""
         try:
-            reply = await self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata)
+            reply = await self._method(call)(call.message, timeout=timeout_s, metadata=self._metadata(call))
         except self._grpc.RpcError as error:
             raise _failure(error, self._url, timeout_s) from None
         return _read(call, reply)
 
     async def stream(self, call: Call, timeout_s: float) -> AsyncIterator[Any]:
-        """The results of a stream, one by one; its end cancels the call."""
-        replies = self._method(call, streams=True)(iter([call.message]), timeout=timeout_s, metadata=self._metadata)
+        """The results of a stream, one by one, each of which must arrive in time; its end cancels the call."""
+        replies = self._method(call, streams=True)(iter([call.message]), metadata=self._metadata(call))
         try:
-            async for reply in replies:
+            while True:
+                async with asyncio.timeout(timeout_s):
+                    reply = await replies.read()
+                if reply is self._grpc.aio.EOF:
+                    break
                 yield _read(call, reply)
+        except TimeoutError:
+            raise _late(self._url, timeout_s) from None
         except self._grpc.RpcError as error:
             raise _failure(error, self._url, timeout_s) from None
         finally:

@@ -62,7 +62,7 @@ class HttpCodec:
             ask.model, ask.version, outputs=ask.outputs, parameters=ask.parameters, request_id=ask.request_id
         )
         body, header_bytes = encoded(asked, tensors, binary=True)
-        headers = {"Content-Type": "application/octet-stream", _LENGTH: str(header_bytes)}
+        headers = {**ask.headers, "Content-Type": "application/octet-stream", _LENGTH: str(header_bytes)}
         return Call(
             "POST", f"{model_path(ask.model, ask.version)}/infer", body, headers, lambda reply, _: _answer(reply)
         )
@@ -74,7 +74,7 @@ class HttpCodec:
         if ask.request_id:
             document["id"] = ask.request_id
         path = f"{model_path(ask.model, ask.version)}/generate_stream"
-        headers = {"Content-Type": "application/json"}
+        headers = {**ask.headers, "Content-Type": "application/json"}
         return Call(
             "POST", path, json.dumps(document).encode(), headers, lambda reply, _: _event(reply.body, ask, metadata)
         )

@@ -62,6 +62,7 @@ class Ask:
     outputs: Sequence[str] = ()  # names; empty for all
     parameters: Mapping[str, Any] = field(default_factory=dict)
     request_id: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)  # of this request alone
 
 
 def tensors_of(values: Mapping[str, Any], metadata: Metadata) -> list[Tensor]:

@@ -12,34 +12,66 @@ from pybackend.in_process.errors import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    NotStartedError,
     TritonError,
     UnavailableError,
     UnknownError,
     UnsupportedError,
+    WrongTypeError,
 )
+from pybackend.in_process.memory import (
+    DeviceOrMemoryType,
+    DLDeviceType,
+    MemoryAllocator,
+    MemoryBuffer,
+    MemoryType,
+    default_memory_allocators,
+)
+from pybackend.in_process.metrics import Metric, MetricFamily, MetricFormat, MetricKind
 from pybackend.in_process.model import InferenceRequest, Model, ModelBatchFlag, ModelTxnPropertyFlag
-from pybackend.in_process.options import LogFormat, ModelControlMode, Options, RateLimitMode
-from pybackend.in_process.server import Server
-from pybackend.in_process.tensor import DataType, MemoryType, Tensor
+from pybackend.in_process.options import (
+    InstanceGroupKind,
+    LogFormat,
+    ModelControlMode,
+    ModelLoadDeviceLimit,
+    Options,
+    RateLimiterResource,
+    RateLimitMode,
+)
+from pybackend.in_process.server import ModelDictionary, Server
+from pybackend.in_process.tensor import DataType, Tensor
 
 __all__ = [
     "AlreadyExistsError",
     "AsyncResponseIterator",
     "CancelledError",
+    "DLDeviceType",
     "DataType",
+    "DeviceOrMemoryType",
     "InferenceRequest",
     "InferenceResponse",
+    "InstanceGroupKind",
     "InternalError",
     "InvalidArgumentError",
     "LogFormat",
+    "MemoryAllocator",
+    "MemoryBuffer",
     "MemoryType",
+    "Metric",
+    "MetricFamily",
+    "MetricFormat",
+    "MetricKind",
     "Model",
     "ModelBatchFlag",
     "ModelControlMode",
+    "ModelDictionary",
+    "ModelLoadDeviceLimit",
     "ModelTxnPropertyFlag",
     "NotFoundError",
+    "NotStartedError",
     "Options",
     "RateLimitMode",
+    "RateLimiterResource",
     "ResponseIterator",
     "Server",
     "Tensor",
@@ -47,4 +79,6 @@ __all__ = [
     "UnavailableError",
     "UnknownError",
     "UnsupportedError",
+    "WrongTypeError",
+    "default_memory_allocators",
 ]

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from pybackend.in_process.call import Answer, Call
 from pybackend.in_process.crossing import Crossing
-from pybackend.in_process.errors import InvalidArgumentError, TritonError, UnavailableError, error_of
+from pybackend.in_process.errors import InternalError, InvalidArgumentError, TritonError, UnavailableError, error_of
+from pybackend.in_process.memory import Place
 from pybackend.in_process.tensor import Tensor
 
 
@@ -35,11 +36,12 @@ _END = Answer({}, None, None, final=True)
 class _Reader:
     """The common part of both kinds of iterators, which wait differently."""
 
-    __slots__ = ("_call", "_error", "_is_over", "_model", "_only", "_raises")
+    __slots__ = ("_call", "_error", "_is_over", "_model", "_only", "_place", "_raises")
 
-    def _begin(self, model: Any, call: Call, *, raises: bool) -> None:
+    def _begin(self, model: Any, call: Call, place: Place | None, *, raises: bool) -> None:
         self._model = model
         self._call = call
+        self._place = place  # for outputs; None leaves them where they are
         self._raises = raises
         self._is_over = False
         self._only: InferenceResponse | None = None
@@ -56,12 +58,17 @@ class _Reader:
 
     def _response(self, answer: Answer) -> InferenceResponse:
         self._is_over = answer.final
-        error = None if answer.error is None else error_of(answer.error)
+        outputs, error = answer.outputs, None if answer.error is None else error_of(answer.error)
+        if self._place is not None:
+            try:
+                outputs = {name: tensor.copied_to(self._place, name) for name, tensor in outputs.items()}
+            except Exception as failure:  # noqa: BLE001  the allocator is the caller's code
+                outputs, error = {}, InternalError(f"the allocator of memory for outputs has failed: {failure}")
         if error is not None and self._raises:
             self._error = error
             raise error
         parameters = dict(answer.parameters) if answer.parameters else {}
-        return InferenceResponse(self._model, self._call.request_id, parameters, answer.outputs, error, answer.final)
+        return InferenceResponse(self._model, self._call.request_id, parameters, outputs, error, answer.final)
 
     def _note_only(self, response: InferenceResponse) -> None:
         """Note the first response; a second one may only end the answer."""
@@ -84,10 +91,12 @@ class ResponseIterator(_Reader):
 
     __slots__ = ("_answers", "_pid")
 
-    def __init__(self, model: Any, call: Call, answers: SimpleQueue[Answer], *, raises: bool) -> None:
+    def __init__(
+        self, model: Any, call: Call, answers: SimpleQueue[Answer], place: Place | None, *, raises: bool
+    ) -> None:
         self._answers = answers
         self._pid = os.getpid()
-        self._begin(model, call, raises=raises)
+        self._begin(model, call, place, raises=raises)
 
     def __iter__(self) -> Self:
         return self
@@ -180,9 +189,9 @@ class AsyncResponseIterator(_Reader):
 
     __slots__ = ("_answers",)
 
-    def __init__(self, model: Any, call: Call, answers: Mailbox, *, raises: bool) -> None:
+    def __init__(self, model: Any, call: Call, answers: Mailbox, place: Place | None, *, raises: bool) -> None:
         self._answers = answers
-        self._begin(model, call, raises=raises)
+        self._begin(model, call, place, raises=raises)
 
     def __aiter__(self) -> Self:
         return self

@@ -29,6 +29,14 @@ class UnavailableError(TritonError):
     """The server or the model does not serve now."""
 
 
+class NotStartedError(InvalidArgumentError, UnavailableError):
+    """There is no server now: it is not started, or stopped."""
+
+
+class WrongTypeError(InvalidArgumentError, TypeError):
+    """An argument is of a type that it cannot have, or there is no such argument."""
+
+
 class UnsupportedError(TritonError):
     """The server, or the model, cannot do this."""
 

@@ -26,6 +26,7 @@ from pybackend.engine.answers import AnswerCounts
 from pybackend.in_process.call import PROTOCOL
 from pybackend.in_process.crossing import Crossing
 from pybackend.in_process.errors import UnavailableError
+from pybackend.in_process.metrics import CALLERS_METRICS
 from pybackend.observability.logging import LOG
 from pybackend.prepared import serve_prepared
 from pybackend.process.launcher import StubLauncher
@@ -155,7 +156,7 @@ class HostThread:
         self._launcher = launcher
 
         async def main() -> int:
-            self.server = Server(settings, scan, launcher, remote)
+            self.server = Server(settings, scan, launcher, remote, CALLERS_METRICS)
             self._loop = asyncio.get_running_loop()
             if self._stops:
                 self.server.stop()

@@ -13,6 +13,7 @@ from pybackend.errors import InferenceError, PybackendError, SettingError
 from pybackend.in_process.errors import (
     InternalError,
     InvalidArgumentError,
+    NotStartedError,
     TritonError,
     UnavailableError,
     error_of,
@@ -66,17 +67,12 @@ class Life:
                 host.stop()
 
     @property
-    def is_live(self) -> bool:
-        """True while it runs in this process."""
-        return self._host is not None and self._pid == os.getpid()
-
-    @property
     def host(self) -> HostThread:
-        """The thread that serves. Raises UnavailableError: there is none."""
+        """The thread that serves. Raises NotStartedError: there is none; UnavailableError: it is another process's."""
         host = self._host
         if host is None or host.pid != os.getpid():
             self._check_process()
-            raise UnavailableError(self._not_serving)
+            raise NotStartedError(self._not_serving)
         return host
 
     def _check_process(self) -> None:

@@ -16,10 +16,15 @@ from pybackend.engine.description import ModelDescription
 from pybackend.in_process.answers import AsyncResponseIterator, InferenceResponse, Mailbox, ResponseIterator
 from pybackend.in_process.call import Answer, Call, Deliver, Routes, is_large, nowhere
 from pybackend.in_process.crossing import Crossing, crossing_to_caller
-from pybackend.in_process.errors import InvalidArgumentError, TritonError, UnsupportedError, error_of
+from pybackend.in_process.errors import InvalidArgumentError, TritonError, WrongTypeError, error_of
 from pybackend.in_process.host_thread import HostThread
 from pybackend.in_process.life import Life
-from pybackend.in_process.tensor import MemoryType, tensor_of
+from pybackend.in_process.memory import (
+    DeviceOrMemoryType,
+    MemoryAllocator,
+    Place,
+)
+from pybackend.in_process.tensor import tensor_of
 from pybackend.inference import request as engine
 from pybackend.inference.tensor import INT64_MAX
 from pybackend.protocol.documents.metadata import model_metadata
@@ -43,7 +48,7 @@ class ModelTxnPropertyFlag(IntFlag):
 
 @dataclass
 class InferenceRequest:
-    """A request. ``inputs`` are NumPy arrays, objects with ``__dlpack__``, lists of strings, or tensors, by name."""
+    """A request. ``inputs`` are NumPy arrays, objects with ``__dlpack__``, lists of strings or numbers, or tensors, by name."""
 
     model: Model
     request_id: str = ""
@@ -53,8 +58,8 @@ class InferenceRequest:
     timeout: int = 0  # microseconds
     inputs: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, str | int | bool | float] = field(default_factory=dict)
-    output_memory_type: MemoryType | str | None = None
-    output_memory_allocator: None = None  # outputs are copies in the host's memory
+    output_memory_type: DeviceOrMemoryType | None = None
+    output_memory_allocator: MemoryAllocator | None = None  # brings the memory for outputs
     response_queue: SimpleQueue[InferenceResponse] | asyncio.Queue[InferenceResponse] | None = None  # gets them, too
 
 
@@ -87,7 +92,7 @@ class Model:
         Large arrays were read when this returns. Raises TritonError: the request is wrong, or there is no server. Errors of the
         model are raised by the iterator, or are in its responses unless ``raise_on_error``.
         """
-        host, sent, queue = self._request(inference_request, fields)
+        host, sent, queue, place = self._request(inference_request, fields)
         answers: SimpleQueue[Answer] = SimpleQueue()
         deliver: Deliver = answers.put
         backlog = answers.qsize
@@ -107,7 +112,7 @@ class Model:
         call = Call(
             host.server.engine, host.crossing, sent, self._routes, deliver, backlog, host.copies, on_taken, rest
         )
-        responses = ResponseIterator(self, call, answers, raises=raise_on_error)
+        responses = ResponseIterator(self, call, answers, place, raises=raise_on_error)
         if taken is not None:
             taken.get()
         return responses
@@ -120,7 +125,7 @@ class Model:
         Otherwise like :meth:`infer`, but arrays of a megabyte and more are read until the first response arrives.
         """
         crossing = crossing_to_caller()
-        host, sent, queue = self._request(inference_request, fields)
+        host, sent, queue, place = self._request(inference_request, fields)
         answers = Mailbox(crossing)
         deliver: Deliver = answers.deliver
         backlog = answers.backlog
@@ -134,7 +139,7 @@ class Model:
             deliver, backlog = partial(self._deliver_twice, deliver, put, sent.id), int
             rest = partial(self._deliver_twice, nowhere, put, sent.id)
         call = Call(host.server.engine, host.crossing, sent, self._routes, deliver, backlog, host.copies, rest=rest)
-        return AsyncResponseIterator(self, call, answers, raises=raise_on_error)
+        return AsyncResponseIterator(self, call, answers, place, raises=raise_on_error)
 
     def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: Answer) -> None:
         error = None if answer.error is None else error_of(answer.error)
@@ -143,16 +148,16 @@ class Model:
 
     def _request(
         self, request: InferenceRequest | None, fields: dict[str, Any]
-    ) -> tuple[HostThread, engine.InferenceRequest, Any]:
-        """The thread that serves, the request as the engine takes it, and the caller's queue for responses, if any."""
+    ) -> tuple[HostThread, engine.InferenceRequest, Any, Place | None]:
+        """The thread that serves, the request as the engine takes it, the caller's queue for responses and memory for outputs, if any."""
         if request is None:
             for name in fields:
                 if name not in _FIELDS:
-                    raise InvalidArgumentError(f"infer() got an unexpected keyword argument '{name}'")
+                    raise WrongTypeError(f"infer() got an unexpected keyword argument '{name}'")
         elif fields:
             raise InvalidArgumentError("pass a request, or its fields, but not both")
         elif not isinstance(request, InferenceRequest):
-            raise InvalidArgumentError(f"pass an InferenceRequest, or its fields by name, not {type(request).__name__}")
+            raise WrongTypeError(f"pass an InferenceRequest, or its fields by name, not {type(request).__name__}")
         else:
             fields = {name: getattr(request, name) for name in _FIELDS}
         host = self._life.host
@@ -166,8 +171,14 @@ class Model:
         inputs = [tensor_of(name, value) for name, value in named]
         sent = engine.InferenceRequest(self.name, self._version, "", inputs)
         if len(fields) == 1 and "inputs" in fields:  # true for nearly every request
-            return host, sent, None
-        return host, sent, _apply(sent, fields)
+            return host, sent, None, None
+        _apply(sent, fields)
+        queue, place = fields.get("response_queue"), Place.of(fields)
+        if queue is not None and place is not None:
+            raise InvalidArgumentError(
+                "outputs in memory of an allocator's cannot go to a response_queue: use one of both"
+            )
+        return host, sent, queue, place
 
     # Facts
 
@@ -221,8 +232,8 @@ def statistics_of(life: Life, name: str, version: str) -> dict[str, Any]:
 _FIELDS = frozenset(each.name for each in dataclasses.fields(InferenceRequest) if each.name != "model")
 
 
-def _apply(sent: engine.InferenceRequest, fields: Mapping[str, Any]) -> Any:
-    """Set the fields that most requests do not have; returns the queue for responses, if any."""
+def _apply(sent: engine.InferenceRequest, fields: Mapping[str, Any]) -> None:
+    """Set the fields that most requests do not have."""
     if fields.get("request_id"):
         sent.id = _text("request_id", fields["request_id"])
     if fields.get("correlation_id"):
@@ -236,14 +247,6 @@ def _apply(sent: engine.InferenceRequest, fields: Mapping[str, Any]) -> Any:
         if not isinstance(parameters, Mapping):
             raise InvalidArgumentError(f"parameters is a dictionary, not {type(parameters).__name__}")
         sent.parameters = {_text("a parameter's name", name): _value(name, parameters[name]) for name in parameters}
-    if fields.get("output_memory_type") not in _HOST_MEMORY:
-        raise UnsupportedError("outputs lie in the host's memory: output_memory_type can be CPU only")
-    if fields.get("output_memory_allocator") is not None:
-        raise UnsupportedError("outputs are copies in the host's memory: output_memory_allocator can be None only")
-    return fields.get("response_queue")
-
-
-_HOST_MEMORY = (None, MemoryType.CPU, MemoryType.CPU_PINNED)
 
 
 def _put_across(crossing: Crossing, queue: Any, response: InferenceResponse) -> None:

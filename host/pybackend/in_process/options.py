@@ -6,14 +6,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
 from os import PathLike
-from typing import Any
+from reprlib import repr as brief
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from pybackend.in_process.errors import InvalidArgumentError
+from pybackend.in_process.errors import InvalidArgumentError, WrongTypeError
 from pybackend.observability.log_lines import LogFormat
 from pybackend.settings import ModelControlMode, Settings
 
-__all__ = ["LogFormat", "ModelControlMode", "Options", "RateLimitMode", "settings_of"]
+__all__ = [
+    "InstanceGroupKind", "LogFormat", "ModelControlMode", "ModelLoadDeviceLimit", "Options", "RateLimitMode", "RateLimiterResource",
+    "settings_of",
+]  # fmt: skip
 
 Place = str | PathLike[str]
 
@@ -25,11 +31,36 @@ class RateLimitMode(StrEnum):
     EXEC_COUNT = "execution_count"
 
 
+class RateLimiterResource(NamedTuple):
+    """How much of a resource there is, on each device, or on one."""
+
+    name: str
+    count: int  # type: ignore[assignment]  # a method of tuples
+    device: int | None = None
+
+
+class InstanceGroupKind(StrEnum):
+    """Where the instances of a group run."""
+
+    AUTO = "KIND_AUTO"
+    CPU = "KIND_CPU"
+    GPU = "KIND_GPU"
+    MODEL = "KIND_MODEL"
+
+
+class ModelLoadDeviceLimit(NamedTuple):
+    """The part of a device's memory up to which models are loaded."""
+
+    kind: InstanceGroupKind
+    device: int
+    fraction: float
+
+
 @dataclass
 class Options:
     """The options of a server. The names and defaults are the reference's, as far as they mean something here."""
 
-    model_repository: Place | Sequence[Place]  # directories of models, or URLs of places in cloud storage
+    model_repository: Place | Sequence[Place] = ()  # directories of models, or URLs of places in cloud storage
     server_id: str = "triton"
     model_control_mode: ModelControlMode | str = ModelControlMode.NONE
     startup_models: Sequence[str] = ()  # with explicit control, the models to load at start
@@ -39,8 +70,9 @@ class Options:
     exit_timeout: int = 30  # seconds
     cache_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # {"local": {"size": 1048576}}
     rate_limiter_mode: RateLimitMode | str = RateLimitMode.OFF
-    rate_limiter_resources: Sequence[tuple[str, int, int | None]] = ()  # name, count, and device or None
+    rate_limiter_resources: Sequence[RateLimiterResource | tuple[Any, ...]] = ()
     model_load_thread_count: int = 4
+    model_load_retry_count: int = 0
     model_namespacing: bool = False
     log_file: Place | None = None
     log_info: bool = False  # without any of these, lines go where Python's logging sends those of ``pybackend``
@@ -61,6 +93,8 @@ class Options:
     cuda_memory_pool_sizes: Mapping[int, int] = field(default_factory=dict)
     cache_directory: Place | None = None
     min_supported_compute_capability: float | None = None
+    model_load_device_limits: Sequence[ModelLoadDeviceLimit] = ()
+    enable_peer_access: bool | None = None
     buffer_manager_thread_count: int | None = None
     repo_agent_directory: Place | None = None
     # Of this server alone. A port is opened if it has a number; 0 takes a free one.
@@ -87,6 +121,7 @@ _TEXTS = {
     "exit_timeout": "--exit-timeout-secs",
     "rate_limiter_mode": "--rate-limit",
     "model_load_thread_count": "--model-load-thread-count",
+    "model_load_retry_count": "--model-load-retry-count",
     "model_namespacing": "--model-namespacing",
     "log_file": "--log-file",
     "log_info": "--log-info",
@@ -101,6 +136,7 @@ _TEXTS = {
     "pinned_memory_pool_size": "--pinned-memory-pool-byte-size",
     "cache_directory": "--cache-directory",
     "min_supported_compute_capability": "--min-supported-compute-capability",
+    "enable_peer_access": "--enable-peer-access",
     "buffer_manager_thread_count": "--buffer-manager-thread-count",
     "repo_agent_directory": "--repoagent-directory",
 }
@@ -125,14 +161,53 @@ def settings_of(options: Options) -> Settings:
     """The settings of a server with these options. Raises ServerError: an option is wrong, or they contradict each other."""
     from pybackend.cli.options import parse_serve_flags
 
-    for name in ("startup_models", "flags"):
-        if isinstance(getattr(options, name), str):
-            raise InvalidArgumentError(f"{name} is a list of strings, not one string")
-    try:
-        flags = list(_flags(options))
-    except (AttributeError, IndexError, TypeError) as error:
-        raise InvalidArgumentError(f"an option is of the wrong type: {error}") from None
-    return parse_serve_flags(flags)
+    for name, kind in get_type_hints(Options).items():
+        value = getattr(options, name)
+        if not _fits(value, kind):
+            raise WrongTypeError(f"{name} is {brief(value)}: pass {_described(kind)}")
+    settings = parse_serve_flags(list(_flags(options)))
+    if not settings.place_names:
+        raise InvalidArgumentError(
+            "there is no model_repository: pass the directory of the models, or a list of directories"
+        )
+    return settings
+
+
+_WORDS = {
+    str: "a string", bool: "True or False", int: "a whole number", float: "a number", PathLike: "a path", Sequence: "a list",
+    Mapping: "a dictionary", tuple: "a tuple", NoneType: "None",
+}  # fmt: skip
+
+
+def _described(kind: Any) -> str:
+    """Describe the values of an option's type."""
+    name = get_origin(kind) or kind
+    if name in _WORDS:
+        return _WORDS[name] + (f" of values, each {_described(get_args(kind)[0])}" if name is Sequence else "")
+    parts = get_args(kind)
+    return " or ".join(dict.fromkeys(map(_described, parts))) if parts else f"a {name.__name__}"
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of an option's type."""
+    name, parts = get_origin(kind) or kind, get_args(kind)
+    if name is Any:
+        return True
+    if name is Sequence:
+        return (
+            isinstance(value, Sequence)
+            and not isinstance(value, str | bytes)
+            and all(_fits(each, parts[0]) for each in value)
+        )
+    if name is Mapping:
+        return isinstance(value, Mapping) and all(_fits(each, parts[1]) for each in value.values())
+    if name is tuple:
+        return isinstance(value, tuple | list)
+    if name in {int, float}:
+        return isinstance(value, Integral if name is int else Real) and not isinstance(value, bool)
+    if isinstance(name, type) and name is not UnionType:
+        return isinstance(value, name)
+    return any(_fits(value, part) for part in parts)
 
 
 def _flags(options: Options) -> Iterator[str]:
@@ -147,7 +222,7 @@ def _flags(options: Options) -> Iterator[str]:
         yield f"--load-model={model}"
     for resource in options.rate_limiter_resources:
         yield f"--rate-limit-resource={':'.join(str(part) for part in resource if part is not None)}"
-    yield from (f"--cuda-memory-pool-byte-size={pool[0]}:{pool[1]}" for pool in options.cuda_memory_pool_sizes.items())
+    yield from _gpu_flags(options)
     for name, settings in options.cache_config.items():
         yield f"--cache-config={','.join([name, *_pairs(settings)])}"
     for flag, table in (("--backend-config", options.backend_configuration), ("--host-policy", options.host_policies)):
@@ -160,6 +235,13 @@ def _flags(options: Options) -> Iterator[str]:
         if flag.partition("=")[0] == "--on":
             raise InvalidArgumentError("--on runs other servers: it cannot be a flag of a server in this process")
         yield flag
+
+
+def _gpu_flags(options: Options) -> Iterator[str]:
+    for device, size in options.cuda_memory_pool_sizes.items():
+        yield f"--cuda-memory-pool-byte-size={device}:{size}"
+    for limit in options.model_load_device_limits:
+        yield f"--model-load-gpu-limit={limit.device}:{limit.fraction}"
 
 
 def _port_flags(service: str, port: int | None, address: str) -> Iterator[str]:

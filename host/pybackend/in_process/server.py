@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Self
 
 from pybackend import __version__
 from pybackend.frontend.http.app import served_extensions
 from pybackend.in_process.control import LogControl, TraceControl
-from pybackend.in_process.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from pybackend.in_process.errors import InvalidArgumentError, UnavailableError, UnsupportedError, WrongTypeError
 from pybackend.in_process.life import Life
+from pybackend.in_process.metrics import MetricFormat
 from pybackend.in_process.model import Model, statistics_of
 from pybackend.in_process.mounted import MountedApp, page_text
 from pybackend.in_process.options import Options
@@ -31,7 +32,9 @@ class Server:
             try:
                 options = Options(**fields)
             except TypeError as error:
-                raise InvalidArgumentError(str(error).replace("Options.__init__()", "Server()")) from None
+                raise WrongTypeError(str(error).replace("Options.__init__()", "Server()")) from None
+        elif not isinstance(options, Options):
+            raise WrongTypeError(f"pass Options, or their fields by name, not {type(options).__name__}")
         elif fields:
             raise InvalidArgumentError("pass Options, or their fields, but not both")
         self.options = options
@@ -42,9 +45,9 @@ class Server:
     # Life
 
     def start(
-        self, wait_until_ready: bool = False, timeout: float | None = None, polling_interval: float = 0.1
-    ) -> None:
-        """Start, and wait until the models are loaded.
+        self, wait_until_ready: bool = False, polling_interval: float = 0.1, timeout: float | None = None
+    ) -> Self:
+        """Start, wait until the models are loaded, and return this server.
 
         With ``wait_until_ready``, also until every one is ready, at most ``timeout`` seconds. Raises TritonError: it runs
         already, or cannot start.
@@ -53,6 +56,7 @@ class Server:
         if wait_until_ready and not _reached(self.ready, timeout, polling_interval):
             self.stop()
             raise UnavailableError(f"the server was not ready after {timeout} s")
+        return self
 
     def stop(self) -> None:
         """Answer the running requests, stop the models, and wait for their end; Ctrl-C meanwhile cuts requests short.
@@ -78,12 +82,12 @@ class Server:
     # The models
 
     def live(self) -> bool:
-        """Whether it runs."""
-        return self._life.is_live
+        """True while it runs. Raises NotStartedError: it is not started, or stopped."""
+        return bool(self._life.host)
 
     def ready(self) -> bool:
-        """Whether it runs and, if readiness is strict, every model is ready."""
-        return self._life.is_live and bool(self._life.ask(self._life.host.server.engine.is_ready))
+        """Whether, if readiness is strict, every model is ready. Raises NotStartedError: it is not started, or stopped."""
+        return bool(self._life.ask(self._life.host.server.engine.is_ready))
 
     def metadata(self) -> dict[str, Any]:
         """Its name, version and extensions, as ``GET /v2`` has them."""
@@ -106,14 +110,22 @@ class Server:
             raise InvalidArgumentError(f"a model's version is a number, or -1 for the newest, not {version!r}")
         return Model(self._life, name, version)
 
-    def models(self, exclude_not_ready: bool = False) -> dict[tuple[str, int], Model]:
+    def models(self, exclude_not_ready: bool = False) -> ModelDictionary:
         """The models of the repositories by name and version; -1 for those that were never loaded."""
         rows = self._index(only_ready=exclude_not_ready)
-        found = [
-            Model(self._life, row.full_name, int(row.version) if row.version.isdecimal() else -1, row.state, row.reason)
-            for row in rows
-        ]
-        return {(model.name, model.version): model for model in found}
+        return ModelDictionary(
+            self._life,
+            (
+                Model(
+                    self._life,
+                    row.full_name,
+                    int(row.version) if row.version.isdecimal() else -1,
+                    row.state,
+                    row.reason,
+                )
+                for row in rows
+            ),
+        )
 
     def _index(self, *, only_ready: bool = False) -> list[ModelStatus]:
         return self._life.ask(partial(self._life.host.server.engine.control.read_index, only_ready=only_ready))
@@ -122,8 +134,9 @@ class Server:
         """The statistics of ready versions, as ``GET /v2/models/stats`` has them; ``""`` for all."""
         return statistics_of(self._life, name, version)
 
-    def metrics(self) -> str:
+    def metrics(self, metric_format: MetricFormat = MetricFormat.PROMETHEUS) -> str:
         """The metrics page, in the text format of Prometheus."""
+        del metric_format  # there is one
         if not self.options.metrics:
             raise UnsupportedError("the server was made with metrics=False")
         return self._life.ask(partial(page_text, self._life.host.server.metrics, "/metrics"))
@@ -183,6 +196,32 @@ class Server:
     def metrics_address(self) -> str:
         """``host:port`` of the metrics port, ``""`` if there is none."""
         return self._life.host.server.metrics_address
+
+
+class ModelDictionary(dict[tuple[str, int], Model]):
+    """Models by name and version. A name alone, or with version -1, also finds the newest that serves."""
+
+    def __init__(self, life: Life, models: Iterable[Model]) -> None:
+        super().__init__(((model.name, model.version), model) for model in models)
+        self._life = life
+
+    def __missing__(self, key: str | tuple[str, int]) -> Model:
+        name, version = (key, -1) if isinstance(key, str) else key
+        found = [model for model in self.values() if version == -1 and model.name == name]
+        if not found:
+            raise KeyError(key)
+        newest = max(found, key=lambda model: (model.state == "READY", model.version))
+        return Model(self._life, name, -1, newest.state, newest.reason)
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The model, or a default value if there is none."""
+        try:
+            return self[key]
+        except (KeyError, TypeError, ValueError):  # of a key that is no name with a version
+            return default
 
 
 _GONE = frozenset({"", "UNAVAILABLE"})

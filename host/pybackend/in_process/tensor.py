@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.in_process.errors import InvalidArgumentError, UnsupportedError
+from pybackend.in_process.memory import DeviceOrMemoryType, DLDeviceType, MemoryBuffer, MemoryType, Place, memory_of
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
 from pybackend_wire.dlpack import DlpackError, check_destination, export_memory, import_memory
@@ -19,32 +20,26 @@ from pybackend_wire.dtypes import BY_NUMPY, DATATYPES, ITEMSIZE
 DataType = StrEnum("DataType", [(name, name) for name in DATATYPES])  # type: ignore[misc]  # the table is the only list
 DataType.__doc__ = "The datatypes of tensors, by their names in the protocol."
 
-_CPU = (1, 0)
+_CPU = (DLDeviceType.kDLCPU, 0)
 """DLPack's device type and number of host memory."""
 
 _STRINGS = "BYTES"
 _TEXT_KINDS = frozenset("OSU")
-
-
-class MemoryType(StrEnum):
-    """Where tensors lie. This server has them in the host's memory."""
-
-    CPU = "CPU"
-    CPU_PINNED = "CPU_PINNED"
-    GPU = "GPU"
+_NUMBERS = (bool, int, float, np.bool_, np.number)
 
 
 class Tensor:
     """An array without a name, in the host's memory: ``numpy.asarray(tensor)``, ``torch.from_dlpack(tensor)``.
 
-    ``data`` has the elements in C order, strings in the protocol's form.
+    ``memory_buffer`` has the elements in C order, strings in the protocol's form: any object with bytes, or a MemoryBuffer.
     """
 
     __slots__ = ("_data", "_datatype", "_shape")
 
     memory_type = MemoryType.CPU
+    memory_type_id = 0
 
-    def __init__(self, data_type: str, shape: Sequence[int], data: Buffer) -> None:
+    def __init__(self, data_type: str, shape: Sequence[int], memory_buffer: MemoryBuffer | Buffer) -> None:
         if data_type not in DATATYPES:
             raise InvalidArgumentError(f"'{data_type}' is no datatype: the datatypes are {', '.join(DATATYPES)}")
         try:
@@ -53,6 +48,7 @@ class Tensor:
             dims = (-1,)
         if min(dims, default=0) < 0:
             raise InvalidArgumentError(f"the shape of a tensor is a list of whole numbers from 0 on, not {shape!r}")
+        data = memory_buffer.view() if isinstance(memory_buffer, MemoryBuffer) else memory_buffer
         nbytes, wanted = memoryview(data).nbytes, prod(dims) * ITEMSIZE[data_type]
         if nbytes != wanted and data_type != _STRINGS:
             raise InvalidArgumentError(f"a tensor {data_type}{list(shape)} has {wanted} bytes, not {nbytes}")
@@ -83,6 +79,21 @@ class Tensor:
         """The number of bytes."""
         return len(self._data)
 
+    @property
+    def data_ptr(self) -> int:
+        """The address of the elements."""
+        address: int = np.frombuffer(self._data, np.uint8).__array_interface__["data"][0]
+        return address
+
+    @property
+    def memory_buffer(self) -> MemoryBuffer:
+        """The memory of the elements."""
+        return MemoryBuffer(self.data_ptr, MemoryType.CPU, 0, self.size, self)
+
+    def copied_to(self, place: Place, name: str) -> Tensor:
+        """This output in memory that the caller brings."""
+        return Tensor.of_model(self._datatype, self._shape, place.copy(name, memoryview(self._data)))
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """The array; strings are ``bytes`` objects."""
         array = self._array()
@@ -105,8 +116,7 @@ class Tensor:
         check_destination(dl_device)
         if self._datatype == _STRINGS:
             raise UnsupportedError("DLPack has no strings: use to_string_array() or to_bytes_array()")
-        octets = np.frombuffer(self._data, np.uint8)
-        return export_memory(self, octets.__array_interface__["data"][0], self._shape, self._datatype)
+        return export_memory(self, self.data_ptr, self._shape, self._datatype)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's device type and number: host memory."""
@@ -134,6 +144,14 @@ class Tensor:
 
     def to_host(self) -> Tensor:
         """This tensor: it is in the host's memory."""
+        return self
+
+    def to_device(self, device: DeviceOrMemoryType) -> Tensor:
+        """This tensor, if that is where it lies. Raises UnsupportedError: it is another device."""
+        if memory_of(device)[0] is MemoryType.GPU:
+            raise UnsupportedError(
+                "this server has tensors in the host's memory: use torch.from_dlpack(tensor).to('cuda')"
+            )
         return self
 
     @staticmethod
@@ -172,14 +190,15 @@ def tensor_of(name: str, value: Any) -> InputTensor:
     if isinstance(value, np.ndarray | np.generic):
         return _of_array(name, np.asarray(value))
     if isinstance(value, list | tuple):
-        return _of_strings(name, value)
+        return _of_list(name, value)
     if hasattr(value, "__dlpack__"):
         try:
             return tensor_of(name, Tensor.from_dlpack(value))
         except UnsupportedError as error:
             raise UnsupportedError(f"input '{name}': {error}") from None
     raise InvalidArgumentError(
-        f"input '{name}' is of type {type(value).__name__}: pass a NumPy array, an object with __dlpack__, or a list of strings"
+        f"input '{name}' is of type {type(value).__name__}: pass a NumPy array, an object with __dlpack__, or a list of strings "
+        "or numbers"
     )
 
 
@@ -208,17 +227,25 @@ def _flat(memory: Any) -> Buffer:
     return view.cast("B") if view.nbytes else b""
 
 
-def _of_strings(name: str, value: Sequence[Any]) -> InputTensor:
+def _of_list(name: str, value: Sequence[Any]) -> InputTensor:
+    """Strings, or what NumPy makes of bools and numbers: BOOL, INT64 and FP64."""
     try:
         elements = np.array(value, dtype=object)
+        flat = elements.ravel().tolist()
+        if any(isinstance(element, list | tuple) for element in flat):
+            raise ValueError
     except ValueError:
         raise InvalidArgumentError(f"input '{name}': the lists in it have different lengths") from None
-    flat = elements.ravel().tolist()
+    if flat and all(isinstance(element, _NUMBERS) for element in flat):
+        numbers = np.array(value)
+        if numbers.dtype == object:
+            raise InvalidArgumentError(f"input '{name}' is a list with a number that no datatype can hold")
+        return _of_array(name, numbers)
     for element in flat:
         if not isinstance(element, str | bytes):
             raise InvalidArgumentError(
-                f"input '{name}' is a list with {type(element).__name__} objects: lists hold strings. Make an array with a "
-                "dtype, such as numpy.array(value, dtype=numpy.float32)"
+                f"input '{name}' is a list with {type(element).__name__} objects: lists hold strings, or bools and numbers. Make an "
+                "array with a dtype, such as numpy.array(value, dtype=numpy.float32)"
             )
     return InputTensor(name, _STRINGS, elements.shape, _encoded(f"input '{name}'", flat))
 

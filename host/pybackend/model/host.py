@@ -98,7 +98,7 @@ class ModelHost:
         disconnect_slow_clients: called when the output memory of a process is short.
         gpus: those that instances may be placed on.
         groups: of models that live in one process.
-        caller: the program whose functions the models are; None if models have code.
+        caller: the program whose functions some models are; None if all models have code.
         extras_of: reads configurations for further APIs.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """

@@ -20,13 +20,17 @@ _SIMILAR = 0.6
 class OutputForm:
     """Gives one version's responses the form that clients expect.
 
-    If it validates outputs, except hidden ones, a wrong output turns the response into an error.
+    If it validates outputs, except hidden ones, a wrong output turns the response into an error; so does a lack of any, unless
+    a response ``may_be_empty``, as those of a decoupled model.
     """
 
-    def __init__(self, signature: ModelSignature, hidden: frozenset[str], *, validates: bool) -> None:
+    def __init__(
+        self, signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_empty: bool
+    ) -> None:
         self._signature = signature
         self._hidden = hidden
         self._validates = validates
+        self._visible = () if may_be_empty else tuple(name for name in signature.outputs if name not in hidden)
 
     def give_to(self, response: InferenceResponse, batch_size: int) -> None:
         """Reshape a response's outputs, and validate them."""
@@ -37,14 +41,22 @@ class OutputForm:
                 output.shape = signature.shape_for_client(tensor, output.shape)
         if self._validates and response.error is None:
             outputs = [output for output in response.outputs if output.name not in self._hidden]
-            response.error = output_error(outputs, signature, batch_size)
+            if self._visible and not outputs:
+                names = ", ".join(self._visible)
+                response.error = InferenceError(f"model '{signature.model_name}' returned none of its outputs: {names}")
+            else:
+                response.error = output_error(outputs, signature, batch_size)
             if response.error is not None:
                 response.release()
 
 
-def output_form(signature: ModelSignature, hidden: frozenset[str], *, validates: bool) -> OutputForm | None:
+def output_form(
+    signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_empty: bool = False
+) -> OutputForm | None:
     """The output form of a version, None if outputs are sent exactly as returned; see :class:`OutputForm`."""
-    return OutputForm(signature, hidden, validates=validates) if validates or signature.has_reshape else None
+    if not (validates or signature.has_reshape):
+        return None
+    return OutputForm(signature, hidden, validates=validates, may_be_empty=may_be_empty)
 
 
 def output_error(outputs: Sequence[OutputTensor], signature: ModelSignature, batch_size: int) -> InferenceError | None:

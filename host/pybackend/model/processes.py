@@ -184,6 +184,8 @@ class ModelProcesses:
         self._debugger_points: list[DebuggerPoint] = []
         self._failures = RepeatedFailures()
         self._callers: set[Any] = set()
+        caller = host.caller
+        self._program = caller if caller is not None and caller.has(source.directory) else None
 
     async def open(self, planned: Sequence[InstanceSpec], names: Sequence[str]) -> None:
         """Prepare the resources that the processes of these instances need. Names are given even if none are planned."""
@@ -193,7 +195,7 @@ class ModelProcesses:
             log.info("model '%s' runs on %s", source.full_name, self._environment.interpreter.describe())
         if host.debugger.debugs(source.name) or host.debugger.debugs(source.full_name):
             self._debugger_points = host.debugger.reserve(names)
-        if host.caller is not None:
+        if self._program is not None:
             return  # threads of that program, which cannot be confined
         if joins_group(source) and not self.is_debugged and host.terminal is None and self._owner is not None:
             self._group = await join_group(self, source, host, self._environment, planned)
@@ -233,9 +235,9 @@ class ModelProcesses:
         )
         if self._group is not None:
             launch = self._group.seated(launch, seat.number)
-        elif host.caller is not None:
+        elif self._program is not None:
             launch = replace(
-                launch, seat=partial(host.caller.run, source.name, seat.number), loss=ErrorCode.UNAVAILABLE
+                launch, seat=partial(self._program.run, source.name, seat.number), loss=ErrorCode.UNAVAILABLE
             )
         model = ModelToLoad(
             model_file=str(source.model_file),

@@ -197,13 +197,14 @@ class PythonModel(Model):
         answers, path = response_path(self._host, version.config, version.digest, requests)
         self._views_regions = version.options.views_regions
         self._states = frozenset(() if version.states is None else version.states.output_names)
-        form = output_form(version.signature, version.hidden_outputs, validates=version.options.validate_outputs)
+        decoupled, validates = version.config.decoupled, version.options.validate_outputs
+        form = output_form(version.signature, version.hidden_outputs, validates=validates, may_be_empty=decoupled)
         instances = await loader.initialize(version)
         if not loader.needs_server(version):
             self.membership = Membership(self._processes.group, self._processes.member)
         executors = [instance.executor for instance in instances]
         scheduler, path = make_scheduler(version.config, executors, requests, version.states, path)
-        requests.serve(scheduler, instances, form, path, decoupled=version.config.decoupled)
+        requests.serve(scheduler, instances, form, path, decoupled=decoupled)
         self.sequences.active = scheduler.active if isinstance(scheduler, SequenceBatcher) else None
         self._serving = ServingVersion(version, loader, instances, executors, scheduler, answers, requests)
 

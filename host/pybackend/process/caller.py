@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelLoadError
@@ -120,10 +121,12 @@ class Caller:
 
     Args:
         descriptor: this end of the socket for :mod:`pybackend_wire.caller`.
+        repository: the models in this directory are its functions; others have code.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, repository: Path) -> None:
         self.pid = os.getppid()
+        self._repository = repository
         self.has_ended = False
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
@@ -132,10 +135,14 @@ class Caller:
         self._load: Callable[[str], Awaitable[None]] | None = None
         self._loads: set[asyncio.Task[None]] = set()
 
+    def has(self, model: Path) -> bool:
+        """Whether the model with this directory is one of its functions."""
+        return model.parent == self._repository
+
     def attend(self, on_end: Callable[[], None]) -> None:
         """Notice the program's end from now on, on the running loop; ``on_end`` is called once."""
         loop = asyncio.get_running_loop()
-        log.info("The models are functions of process %d, and run there: the sandbox does not confine them.", self.pid)
+        log.info("Functions of process %d are models, and run there: the sandbox does not confine them.", self.pid)
 
         def ended() -> None:
             if self.has_ended:

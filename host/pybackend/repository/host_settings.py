@@ -58,7 +58,7 @@ def make_host(
         runtime_places=runtime_places(launcher.bundle.parent),
         disconnect_slow_clients=disconnect_slow_clients,
         tensor_budget=TensorBudget(settings.tensor_memory_limit_bytes),
-        caller=None if settings.caller is None else Caller(settings.caller),
+        caller=None if settings.caller is None else Caller(settings.caller, settings.repositories[0]),
     )
 
 

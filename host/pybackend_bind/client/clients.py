@@ -6,6 +6,7 @@ They are thin: :mod:`pybackend.client` does the work. URLs with ``grpc://`` need
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,7 @@ from pybackend.client import (
     UnreachableError,
     WrongInputError,
 )
+from pybackend_bind.client.auth import create_auth_headers
 from pybackend_bind.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientInferenceServerError,
@@ -79,6 +81,20 @@ def _complete(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
+def _checked(more: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters and headers of a request. Raises PyTritonClientValueError: they are none."""
+    for what, values in more.items():
+        if values is not None and not isinstance(values, dict):
+            raise PyTritonClientValueError(f"{what} is a dictionary, not {type(values).__name__}")
+        for name, value in (values or {}).items():
+            if not isinstance(name, str) or not isinstance(value, str | int | bool | float):
+                raise PyTritonClientValueError(
+                    f"{what} has {name!r}: {value!r}: names are strings, and values strings, numbers or bools"
+                )
+    headers = more.get("headers") or {}
+    return {**more, "headers": {name: str(value) for name, value in headers.items()}}
+
+
 class _Common:
     """The parts of all clients: where the model is, and what requests to it look like."""
 
@@ -95,6 +111,7 @@ class _Common:
         inference_timeout_s: float | None = None,
         model_config: TritonModelConfig | None = None,
         ensure_model_is_ready: bool = True,
+        access_token: str | None = None,
     ) -> None:
         self._url = _complete(url)
         if self._streams and not self._url.startswith("grpc"):
@@ -106,25 +123,51 @@ class _Common:
         self._config = model_config
         self._waits = ensure_model_is_ready
         self._is_closed = False
+        self._access_token = access_token
+
+    @classmethod
+    def from_existing_client(cls, existing_client: _Common) -> Self:
+        """Another client of the same model; what the first one knows of the model counts."""
+        one = existing_client
+        return cls(
+            one._url,
+            one._model_name,
+            one._model_version,
+            init_timeout_s=one._init_s,
+            inference_timeout_s=one._inference_s,
+            model_config=one._config,
+            ensure_model_is_ready=one._waits,
+            access_token=one._access_token,
+        )
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        """The headers of all requests."""
+        if self._access_token is None:
+            return {}
+        return create_auth_headers(self._access_token, urlsplit(self._url).scheme.removesuffix("s"))
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise PyTritonClientClosedError("the client is closed: make another one")
+
+    def _asked(self, client: Any, timeout_s: float | None, more: Mapping[str, Any]) -> Any:
+        """The model, with what a request says beside its inputs."""
+        self._check_open()
+        try:
+            return client(self._model_name, self._model_version or "", timeout_s=timeout_s, **_checked(more))
+        except ValueError as error:
+            raise PyTritonClientValueError(str(error)) from None
 
     def _inputs(
         self,
         config: TritonModelConfig,
         inputs: tuple[Any, ...],
         named: dict[str, Any],
-        headers: object,
         *,
         as_sample: bool,
     ) -> dict[str, Any]:
         """The inputs of a request by name; a sample becomes a batch of one."""
-        if headers:
-            raise PyTritonClientValueError(
-                "headers of a single request are not supported: use pybackend.client.Client(url, headers=...)"
-            )
         if inputs and named:
             raise PyTritonClientValueError("pass inputs by position or by name, not both")
         if not inputs and not named:
@@ -171,22 +214,9 @@ class ModelClient(_Common):
     ) -> None:
         super().__init__(url, model_name, model_version, **settings)
         with _translated():
-            self._client = Client(self._url, timeout_s=self._inference_s)
+            self._client = Client(self._url, headers=self._headers, timeout_s=self._inference_s)
         if not lazy_init:
             _ = self.model_config
-
-    @classmethod
-    def from_existing_client(cls, existing_client: ModelClient) -> Self:
-        """Another client of the same model."""
-        one = existing_client
-        return cls(
-            one._url,
-            one._model_name,
-            one._model_version,
-            init_timeout_s=one._init_s,
-            inference_timeout_s=one._inference_s,
-            model_config=one._config,
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -199,9 +229,9 @@ class ModelClient(_Common):
         self._is_closed = True
         self._client.close()
 
-    def _model(self, parameters: Mapping[str, Any] | None = None, timeout_s: float | None = None) -> Model:
-        self._check_open()
-        return self._client(self._model_name, self._model_version or "", parameters=parameters, timeout_s=timeout_s)
+    def _model(self, *, timeout_s: float | None = None, **more: Any) -> Model:
+        found: Model = self._asked(self._client, timeout_s, more)
+        return found
 
     def wait_for_server(self, timeout_s: float) -> None:
         """Wait until the server takes requests. Raises PyTritonClientTimeoutError."""
@@ -235,13 +265,21 @@ class ModelClient(_Common):
         return self.model_config.batching
 
     def infer_sample(
-        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+        self,
+        *inputs: Any,
+        parameters: Mapping[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **named_inputs: Any,
     ) -> Any:
         """Send one sample; returns the outputs by name."""
         return self._infer(inputs, named_inputs, parameters, headers, as_sample=True)
 
     def infer_batch(
-        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+        self,
+        *inputs: Any,
+        parameters: Mapping[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **named_inputs: Any,
     ) -> Any:
         """Send arrays whose first dimension counts samples; returns the outputs by name."""
         return self._infer(inputs, named_inputs, parameters, headers, as_sample=False)
@@ -251,14 +289,16 @@ class ModelClient(_Common):
         inputs: tuple[Any, ...],
         named: dict[str, Any],
         parameters: Mapping[str, Any] | None,
-        headers: object,
+        headers: Mapping[str, Any] | None,
         *,
         as_sample: bool,
     ) -> Any:
         config = self.model_config
-        arrays = self._inputs(config, inputs, named, headers, as_sample=as_sample)
+        arrays = self._inputs(config, inputs, named, as_sample=as_sample)
         with _translated():
-            return self._outputs(config, self._model(parameters).infer(**arrays), as_sample=as_sample)
+            return self._outputs(
+                config, self._model(parameters=parameters, headers=headers).infer(**arrays), as_sample=as_sample
+            )
 
 
 class DecoupledModelClient(ModelClient):
@@ -271,13 +311,13 @@ class DecoupledModelClient(ModelClient):
         inputs: tuple[Any, ...],
         named: dict[str, Any],
         parameters: Mapping[str, Any] | None,
-        headers: object,
+        headers: Mapping[str, Any] | None,
         *,
         as_sample: bool,
     ) -> Iterator[Arrays]:
         config = self.model_config
-        arrays = self._inputs(config, inputs, named, headers, as_sample=as_sample)
-        return self._stream(config, self._model(parameters), arrays, as_sample=as_sample)
+        arrays = self._inputs(config, inputs, named, as_sample=as_sample)
+        return self._stream(config, self._model(parameters=parameters, headers=headers), arrays, as_sample=as_sample)
 
     def _stream(
         self, config: TritonModelConfig, model: Model, arrays: dict[str, Any], *, as_sample: bool
@@ -296,17 +336,21 @@ class FuturesModelClient:
         model_name: str,
         model_version: str | None = None,
         *,
-        max_workers: int = 128,
-        max_queue_size: int = 128,
+        max_workers: int | None = 128,
+        max_queue_size: int | None = 128,
         non_blocking: bool = False,
         init_timeout_s: float | None = None,
         inference_timeout_s: float | None = None,
     ) -> None:
+        for name, value in (("max_workers", max_workers), ("max_queue_size", max_queue_size)):
+            if value is not None and value <= 0:
+                raise PyTritonClientValueError(f"{name} is {value}: it must be 1 or more, or None for no limit")
         self._client = ModelClient(
             url, model_name, model_version, init_timeout_s=init_timeout_s, inference_timeout_s=inference_timeout_s
         )
-        self._pool = ThreadPoolExecutor(max_workers, thread_name_prefix="pybackend-client")
-        self._places = BoundedSemaphore(max_workers + max_queue_size)
+        self._pool = ThreadPoolExecutor(max_workers or sys.maxsize, thread_name_prefix="pybackend-client")
+        is_limited = max_workers is not None and max_queue_size is not None
+        self._places = BoundedSemaphore((max_workers or 0) + (max_queue_size or 0) if is_limited else sys.maxsize)
         self._blocks = not non_blocking
 
     def __enter__(self) -> Self:
@@ -360,7 +404,7 @@ class AsyncioModelClient(_Common):
         super().__init__(url, model_name, model_version, **settings)
         self._is_lazy = lazy_init
         with _translated():
-            self._client = AsyncClient(self._url, timeout_s=self._inference_s)
+            self._client = AsyncClient(self._url, headers=self._headers, timeout_s=self._inference_s)
 
     async def __aenter__(self) -> Self:
         if not self._is_lazy:
@@ -375,9 +419,9 @@ class AsyncioModelClient(_Common):
         self._is_closed = True
         await self._client.close()
 
-    def _model(self, parameters: Mapping[str, Any] | None = None, timeout_s: float | None = None) -> AsyncModel:
-        self._check_open()
-        return self._client(self._model_name, self._model_version or "", parameters=parameters, timeout_s=timeout_s)
+    def _model(self, *, timeout_s: float | None = None, **more: Any) -> AsyncModel:
+        found: AsyncModel = self._asked(self._client, timeout_s, more)
+        return found
 
     async def wait_for_model(self, timeout_s: float) -> None:
         """Wait until the model answers requests. Raises PyTritonClientTimeoutError."""
@@ -402,13 +446,21 @@ class AsyncioModelClient(_Common):
         return self._config
 
     async def infer_sample(
-        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+        self,
+        *inputs: Any,
+        parameters: Mapping[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **named_inputs: Any,
     ) -> Arrays:
         """Send one sample; returns the outputs by name."""
         return await self._once(inputs, named_inputs, parameters, headers, as_sample=True)
 
     async def infer_batch(
-        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+        self,
+        *inputs: Any,
+        parameters: Mapping[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **named_inputs: Any,
     ) -> Arrays:
         """Send arrays whose first dimension counts samples; returns the outputs by name."""
         return await self._once(inputs, named_inputs, parameters, headers, as_sample=False)
@@ -418,14 +470,16 @@ class AsyncioModelClient(_Common):
         inputs: tuple[Any, ...],
         named: dict[str, Any],
         parameters: Mapping[str, Any] | None,
-        headers: object,
+        headers: Mapping[str, Any] | None,
         *,
         as_sample: bool,
     ) -> Arrays:
         config = await self._described()
-        arrays = self._inputs(config, inputs, named, headers, as_sample=as_sample)
+        arrays = self._inputs(config, inputs, named, as_sample=as_sample)
         with _translated():
-            return self._outputs(config, await self._model(parameters).infer(**arrays), as_sample=as_sample)
+            return self._outputs(
+                config, await self._model(parameters=parameters, headers=headers).infer(**arrays), as_sample=as_sample
+            )
 
 
 class AsyncioDecoupledModelClient(AsyncioModelClient):
@@ -434,13 +488,21 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
     _streams = True
 
     def infer_sample(  # type: ignore[override]
-        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+        self,
+        *inputs: Any,
+        parameters: Mapping[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **named_inputs: Any,
     ) -> AsyncIterator[Arrays]:
         """Send one sample; yields the outputs of each response by name."""
         return self._every(inputs, named_inputs, parameters, headers, as_sample=True)
 
     def infer_batch(  # type: ignore[override]
-        self, *inputs: Any, parameters: Mapping[str, Any] | None = None, headers: object = None, **named_inputs: Any
+        self,
+        *inputs: Any,
+        parameters: Mapping[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **named_inputs: Any,
     ) -> AsyncIterator[Arrays]:
         """Send arrays whose first dimension counts samples; yields the outputs of each response by name."""
         return self._every(inputs, named_inputs, parameters, headers, as_sample=False)
@@ -450,12 +512,12 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
         inputs: tuple[Any, ...],
         named: dict[str, Any],
         parameters: Mapping[str, Any] | None,
-        headers: object,
+        headers: Mapping[str, Any] | None,
         *,
         as_sample: bool,
     ) -> AsyncIterator[Arrays]:
         config = await self._described()
-        arrays = self._inputs(config, inputs, named, headers, as_sample=as_sample)
+        arrays = self._inputs(config, inputs, named, as_sample=as_sample)
         with _translated():
-            async for answer in self._model(parameters).stream(**arrays):
+            async for answer in self._model(parameters=parameters, headers=headers).stream(**arrays):
                 yield self._outputs(config, answer, as_sample=as_sample)

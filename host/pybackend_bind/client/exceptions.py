@@ -12,7 +12,7 @@ class PyTritonClientError(Exception):
         return str(self)
 
 
-class PyTritonClientValueError(PyTritonClientError):
+class PyTritonClientValueError(PyTritonClientError, ValueError):
     """An argument is wrong; nothing was sent."""
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from pybackend_bind.client import (
     FuturesModelClient,
     ModelClient,
 )
+from pybackend_bind.client.auth import create_auth_headers
 from pybackend_bind.decorators import batch, sample
 from pybackend_bind.model_config import ModelConfig, Tensor
 from pybackend_bind.triton import Triton, TritonConfig
@@ -52,10 +55,34 @@ def fail(a):
     raise RuntimeError("broken")
 
 
+def headers(requests):
+    return [{"sum": np.float32([[float(request.parameters["x-number"])]])} for request in requests]
+
+
+def header_stream(requests):
+    yield headers(requests)
+
+
+@batch
+def paced(a):
+    """Answers until so many seconds have passed, then waits."""
+    until_s = time.monotonic() + float(a.flat[0])
+    while time.monotonic() < until_s:
+        yield {"sum": a}
+        GO_ON.wait(0.1)
+    yield {"sum": -a}
+    if a.flat[0] < 0:
+        GO_ON.wait()
+
+
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[dict[str, str]]:
     free = TritonConfig(http_port=0, grpc_port=0, metrics_port=0, http_address="127.0.0.1", grpc_address="127.0.0.1")
+    free.http_header_forward_pattern = free.grpc_header_forward_pattern = "x-.*"
     with Triton(config=free) as triton:
+        triton.bind("headers", headers, PAIR[:1], SUM)
+        triton.bind("header_stream", header_stream, PAIR[:1], SUM, config=ModelConfig(decoupled=True))
+        triton.bind("paced", [paced, paced], PAIR[:1], SUM, config=ModelConfig(decoupled=True))
         triton.bind("add", add, PAIR, SUM)
         triton.bind("add_one", add_one, PAIR, SUM, config=ModelConfig(batching=False))
         triton.bind("count", count, PAIR[:1], SUM, config=ModelConfig(decoupled=True))
@@ -115,6 +142,96 @@ def test_futures(addresses) -> None:
         client.infer_sample(ones(1), ones(1))
 
 
+def test_futures_without_limits_and_with_wrong_ones(addresses) -> None:
+    with FuturesModelClient(addresses["http"], "add", max_workers=None, max_queue_size=None) as client:
+        futures = [client.infer_sample(np.float32([number]), ones(1)) for number in range(8)]
+        assert [future.result()["sum"].tolist() for future in futures] == [[number + 1] for number in range(8)]
+    for name in ("max_workers", "max_queue_size"):
+        with pytest.raises(ValueError, match=f"{name} is 0: it must be 1 or more, or None for no limit"):
+            FuturesModelClient(addresses["http"], "add", **{name: 0})
+
+
+def test_without_a_limit_each_request_has_a_thread(addresses) -> None:
+    GO_ON.clear()
+    with FuturesModelClient(addresses["http"], "add", max_workers=None, max_queue_size=1, non_blocking=True) as client:
+        futures = [client.infer_sample(-ones(1), ones(1)) for _ in range(40)]
+        GO_ON.set()
+        assert [future.result()["sum"].tolist() for future in futures] == [[0]] * 40
+
+
+HEADERS = {"headers": {"x-number": 7}}
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_headers_of_a_request_are_carried(addresses, protocol) -> None:
+    url = addresses[protocol]
+    with ModelClient(url, "headers") as client, FuturesModelClient(url, "headers") as futures:
+        assert client.infer_sample(ones(1), **HEADERS)["sum"].tolist() == [7]
+        assert client.infer_batch(a=ones(1, 1), headers={"x-number": "8"})["sum"].tolist() == [[8]]
+        assert futures.infer_sample(ones(1), **HEADERS).result()["sum"].tolist() == [7]
+
+    async def asked() -> list[float]:
+        async with AsyncioModelClient(url, "headers") as client:
+            return (await client.infer_sample(ones(1), **HEADERS))["sum"].tolist()
+
+    assert asyncio.run(asked()) == [7]
+
+
+def test_headers_of_a_stream_are_carried(addresses) -> None:
+    with DecoupledModelClient(addresses["grpc"], "header_stream") as client:
+        assert [each["sum"].tolist() for each in client.infer_sample(ones(1), **HEADERS)] == [[7]]
+
+    async def asked() -> list[list[float]]:
+        async with AsyncioDecoupledModelClient(addresses["grpc"], "header_stream") as client:
+            return [each["sum"].tolist() async for each in client.infer_sample(ones(1), **HEADERS)]
+
+    assert asyncio.run(asked()) == [[7]]
+
+
+def test_the_time_of_a_stream_is_for_each_response(addresses) -> None:
+    url, limit_s = addresses["grpc"], 2
+    longer, late = np.float32([1.2 * limit_s]), "has not answered within 2 s"
+    GO_ON.clear()
+
+    async def asked() -> list[list[float]]:
+        async with AsyncioDecoupledModelClient(url, "paced", inference_timeout_s=limit_s) as client:
+            *_, last = [each["sum"].tolist() async for each in client.infer_sample(longer)]
+            answers = client.infer_sample(-ones(1))
+            first = (await anext(answers))["sum"].tolist()
+            with pytest.raises(clients.PyTritonClientTimeoutError, match=late):
+                await anext(answers)
+            return [last, first]
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(asyncio.run, asked())
+        with DecoupledModelClient(url, "paced", inference_timeout_s=limit_s) as client:
+            *_, last = [each["sum"].tolist() for each in client.infer_sample(longer)]
+            answers = client.infer_sample(-ones(1))
+            first = next(answers)["sum"].tolist()
+            with pytest.raises(clients.PyTritonClientTimeoutError, match=late):
+                next(answers)
+    GO_ON.set()
+    assert [last, first] == other.result() == [(-longer).tolist(), [1]]
+
+
+def test_a_client_from_an_existing_one(addresses) -> None:
+    async def asked() -> list[list[float]]:
+        first = AsyncioModelClient(addresses["http"], "add", inference_timeout_s=50)
+        async with first, AsyncioModelClient.from_existing_client(first) as client:
+            found = [(await client.infer_sample(ones(1), ones(1)))["sum"].tolist()]
+        first = AsyncioDecoupledModelClient(addresses["grpc"], "count")
+        async with first, AsyncioDecoupledModelClient.from_existing_client(first) as client:
+            return found + [each["sum"].tolist() async for each in client.infer_sample(ones(1))]
+
+    assert asyncio.run(asked()) == [[2], [0]]
+
+
+@pytest.mark.parametrize(("token", "protocol"), [("", "http"), ("t", "ftp")])
+def test_a_token_that_cannot_be_sent_is_refused(token, protocol) -> None:
+    with pytest.raises(ValueError, match=r"^(access_token is empty|the protocol is 'ftp')"):
+        create_auth_headers(token, protocol)
+
+
 def test_a_full_queue_of_futures_is_an_error_if_it_must_not_block(addresses) -> None:
     GO_ON.clear()
     with FuturesModelClient(addresses["http"], "add", max_workers=1, max_queue_size=1, non_blocking=True) as client:
@@ -152,7 +269,15 @@ def test_streams_in_coroutines(addresses) -> None:
         ("fail", {"a": ones(1)}, clients.PyTritonClientInferenceServerError, "RuntimeError: broken"),
         ("add", {"c": ones(1)}, clients.PyTritonClientValueError, "has no input 'c'"),
         ("add", {}, clients.PyTritonClientValueError, "pass at least one input"),
-        ("add", {"a": ones(1), "headers": {"x": 1}}, clients.PyTritonClientValueError, "headers of a single request"),
+        ("add", {"a": ones(1), "headers": {"x\n": 1}}, clients.PyTritonClientValueError, "the header 'x\n' has a line"),
+        (
+            "add",
+            {"a": ones(1), "headers": ["x"]},
+            clients.PyTritonClientValueError,
+            "headers is a dictionary, not list",
+        ),
+        ("add", {"a": ones(1), "headers": {1: "x"}}, ValueError, "headers has 1: 'x': names are strings"),
+        ("add", {"a": ones(1), "parameters": {"x": []}}, ValueError, r"parameters has 'x': \[\]: names are strings"),
     ],
 )
 def test_errors(addresses, model, inputs, error, text) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from pybackend_bind.client import DecoupledModelClient, ModelClient
+from pybackend.client import Client
+from pybackend_bind.client import DecoupledModelClient, ModelClient, PyTritonClientInferenceServerError
 from pybackend_bind.decorators import (
     batch,
     fill_optionals,
@@ -32,8 +35,9 @@ from pybackend_bind.exceptions import (
     RequestError,
 )
 from pybackend_bind.model_config import DynamicBatcher, ModelConfig, ModelWarmup, Tensor, WarmupInput
-from pybackend_bind.triton import Triton, TritonConfig, TritonLifecyclePolicy
+from pybackend_bind.triton import RemoteTriton, Triton, TritonConfig, TritonLifecyclePolicy, TritonSecurityConfig
 from tests.support.gates import wait_until
+from tests.support.repositories import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-P15")]
 
@@ -295,6 +299,7 @@ STRICT = [
     ({"y": np.ones((1, 1), np.float64)}, "was bound as float32, and the function returned float64"),
     ({"y": np.ones((1, 1, 1), np.float32)}, r"was bound with shape \[-1\], and the function returned \[1, 1\]"),
     ({"z": np.ones((1, 1), np.float32)}, "returned an output 'z', which was not bound: y"),
+    ({}, "returned no output 'y', which was bound. It returned an empty dictionary"),
 ]
 
 
@@ -302,6 +307,27 @@ STRICT = [
 def test_strict_compares_results_with_what_was_bound(model, result, text) -> None:
     with pytest.raises(Exception, match=text):
         model(returned([result]), strict=True).infer_sample(ones(1))
+
+
+def test_strict_lets_a_function_leave_out_what_its_client_does_not_want(model, triton) -> None:
+    seen = []
+
+    def halves(requests):
+        seen.extend(sorted(request.requested_output_names) for request in requests)
+        return [dict.fromkeys(request.requested_output_names, request["x"]) for request in requests]
+
+    outputs = [*RESULT, Tensor(name="z", dtype=np.float32, shape=(-1,))]
+    name = model(halves, outputs=outputs, strict=True).model_config.model_name
+    with Client(triton.addresses["http"]) as client:
+        assert list(client(name, outputs=["z"]).infer(x=ones(1, 1))) == ["z"]
+        assert sorted(client(name).infer(x=ones(1, 1))) == ["y", "z"]
+    assert seen == [["z"], ["y", "z"]]
+
+
+def test_validated_outputs_are_not_empty(model) -> None:
+    client = model(returned([{}]), parameters={"VALIDATE_OUTPUTS": "yes"})
+    with pytest.raises(Exception, match="returned none of its outputs: y"):
+        client.infer_sample(ones(1))
 
 
 def test_an_exception_is_an_error_with_a_place_and_a_traceback_in_the_log(model, caplog) -> None:
@@ -432,10 +458,7 @@ def test_a_name_is_taken_once_even_by_two_threads(triton) -> None:
 
 
 def test_models_that_are_bound_first_are_there_when_the_server_is_ready() -> None:
-    triton = Triton(
-        config=TritonConfig(**FREE), triton_lifecycle_policy=TritonLifecyclePolicy(launch_triton_on_startup=False)
-    )
-    with triton:
+    with Triton(config=TritonConfig(**FREE), triton_lifecycle_policy=LATER) as triton:
         assert not triton.is_alive()
         triton.bind("identity", batch(lambda x: {"y": x}), VECTOR, RESULT)
         for _ in range(2):  # it can be started again, and its functions are still bound
@@ -445,3 +468,129 @@ def test_models_that_are_bound_first_are_there_when_the_server_is_ready() -> Non
             assert triton.stop()
             assert not triton.stop()
             assert triton.addresses == {}
+
+
+LATER = TritonLifecyclePolicy(launch_triton_on_startup=False)
+
+
+def test_after_a_stop_a_name_can_be_bound_again() -> None:
+    def answers(name):
+        with ModelClient(triton.addresses["http"], name) as client:
+            return client.infer_sample(ones(1))["y"].tolist()
+
+    def bind(name, factor=1):
+        triton.bind(name, batch(lambda x: {"y": factor * x}), VECTOR, RESULT)
+
+    with Triton(config=TritonConfig(**FREE), triton_lifecycle_policy=LATER) as triton:
+        bind("kept")
+        bind("again")
+        triton.stop()  # nothing runs
+        with pytest.raises(PyTritonInvalidOperationError, match="a function is bound as 'again' already"):
+            bind("again")
+        triton.run()
+        triton.stop()
+        bind("again", 2)
+        with pytest.raises(PyTritonInvalidOperationError, match="a function is bound as 'again' already"):
+            bind("again")
+        triton.run()
+        assert [answers("again"), answers("kept")] == [[2], [1]]
+        for name in ("again", "kept"):
+            with pytest.raises(PyTritonInvalidOperationError, match=f"a function is bound as '{name}' already"):
+                bind(name)
+
+
+def test_a_repository_of_models_with_code_is_served_beside_the_functions(tmp_path) -> None:
+    code = """
+    import os
+    class TritonPythonModel:
+        def execute(self, requests):
+            pid = pb_utils.Tensor("PID", np.array([os.getpid()], np.int64))
+            return [pb_utils.InferenceResponse([pid]) for _ in requests]
+    """
+    write_model(tmp_path, "coded", code, 'output { name: "PID" data_type: TYPE_INT64 dims: [1] }')
+    config = TritonConfig(**FREE, model_repository=tmp_path)
+    own = batch(lambda x: {"y": x * 0 + os.getpid()})
+    with Triton(config=config) as triton, Client(triton.addresses["http"]) as client:
+        triton.bind("own", own, [Tensor((-1,), np.int64, "x")], [Tensor((-1,), np.int64, "y")])
+        assert client("own").infer(x=np.ones((1, 1), np.int64))["y"].tolist() == [[os.getpid()]]
+        assert client("coded").infer()["PID"].tolist() != [os.getpid()]
+
+
+@pytest.mark.parametrize(
+    "function", [lambda: RemoteTriton(url="localhost"), lambda: __import__("pybackend_bind.proxy.types")]
+)
+def test_names_that_are_not_here_say_what_is(function) -> None:
+    with pytest.raises(
+        (PyTritonInvalidOperationError, ImportError), match=r"use Triton\(\)|pybackend_bind.requests.Request"
+    ):
+        function()
+
+
+# Tokens
+
+
+def refusals(triton: Triton, **headers: str) -> list[str]:
+    """The refusals of the statistics over HTTP and gRPC with these headers."""
+    found = []
+    for module, protocol in ((httpclient, "http"), (grpcclient, "grpc")):
+        with module.InferenceServerClient(triton.addresses[protocol]) as client:
+            try:
+                client.get_inference_statistics(headers=headers)
+            except InferenceServerException as error:
+                found.append(error.message())
+    return found
+
+
+def test_a_token_restricts_what_does_not_serve_models() -> None:
+    names = ("triton-access-token", "triton-grpc-protocol-triton-access-token")
+    refused = [
+        f"This API is restricted, expecting header '{names[0]}'",
+        f"This protocol is restricted, expecting header '{names[1]}'",
+    ]
+    with Triton(config=TritonConfig(**FREE)) as triton:
+        triton.bind("own", batch(lambda x: {"y": x}), VECTOR, RESULT)
+        token = triton.get_access_token()
+        assert refusals(triton) == refused
+        assert refusals(triton, **dict.fromkeys(names, f"{token}x")) == refused
+        assert refusals(triton, **dict.fromkeys(names, token)) == []
+        with ModelClient(triton.addresses["http"], "own") as client:
+            assert client.infer_sample(ones(1))["y"].tolist() == [1]
+        assert triton.server_pid is not None
+        assert token.encode() not in Path(f"/proc/{triton.server_pid}/cmdline").read_bytes()
+
+
+def test_other_routes_can_be_restricted_and_clients_have_the_token() -> None:
+    security = TritonSecurityConfig(access_token="secret-1", restricted_endpoints=["inference", "model-config"])
+    assert "secret-1" not in repr(security)
+    with Triton(config=TritonConfig(**FREE), security_config=security) as triton:
+        triton.bind("own", batch(lambda x: {"y": x}), VECTOR, RESULT)
+        assert triton.get_access_token() == "secret-1"
+        assert refusals(triton) == []
+        for url in (triton.addresses["http"], f"grpc://{triton.addresses['grpc']}"):
+            with (
+                pytest.raises(PyTritonClientInferenceServerError, match="restricted"),
+                ModelClient(url, "own") as client,
+            ):
+                client.infer_sample(ones(1))
+            with (
+                ModelClient(url, "own", access_token="secret-1") as client,
+                ModelClient.from_existing_client(client) as same,
+            ):
+                assert same.infer_sample(ones(1))["y"].tolist() == [1]
+
+
+def test_settings_of_the_server_that_restrict_routes_stand_instead_of_a_token(monkeypatch) -> None:
+    own = {"http_restricted_api": "statistics:x=1", "grpc_restricted_protocol": "statistics:x=1"}
+    with Triton(config=TritonConfig(**FREE, **own)) as triton:
+        assert triton.get_access_token() is None
+        assert refusals(triton, **{"x": "1", "triton-grpc-protocol-x": "1"}) == []
+    with Triton(config=TritonConfig(**FREE), security_config=TritonSecurityConfig(restricted_endpoints=[])) as triton:
+        assert refusals(triton) == []
+    with pytest.raises(PyTritonValidationError, match="and so does a setting of the server"):
+        Triton(config=TritonConfig(**own), security_config=TritonSecurityConfig())
+    with pytest.raises(
+        PyTritonValidationError, match="there is no endpoint 'attic' to restrict: the endpoints are health,"
+    ):
+        TritonSecurityConfig(restricted_endpoints=["attic"])
+    monkeypatch.setenv("PYBACKEND_HTTP_RESTRICTED_API", "statistics:x=1")
+    assert Triton().get_access_token() is None

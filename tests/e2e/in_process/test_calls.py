@@ -130,7 +130,7 @@ def test_a_request_has_what_requests_have(server: pybackend.Server) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"inputs": {"IN_FP32": [1.0]}}, "input 'IN_FP32' is a list with float objects: lists hold strings"),
+        ({"inputs": {"IN_FP32": [1.0]}}, "data-type is 'FP64', but model 'echo' expects 'FP32'"),
         ({"inputs": {"IN_FP32": np.array([1j])}}, "input 'IN_FP32' has the dtype complex128, which is no datatype"),
         ({"inputs": {"IN_FP32": object()}}, "input 'IN_FP32' is of type object: pass a NumPy array"),
         ({"inputs": {"IN_FP32": np.zeros(1)}}, "data-type is 'FP64', but model 'echo' expects 'FP32'"),

@@ -141,8 +141,6 @@ def test_start_and_stop_in_any_order(repository: Path) -> None:
     server.stop()
     with pytest.raises(pybackend.UnavailableError, match=r"^the server is not started: call start"):
         server.model("countdown_to").infer(inputs=_ONE)
-    assert not server.live()
-    assert not server.ready()
     server.start(wait_until_ready=True)
     model = server.model("countdown_to")
     with pytest.raises(pybackend.InvalidArgumentError, match=r"^the server is started already"):
@@ -234,9 +232,6 @@ def test_two_servers_at_once_leave_each_others_processes_alone(repository: Path)
         ({"model_repository": "/tmp", "flags": ["--colour"]}, "--colour"),
         ({"model_repository": "/tmp", "flags": ["--on=ray"]}, "^--on runs other servers"),
         ({"model_repository": "/tmp", "exit_timeout": -1}, "exit_timeout"),
-        ({"model_repository": 5}, "^an option is of the wrong type: 'int' object is not iterable"),
-        ({"model_repository": "/tmp", "cache_config": ["local"]}, "^an option is of the wrong type"),
-        ({"model_repository": "/tmp", "startup_models": "add_sub"}, "^startup_models is a list of strings"),
     ],
 )
 def test_a_wrong_option_is_one_clear_sentence(fields: dict[str, object], message: str) -> None:
@@ -244,12 +239,11 @@ def test_a_wrong_option_is_one_clear_sentence(fields: dict[str, object], message
     with pytest.raises(pybackend.TritonError, match=message) as raised:
         server.start()
     assert "\n" not in str(raised.value)
-    assert not server.live()
+    with pytest.raises(pybackend.UnavailableError, match=r"^the server is not started"):
+        server.live()
 
 
-def test_options_are_known() -> None:
-    with pytest.raises(pybackend.InvalidArgumentError, match=r"^Server\(\) got an unexpected keyword argument 'color'"):
-        pybackend.Server(model_repository="/tmp", color=1)
+def test_options_come_as_one_object_or_by_name() -> None:
     with pytest.raises(pybackend.InvalidArgumentError, match=r"^pass Options, or their fields"):
         pybackend.Server(pybackend.Options("/tmp"), server_id="x")
 
@@ -587,11 +581,11 @@ class TritonPythonModel:
         try:
             server.start()
         except KeyboardInterrupt:
-            report(server.live(), children())
+            report(children())
         """,
         tmp_path,
     ) as process:
         gate.wait_reached()
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, output) == (0, "False []\n"), errors
+    assert (process.returncode, output) == (0, "[]\n"), errors

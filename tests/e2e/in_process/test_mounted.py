@@ -87,7 +87,8 @@ def test_a_tritonclient_talks_to_a_mounted_server(repository: Path) -> None:
         assert requests.get(f"{url}/models/v2/models/same", timeout=DEADLINE_S).json()["name"] == "same"
         reply = requests.post(f"{url}/v2/models/countdown_to/generate_stream", json={"IN": 3}, timeout=DEADLINE_S)
         assert reply.text.count('"OUT":3') == 3
-    assert not server.live()
+    with pytest.raises(pybackend.UnavailableError, match=r"^the server is stopped"):
+        server.live()
 
 
 def test_at_the_root_of_a_web_server_every_call_of_a_client_works(repository: Path) -> None:

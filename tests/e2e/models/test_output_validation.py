@@ -23,7 +23,7 @@ OUTPUTS = [
 class TritonPythonModel:
     def execute(self, requests):
         chosen = [int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0, 0]) for request in requests]
-        return [pb_utils.InferenceResponse([OUTPUTS[number]()]) for number in chosen]
+        return [pb_utils.InferenceResponse([output() for output in OUTPUTS[number : number + 1]]) for number in chosen]
 """
 
 DECOUPLED = """
@@ -127,6 +127,13 @@ def test_an_unknown_output_is_dropped_or_refused(server):
     assert refused.error == (
         "model 'validates_yes' returned output 'OTU', which its configuration does not have. Did you mean OUT?"
     )
+
+
+@pytest.mark.spec("pb-E08")
+def test_a_response_without_outputs_is_passed_on_or_refused(server):
+    assert ask(server, "validates_no", 6).json["outputs"] == []
+    refused = ask(server, "validates_yes", 6)
+    assert (refused.status, refused.error) == (500, "model 'validates_yes' returned none of its outputs: OUT")
 
 
 @pytest.mark.spec("pb-E08")

@@ -26,7 +26,7 @@ PART_S = 0.001
 
 
 class MetricsApp:
-    """``GET /metrics`` in the text format of Prometheus: the server's own families, then those of the models.
+    """``GET /metrics`` in the text format of Prometheus: the server's own families, then the custom ones.
 
     ``front_ends`` count what they answer; None if there are no such processes.
     """
@@ -34,7 +34,7 @@ class MetricsApp:
     def __init__(
         self,
         engine: InferenceEngine,
-        custom_metrics: CustomMetrics,
+        custom_metrics: Sequence[CustomMetrics],
         cache: ResponseCache | None,
         settings: MetricsSettings,
         gpus: Gpus,
@@ -102,7 +102,12 @@ class MetricsApp:
         if self._cache is not None:
             yield from cache_families(self._cache, versions, self._model_lines.labels_of)
         yield from self._machine.families()
-        yield from self._custom_metrics.families()
+        seen: set[str] = set()
+        for registry in self._custom_metrics:
+            for family in registry.families():
+                if family.name not in seen:  # of two registries the first has it
+                    seen.add(family.name)
+                    yield family
 
     def _ready_family(self) -> Family:
         text = "1 if the version is ready, 0 if it is not; models without a version have an empty one"
