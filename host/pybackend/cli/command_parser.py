@@ -3,7 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 from pybackend.errors import ServerError
 from pybackend.spelling import closest
@@ -23,6 +23,13 @@ class FlagError(UsageError):
     def __init__(self, flag: str, reason: str, usage: str) -> None:
         super().__init__(f'Bad option: "{flag}". {reason}', usage)
         self.reason = reason
+
+
+class TakesFlags(Protocol):
+    """A parser, or a group of one."""
+
+    def add_argument(self, *names: str, **options: Any) -> Any:
+        """Add a flag, as :meth:`argparse.ArgumentParser.add_argument` does."""
 
 
 # How argparse names the offending flag; the aliases of one flag are joined by slashes.

@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.command_parser import CommandParser, TakesFlags
 from pybackend.tools.client.connection import START_ADVICE, Access, Connection, read_key
 
 DEFAULT_URL = "http://localhost:8000"
@@ -13,7 +13,7 @@ _URL, _KEY = "PYBACKEND_URL", "PYBACKEND_API_KEY"
 """Environment variables."""
 
 
-def add_url(container: argparse._ActionsContainer) -> None:
+def add_url(container: TakesFlags) -> None:
     """Add ``--url`` to a parser or a group."""
     container.add_argument(
         "--url",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend import __version__
+from pybackend.cli.command_parser import TakesFlags
 from pybackend.cli.flag_values import boolean
 from pybackend.settings import Settings
 
@@ -74,7 +75,7 @@ class Flag:
             return self.default_text
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    def add_to(self, parser: argparse._ActionsContainer) -> None:
+    def add_to(self, parser: TakesFlags) -> None:
         """Add the flag to a parser, which stores it only if it is given."""
         options: dict[str, Any] = {"help": self.text}
         if self.action == "version":
