@@ -58,6 +58,13 @@ def _defaults() -> Settings:
     return Settings(repositories=())
 
 
+class TakesFlags(Protocol):
+    """A parser, or a group of one."""
+
+    def add_argument(self, *names: str, **options: Any) -> Any:
+        """Add a flag, as :meth:`argparse.ArgumentParser.add_argument` does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """A row of the table of flags."""
@@ -116,7 +123,7 @@ class Flag:
             return self.default_text
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    def add_to(self, parser: argparse._ActionsContainer) -> None:
+    def add_to(self, parser: TakesFlags) -> None:
         """Add the flag to a parser, which stores it only if it is given."""
         options: dict[str, Any] = {"help": self.text}
         if self.action == "version":

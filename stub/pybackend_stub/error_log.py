@@ -179,7 +179,11 @@ def _hint(error: BaseException) -> str:
     files = {os.path.basename(frame.filename) for frame in frames[-3:]}
     last_line = (frames[-1].line or "") if frames else ""
     if error.errno == errno.EAGAIN and (functions & set(_STARTING) or "fork" in last_line):
-        return "Set SANDBOX_PROCESSES in the model's parameters to allow more processes"
+        # Or it may start none: older CPythons lose the number of the error of ``os.fork``, and give this one.
+        return (
+            "Set SANDBOX_SUBPROCESSES in the model's parameters to let it start processes, SANDBOX_PROCESSES if it may "
+            "and needs more of them"
+        )
     if error.errno == errno.ENOMEM:
         return "Set SANDBOX_MEMORY_MB in the model's parameters to give its processes more memory"
     if error.errno not in _REFUSED:

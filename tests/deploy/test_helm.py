@@ -84,6 +84,19 @@ def test_the_archive_is_fetched_and_checked(archive, tmp_path):
     assert list((tmp_path / "d").iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["../evil", "link/evil", "/tmp/evil"])
+def test_an_archive_that_leads_out_writes_nothing_there(archive, tmp_path, name):
+    link, file = tarfile.TarInfo("link"), tarfile.TarInfo(name)
+    link.type, link.linkname = tarfile.SYMTYPE, ".."
+    with tarfile.open(tmp_path / "served/models.tar.gz", "w:gz") as tar:
+        tar.addfile(link)
+        tar.addfile(file)
+    (tmp_path / "inner").mkdir()
+    assert fetch(archive[0], tmp_path / "inner").returncode == 1
+    assert not (tmp_path / "evil").exists()
+    assert not Path("/tmp/evil").exists()
+
+
 # With helm
 
 

@@ -82,8 +82,11 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    return StandIn(tmp_path_factory.mktemp("machine"))
+def machine():
+    """Where models can read the driver's libraries that have users of their own."""
+    public = public_directory()
+    yield StandIn(public / "machine")
+    shutil.rmtree(public)
 
 
 @pytest.fixture(scope="module")

@@ -161,7 +161,7 @@ def _missing(repository: Path) -> dict[str, str]:
 REFUSED = {
     "file": ("open('/etc/passwd')", "SANDBOX_READ"),
     "program": ("import subprocess; subprocess.run(['/bin/true'])", "SANDBOX_SUBPROCESSES"),
-    "fork": ("os.fork()", "SANDBOX_SUBPROCESSES"),
+    "fork": ("def fork():\n    os.fork()\nfork()", "SANDBOX_SUBPROCESSES"),
     "network": ("import socket; socket.create_connection(('127.0.0.1', 1))", "SANDBOX_NETWORK"),
     "memory": ("bytearray(1 << 40)", "SANDBOX_MEMORY_MB"),
     "shared_memory": (

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.flag import TakesFlags
 from pybackend.tools.client.connection import START_ADVICE, Access, Connection, read_key
 
 DEFAULT_URL = "http://localhost:8000"
@@ -15,7 +16,7 @@ _URL, _KEY = "PYBACKEND_URL", "PYBACKEND_API_KEY"
 """Environment variables."""
 
 
-def add_url(container: argparse._ActionsContainer) -> None:
+def add_url(container: TakesFlags) -> None:
     """Add ``--url`` to a parser or a group."""
     container.add_argument(
         "--url",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import math
 import os
 import tarfile
@@ -16,9 +17,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import IO, BinaryIO, Self, cast
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
+from pybackend.environment.tar_entries import Entry, EntryContent, TarReader
 from pybackend.errors import ModelEnvironmentError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _MOST_LINKS_IN_A_PATH = 40
 """The kernel's limit on links in one path."""
@@ -137,22 +142,14 @@ MOST_MEMBERS = 2_000_000
 MOST_UNPACKED_BYTES = 200 * 1024**3
 """Limits that no environment reaches, but that archive bombs exceed."""
 
-_MOST_HEADER_BYTES = 1024 * 1024
-"""Size of one extended header, which is read into memory at once. Long paths are its largest legitimate content."""
-
-_MOST_GLOBAL_HEADERS = 64
 _MOST_BYTES_BEHIND = 16 * 1024 * 1024
-_BLOCK_BYTES = 512
 _CHUNK_BYTES = 1024 * 1024
 _MOST_ZSTD_WINDOW_BYTES = 128 * 1024 * 1024
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _OTHER_FORMATS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"hsqs": "squashfs", b"7z\xbc\xaf": "7z"}
 
-_EXTENDED = frozenset({tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
-
-
-_DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError)
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 """Errors raised while reading a damaged archive, depending on the position of the damage."""
 
 
@@ -182,7 +179,7 @@ class Member:
 class Content:
     """The content of a file in an archive."""
 
-    def __init__(self, stream: IO[bytes], broken: Callable[[str], ModelEnvironmentError]) -> None:
+    def __init__(self, stream: EntryContent, broken: Callable[[str], ModelEnvironmentError]) -> None:
         self._stream = stream
         self._broken = broken
 
@@ -207,7 +204,6 @@ class ArchiveReader:
         self._source = source
         self._room_bytes = room_bytes
         self._tree = FileTree(self.refusal)
-        self.has_ended = False
 
     def refusal(self, reason: str) -> ModelEnvironmentError:
         """The error for an archive that must not be unpacked."""
@@ -228,36 +224,27 @@ class ArchiveReader:
         packed_bytes = os.fstat(self._file.fileno()).st_size
         most_bytes = min(MOST_UNPACKED_BYTES, FREE_BYTES + MOST_FACTOR * packed_bytes)
         stream = self._open()
-        with tarfile.open(
-            fileobj=stream,
-            mode="r|",
-            bufsize=_CHUNK_BYTES,
-            tarinfo=_header_class(self),
-            encoding="utf-8",
-            errors="surrogateescape",
-        ) as tar:
-            while (header := tar.next()) is not None:
-                count, total_bytes = count + 1, total_bytes + header.size
-                if count > MOST_MEMBERS or total_bytes > MOST_UNPACKED_BYTES:
-                    raise self.refusal(f"it holds more than {MOST_MEMBERS} files or {MOST_UNPACKED_BYTES >> 30} GiB")
-                if total_bytes > most_bytes:
-                    raise self.refusal(
-                        f"it has {packed_bytes} bytes and unpacks to more than {most_bytes}, which is "
-                        f"{MOST_FACTOR} times that and {FREE_BYTES >> 30} GiB"
-                    )
-                if self._room_bytes is not None and total_bytes > self._room_bytes:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                member = self._member(header, tar)
-                if member is not None:
-                    yield member
-                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep them all in memory
-            if not self.has_ended:
-                raise self._broken("it ends in the middle, or a header is damaged")
-            left = _MOST_BYTES_BEHIND
-            while chunk := stream.read(_CHUNK_BYTES):  # to the very end, where a compressed file has its checksum
-                left -= len(chunk)
-                if left < 0:
-                    raise self.refusal("too much data follows its end")
+        tar = TarReader(stream, self.refusal)
+        for entry in tar.entries():
+            count, total_bytes = count + 1, total_bytes + entry.size
+            end = tar.position + entry.size  # headers count too: they may be as many as they like
+            if count > MOST_MEMBERS or end > MOST_UNPACKED_BYTES:
+                raise self.refusal(f"it holds more than {MOST_MEMBERS} files or {MOST_UNPACKED_BYTES >> 30} GiB")
+            if end > most_bytes:
+                raise self.refusal(
+                    f"it has {packed_bytes} bytes and unpacks to more than {most_bytes}, which is "
+                    f"{MOST_FACTOR} times that and {FREE_BYTES >> 30} GiB"
+                )
+            if self._room_bytes is not None and total_bytes > self._room_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            member = self._member(entry)
+            if member is not None:
+                yield member
+        left = _MOST_BYTES_BEHIND
+        while chunk := stream.read(_CHUNK_BYTES):  # to the very end, where a compressed file has its checksum
+            left -= len(chunk)
+            if left < 0:
+                raise self.refusal("too much data follows its end")
         self._tree.check_links()
 
     def _open(self) -> IO[bytes]:
@@ -266,7 +253,7 @@ class ArchiveReader:
         if start.startswith(_GZIP):
             return cast("IO[bytes]", gzip.GzipFile(fileobj=self._file))
         if start.startswith(_ZSTD):
-            return cast("IO[bytes]", _ZstdStream(self._file))
+            return io.BufferedReader(_ZstdStream(self._file), _CHUNK_BYTES)
         for magic, name in _OTHER_FORMATS.items():
             if start.startswith(magic):
                 raise ModelEnvironmentError(
@@ -281,67 +268,34 @@ class ArchiveReader:
             f"{self._source} ({size} bytes) is broken or truncated ({reason}): copy it again, or pack it again"
         )
 
-    def _member(self, header: tarfile.TarInfo, tar: tarfile.TarFile) -> Member | None:
-        path = self._tree.checked(header.name)
-        if header.size < 0:
-            raise self._broken(f"'{path}' has a negative size")
-        if header.isdir():
-            self._tree.add_directory(path)
-            return Member(path, MemberKind.DIRECTORY) if path else None
-        if header.issym():
-            self._tree.add_link(path, header.linkname)
-            return Member(path, MemberKind.LINK, target=header.linkname)
-        if header.islnk():
-            target = self._tree.checked(header.linkname)
-            self._tree.add_hard_link(path, target)
-            return Member(path, MemberKind.HARD_LINK, target=target)
-        if not header.isreg() or header.issparse():
-            raise self.refusal(f"'{path}' is neither a file nor a directory nor a link (type {header.type!r})")
-        self._tree.add_file(path)
-        stream = tar.extractfile(header)
-        assert stream is not None
-        return Member(
-            path,
-            MemberKind.FILE,
-            header.size,
-            executable=bool(header.mode & 0o100),
-            # One that every file system accepts.
-            modified_s=min(max(int(header.mtime), 0), 2**32) if math.isfinite(header.mtime) else 0,
-            content=Content(stream, self._broken),
-        )
+    def _member(self, entry: Entry) -> Member | None:
+        path = self._tree.checked(entry.name)
+        match entry.kind:
+            case tarfile.DIRTYPE:
+                self._tree.add_directory(path)
+                return Member(path, MemberKind.DIRECTORY) if path else None
+            case tarfile.SYMTYPE:
+                self._tree.add_link(path, entry.target)
+                return Member(path, MemberKind.LINK, target=entry.target)
+            case tarfile.LNKTYPE:
+                target = self._tree.checked(entry.target)
+                self._tree.add_hard_link(path, target)
+                return Member(path, MemberKind.HARD_LINK, target=target)
+            case tarfile.REGTYPE:
+                self._tree.add_file(path)
+                return Member(
+                    path,
+                    MemberKind.FILE,
+                    entry.size,
+                    executable=bool(entry.mode & 0o100),
+                    # One that every file system accepts.
+                    modified_s=min(max(int(entry.modified_s), 0), 2**32) if math.isfinite(entry.modified_s) else 0,
+                    content=Content(entry.content, self._broken),
+                )
+        raise self.refusal(f"'{path}' is neither a file nor a directory nor a link (type {entry.kind!r})")
 
 
-def _header_class(reader: ArchiveReader) -> type[tarfile.TarInfo]:
-    """A tarfile header class that checks each header before tarfile acts on it."""
-    global_headers = 0
-
-    class Header(tarfile.TarInfo):
-        @classmethod
-        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-            nonlocal global_headers
-            if len(buf) == _BLOCK_BYTES and not any(buf):
-                reader.has_ended = True
-            header = super().frombuf(buf, encoding, errors)
-            if header.type == tarfile.XGLTYPE:
-                global_headers += 1
-            if (
-                header.size < 0
-                or (header.type in _EXTENDED | {tarfile.XGLTYPE} and header.size > _MOST_HEADER_BYTES)
-                or global_headers > _MOST_GLOBAL_HEADERS
-            ):
-                raise reader.refusal("an extended header is too large")
-            if header.type == tarfile.GNUTYPE_SPARSE:
-                raise reader.refusal(f"'{header.name}' is a sparse file: pack it without --sparse")
-            return header
-
-        def _proc_gnusparse_10(self, *_arguments: object) -> None:
-            # tarfile would read a map of any length into memory.
-            raise reader.refusal("it has sparse files: pack it without --sparse")
-
-    return Header
-
-
-class _ZstdStream:
+class _ZstdStream(io.RawIOBase):
     """The content of a zstd file. Raises an error for a truncated stream, as the gzip module does."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -352,8 +306,11 @@ class _ZstdStream:
             file, read_size=_CHUNK_BYTES, read_across_frames=True, closefd=False
         )
 
-    def read(self, size: int) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
         try:
-            return self._stream.read(size)
+            return self._stream.readinto(buffer)
         except self._error as error:
             raise EOFError(str(error)) from error

@@ -109,7 +109,7 @@ class HostThread:
 
     def _begin(self, question: Callable[[], Coroutine[Any, Any, Value]], answer: Future[Value]) -> None:
         loop = self._loop
-        if loop is None or asyncio._get_running_loop() is not loop:  # it has ended, and another thread calls this
+        if loop is None or _running_loop() is not loop:  # it has ended, and another thread calls this
             answer.set_exception(UnavailableError(STOPPED))
         elif answer.set_running_or_notify_cancel():
             task = loop.create_task(question())
@@ -200,6 +200,13 @@ def _hand_over(answer: Future[Any], task: asyncio.Task[Any]) -> None:
         answer.set_exception(error)
     else:
         answer.set_result(task.result())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _forget_routes() -> None:

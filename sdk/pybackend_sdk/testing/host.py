@@ -280,7 +280,10 @@ class CallsOfModel:
 
 def _is_in_event_loop() -> bool:
     asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and asyncio._get_running_loop() is not None
+    try:
+        return asyncio is not None and asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
 
 
 _UNLIMITED = 2**53

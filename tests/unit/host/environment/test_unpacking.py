@@ -1,15 +1,20 @@
 """Archives from anybody: what is harmless is unpacked as it was packed, everything else is refused and leaves nothing."""
 
+import contextlib
 import gzip
 import os
 import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
+import tracemalloc
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pybackend.environment import archive as archive_module
 from pybackend.environment.unpacking import Cancelled, unpack
@@ -189,10 +194,26 @@ def test_what_would_do_harm_is_refused(case, archive, tmp_path):
         ({"path": "x/" * 3000 + "y"}, "Path is not a valid file name"),
         ({"size": "-1024"}, "broken or truncated"),
         ({"size": str(2**60)}, "it holds more than 2000000 files or 200 GiB"),
+        ({"size": "many"}, "broken or truncated"),
+        ({"mtime": "today"}, "broken or truncated"),
         ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, "it has sparse files"),
+        ({"GNU.sparse.map": "0,1"}, "it has sparse files"),
+        ({"GNU.sparse.size": "1"}, "it has sparse files"),
         ({"comment": "x" * 2_000_000}, "an extended header is too large"),
     ],
-    ids=["path", "zero", "long", "negative", "huge", "sparse", "extended"],
+    ids=[
+        "path",
+        "zero",
+        "long",
+        "negative",
+        "huge",
+        "no_size",
+        "no_time",
+        "sparse_1.0",
+        "sparse_0.1",
+        "sparse_0.0",
+        "extended",
+    ],
 )
 def test_headers_that_lie_are_refused(headers, expected, archive, tmp_path):
     info = header("file")
@@ -200,9 +221,83 @@ def test_headers_that_lie_are_refused(headers, expected, archive, tmp_path):
     assert expected in refusal(archive(tar_of((info, b"x"), format=tarfile.PAX_FORMAT)), tmp_path)
 
 
-def test_headers_without_end_are_refused(archive, tmp_path):
-    block = tarfile.TarInfo.create_pax_global_header({"comment": "x" * 1000})
-    assert "an extended header is too large" in refusal(archive(block * 100 + tar_of()), tmp_path)
+EXTENDED = {
+    "long_name": tarfile.GNUTYPE_LONGNAME,
+    "long_link": tarfile.GNUTYPE_LONGLINK,
+    "pax": tarfile.XHDTYPE,
+    "solaris": tarfile.SOLARIS_XHDTYPE,
+    "global": tarfile.XGLTYPE,
+}
+
+
+@pytest.mark.spec("pb-V03")
+@pytest.mark.parametrize("kind", EXTENDED.values(), ids=EXTENDED)
+def test_a_huge_header_is_refused_before_it_is_read(kind, archive, tmp_path):
+    """Whatever the interpreter's tarfile would do with it."""
+    path = archive(gzip.compress(header("x", kind, size=300 << 20).tobuf() + bytes(16 << 20), 1))
+    tracemalloc.start()
+    try:
+        assert "an extended header is too large" in refusal(path, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [*EXTENDED.values(), tarfile.REGTYPE], ids=[*EXTENDED, "file"])
+def test_a_negative_size_is_damage(kind, archive, tmp_path):
+    content = header("x", kind, size=-1024).tobuf(tarfile.GNU_FORMAT) + tar_of(*HONEST)
+    assert "has a negative size): copy it again" in refusal(archive(content), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [*EXTENDED.values()], ids=EXTENDED)
+def test_headers_without_end_are_refused(kind, archive, tmp_path):
+    block = header("x", kind).tobuf()
+    assert "more than 64 extended headers precede one file" in refusal(archive(block * 100 + tar_of()), tmp_path)
+
+
+def test_headers_count_as_content(archive, tmp_path, monkeypatch):
+    """Else a small archive could keep the server busy for days."""
+    monkeypatch.setattr(archive_module, "FREE_BYTES", 1 << 20)
+    info = header("file")
+    info.pax_headers = {"comment": "x" * 1_000_000}
+    packed = gzip.compress(tar_of(*[(info, b"")] * 4, format=tarfile.PAX_FORMAT), 9)
+    assert "and unpacks to more than" in refusal(archive(packed), tmp_path)
+
+
+def test_an_extended_header_needs_a_file(archive, tmp_path):
+    info = header("a", size=len(b"12 path=abc\n"))
+    info.type = tarfile.XHDTYPE
+    content = info.tobuf() + b"12 path=abc\n".ljust(512, b"\0") + tar_of()
+    assert "(no file follows an extended header)" in refusal(archive(content), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "records", [b"12 path=abcd", b"99 path=abc\n", b"path=abc\n", b"6 abc\n", b"5 =a\n", b"-9 a=b\n"]
+)
+def test_a_damaged_extended_header_is_refused(records, archive, tmp_path):
+    content = header("a", tarfile.XHDTYPE, size=len(records)).tobuf() + records.ljust(512, b"\0") + tar_of(*HONEST)
+    assert "(an extended header is damaged)" in refusal(archive(content), tmp_path)
+
+
+def test_a_header_for_all_files_counts_where_a_file_has_none(archive, tmp_path):
+    told, untold = header("told"), header("untold")
+    told.pax_headers = {"mtime": "1600000001"}
+    content = tarfile.TarInfo.create_pax_global_header({"mtime": "1600000000.5", "comment": "by git"})
+    unpacked(archive(content + tar_of((told, b"x"), (untold, b"x"), format=tarfile.PAX_FORMAT)), tmp_path / "env")
+    times = {name: (tmp_path / "env" / name).stat().st_mtime for name in ("told", "untold")}
+    assert times == {"told": 1_600_000_001, "untold": 1_600_000_000}
+
+
+@pytest.mark.parametrize("tail", ["/file", "/"], ids=["file", "directory"])
+def test_a_name_that_is_cut_behind_a_slash_is_what_the_whole_name_says(tail, archive, tmp_path):
+    """In the old format a slash at the end makes a directory, and a long name is repeated in the file's header, cut off."""
+    name = "x" * 99 + tail
+    content = header("l", tarfile.GNUTYPE_LONGNAME, size=len(name)).tobuf() + name.encode().ljust(512, b"\0")
+    old = header("x" * 99 + "/", tarfile.AREGTYPE, size=0 if tail == "/" else 4).tobuf()
+    content += old + (b"" if tail == "/" else b"text".ljust(512, b"\0")) + tar_of()
+    unpacked(archive(content), tmp_path / "env")
+    found = tmp_path / "env" / name
+    assert found.is_dir() if tail == "/" else found.read_bytes() == b"text"
 
 
 @pytest.mark.spec("pb-V03")
@@ -316,12 +411,54 @@ def test_streams_of_several_frames_are_one(archive, tmp_path):
         assert (tmp_path / str(number) / "lib" / "terminfo" / "x").read_bytes() == b"rights"
 
 
-def test_tar_programs_make_such_archives(tmp_path):
+@pytest.mark.parametrize("form", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+def test_tar_programs_make_such_archives(form, tmp_path):
     """What the system's own tar writes is read."""
     source = tmp_path / "source"
     unpacked_once = tmp_path / "made.tar"
-    unpacked_once.write_bytes(tar_of(*HONEST))
+    long = [] if form == "v7" else [(header("d/" + "y" * 90 + "/\u00e4" * 20), b"long")]
+    if form in {"gnu", "posix"}:
+        long += [
+            (header("e/" + "z/" * 200 + "file"), b"longer"),
+            (header("f", tarfile.SYMTYPE, "e/" + "z/" * 200), b""),
+        ]
+    short = [entry for entry in HONEST if len(entry[0].name) < 100]
+    unpacked_once.write_bytes(tar_of(*short, *long))
     unpacked(unpacked_once, source)
-    subprocess.run(["tar", "-czf", tmp_path / "by_tar.tar.gz", "-C", source, "."], check=True)
+    subprocess.run(
+        ["tar", "--create", "--gzip", f"--format={form}", "--file", tmp_path / "by_tar.tar.gz", "-C", source, "."],
+        check=True,
+    )
     inventory = unpacked(tmp_path / "by_tar.tar.gz", tmp_path / "env")
     assert inventory.differences(source, contents=True) == []
+    assert (tmp_path / "env" / "bin" / "again").samefile(tmp_path / "env" / "bin" / "python3.12")
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_sparse_files_of_tar_programs_are_refused(form, tmp_path):
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 20)
+    packed = tmp_path / "by_tar.tar"
+    subprocess.run(
+        ["tar", "--create", "--sparse", f"--format={form}", "-f", packed, "-C", tmp_path, "sparse"], check=True
+    )
+    assert "pack it without --sparse" in refusal(packed, tmp_path)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["gnu", "pax"])
+@given(changes=st.lists(st.tuples(st.integers(0, 8191), st.integers(0, 255)), max_size=8))
+def test_altered_archives_are_unpacked_or_refused(form, changes):
+    """With no other error."""
+    content = bytearray(tar_of(*HONEST[4:], format=form)[:8192] + bytes(1024))
+    for place, octet in changes:
+        content[place] = octet
+    for start in range(0, 8192, 512):  # as an attacker would: with a checksum that is right
+        block = content[start : start + 512]
+        content[start + 148 : start + 156] = b"%06o\0 " % (sum(block[:148]) + 256 + sum(block[156:]))
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        with contextlib.suppress(ModelEnvironmentError):
+            for member in archive_module.ArchiveReader(file, "x").members():
+                if member.content is not None:
+                    member.content.read(1)
