@@ -108,7 +108,7 @@ def test_names_may_be_percent_encoded(server, name):
 def test_odd_names_are_just_unknown(server, name):
     """On both ways, the protocol's own and ASGI's, and never with a traceback."""
     for reply in (server.infer(name, b"{}"), server.get(f"/v2/models/{name}")):
-        assert reply.status == 400
+        assert reply.status == 404
         assert reply.error.startswith("Request for unknown model: '")
 
 

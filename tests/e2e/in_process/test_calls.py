@@ -172,10 +172,10 @@ def test_threads_that_read_the_same_responses_all_end(server: pybackend.Server) 
 def test_an_unknown_model_is_an_error(server: pybackend.Server) -> None:
     responses = server.model("nothing").infer(inputs={})
     for _ in range(2):
-        with pytest.raises(pybackend.InvalidArgumentError, match="unknown model: 'nothing' is not found"):
+        with pytest.raises(pybackend.NotFoundError, match="unknown model: 'nothing' is not found"):
             _ = responses.response
     (response,) = server.model("nothing").infer(raise_on_error=False)
-    assert isinstance(response.error, pybackend.InvalidArgumentError)
+    assert isinstance(response.error, pybackend.NotFoundError)
 
 
 def test_a_decoupled_model_answers_as_an_iterator(server: pybackend.Server) -> None:

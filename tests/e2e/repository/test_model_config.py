@@ -361,7 +361,7 @@ def test_name_mismatch(wrong, status_of):
     )
     # Neither name is served.
     assert server.get("/v2/models/other_name").status == 404
-    assert server.get("/v2/models/another").status == 400
+    assert server.get("/v2/models/another").status == 404
 
 
 def test_no_traceback_for_any_of_them(wrong):
