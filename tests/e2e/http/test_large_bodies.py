@@ -146,8 +146,20 @@ def test_large_and_small_requests_alternate(connect):
 REFUSED = {
     "unknown model": (404, "unknown", "FP32", [MIB], "Request for unknown model: 'unknown' is not found"),
     "another shape": (400, "add_sub", "FP32", [MIB], "[request id: <id_unknown>] expected 2 inputs but got 1 inputs"),
-    "another datatype": (400, "identity", "INT32", [MIB], "[request id: <id_unknown>] inference input 'IN' data-type is"),
-    "another size": (400, "identity", "FP32", [MIB + 1], "[request id: <id_unknown>] input byte size mismatch for input"),
+    "another datatype": (
+        400,
+        "identity",
+        "INT32",
+        [MIB],
+        "[request id: <id_unknown>] inference input 'IN' data-type is",
+    ),
+    "another size": (
+        400,
+        "identity",
+        "FP32",
+        [MIB + 1],
+        "[request id: <id_unknown>] input byte size mismatch for input",
+    ),
 }
 
 

@@ -485,7 +485,9 @@ def test_the_same_errors_through_an_iterator(lab):
     unknown, wrong, double = lab(code)
     assert [len(unknown), len(wrong)] == [1, 1]
     assert unknown[0][0] == "INTERNAL"
-    assert unknown[0][1].startswith("Model nobody - Error when running inference: Failed for execute the inference request.")
+    assert unknown[0][1].startswith(
+        "Model nobody - Error when running inference: Failed for execute the inference request."
+    )
     assert wrong[0] == ["INVALID_ARG", "failure 3"]
     assert double == [{"OUT": [6]}]
 

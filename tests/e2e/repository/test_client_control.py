@@ -292,10 +292,13 @@ def test_without_explicit_control(tmp_path):
 
 @pytest.mark.spec("srv-H24")
 def test_models_that_wait_for_their_first_load_have_only_a_name(tmp_path):
-    held = telling(1) + """
+    held = (
+        telling(1)
+        + """
     def initialize(self, args):
         pass_gate(args["model_repository"], "initialize")
 """
+    )
     gates = {name: Gate(write_model(tmp_path, name, GATE + held, CONFIG), "initialize") for name in ("a", "b")}
     with serving(tmp_path, flags=("--model-load-thread-count=1",), ready=False) as server:
         wait_until(lambda: any(gate.arrivals for gate in gates.values()), "no model begins to load")
