@@ -42,7 +42,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model accepts requests.
+    """Whether a model accepts requests; False for one that was never loaded.
 
     Args:
         model_name: the model.
@@ -50,7 +50,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
     Raises:
         TypeError: the name or version is not text.
-        TritonModelException: there is no such model.
+        TritonModelException: the version is no number.
     """
     name = text("is_model_ready", "model_name", model_name)
     return current_runtime().is_model_ready(name, text("is_model_ready", "model_version", model_version))

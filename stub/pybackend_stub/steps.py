@@ -140,7 +140,7 @@ class FollowingSteps:
         return self._results.response(response, names, tail, MOST_TEXT // 4)
 
     def _take(self, response: InferenceResponse, outputs: "Sequence[Sequence[str]]") -> None:
-        made = {tensor._name: tensor for tensor in response._output_tensors}
+        made = {tensor._name: tensor for tensor in reversed(response._output_tensors)}  # the first of a name counts
         response._output_tensors = []  # what nobody needs any more goes as soon as possible
         for output, name in outputs:
             if output in made:

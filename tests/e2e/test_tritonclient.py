@@ -97,7 +97,7 @@ def test_metadata(client):
     model = client.get_model_metadata("batched")
     assert model["inputs"][0] == {"name": "IN_X", "datatype": "FP32", "shape": [-1, 4]}
     assert client.get_model_metadata("versions", "1")["versions"] == ["1"]
-    assert refusal(client.get_model_metadata, "unknown") == ("400", "Request for unknown model: 'unknown' is not found")
+    assert refusal(client.get_model_metadata, "unknown") == ("404", "Request for unknown model: 'unknown' is not found")
 
 
 def test_config(client):
@@ -261,7 +261,7 @@ def test_headers_and_query(client):
 
 def test_errors(client):
     one = [tensor(client, "IN", A)]
-    assert refusal(client.infer, "unknown", one) == ("400", "Request for unknown model: 'unknown' is not found")
+    assert refusal(client.infer, "unknown", one) == ("404", "Request for unknown model: 'unknown' is not found")
     assert refusal(client.infer, "versions", one, model_version="2") == (
         "404",
         "Request for unknown model: 'versions' version 2 is not found",

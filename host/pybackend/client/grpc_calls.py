@@ -106,7 +106,9 @@ def _answer(reply: Any) -> Answer:
         if reply.raw_output_contents
         else [_array(each) for each in reply.outputs]
     )
-    outputs = {each.name: array.reshape(tuple(each.shape)) for each, array in zip(reply.outputs, arrays, strict=True)}
+    outputs: dict[str, np.ndarray] = {}
+    for each, array in zip(reply.outputs, arrays, strict=True):
+        outputs.setdefault(each.name, array.reshape(tuple(each.shape)))
     parameters = {
         name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in reply.parameters.items()
     }

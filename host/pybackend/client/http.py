@@ -103,7 +103,9 @@ def _metadata(document: Any) -> Metadata:
 def _answer(reply: Reply) -> Answer:
     found = decoded(reply)
     document = found.document
-    outputs = {each.name: each.values for each in found.outputs}
+    outputs: dict[str, Any] = {}
+    for each in found.outputs:
+        outputs.setdefault(each.name, each.values)
     return Answer(outputs, document.get("model_version", ""), document.get("id", ""), document.get("parameters"))
 
 

@@ -103,7 +103,7 @@ class InferenceEngine:
         return not reason
 
     async def is_ready_by_name(self, name: str, version: str = "") -> bool:
-        """True if that version is ready, or any version for ``""``; see :meth:`is_model_ready`."""
+        """True if that version is ready, or any for ``""``, and False for an unknown model; see :meth:`is_model_ready`."""
         for model in reversed(self._catalogue.known_versions(name, version)):
             if await self.is_model_ready(model):
                 return True

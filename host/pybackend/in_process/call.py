@@ -260,7 +260,7 @@ class Call:
                     self._responses = deque([response])
                     self._copy(self._copy_slowly(self._responses))
                     return
-                outputs[output.name] = Tensor.of_model(output.datatype, output.shape, bytearray(output.data))
+                outputs.setdefault(output.name, Tensor.of_model(output.datatype, output.shape, bytearray(output.data)))
         answer = Answer(outputs, response.parameters, response.error, response.final)
         response.release()
         self._pass(answer)
@@ -275,7 +275,7 @@ class Call:
                 for output in () if error is not None else response.outputs:
                     copy = np.empty(len(output.data), np.uint8).data  # a bytearray would be zeroed first
                     await copy_bytes(copy, output.data)
-                    outputs[output.name] = Tensor.of_model(output.datatype, output.shape, copy)
+                    outputs.setdefault(output.name, Tensor.of_model(output.datatype, output.shape, copy))
             except Exception:  # such as a lack of memory; the caller waits for an answer
                 log.exception("a response of model '%s' could not be copied", self._request.model_name)
                 outputs, error = {}, _UNEXPECTED.again()

@@ -131,6 +131,7 @@ class OutputMemory:
                 if blocks is None:
                     blocks = []
                 blocks.append((place.segment, place.offset))
+        self._look_for_repeated(places)
         if blocks is None:
             if not regions and len(encoded) <= LONGEST_REMEMBERED_OUTPUTS:
                 self._remember(encoded, places)
@@ -153,6 +154,12 @@ class OutputMemory:
         if len(self._known) >= MOST_LAYOUTS:
             self._known.clear()
         self._known[encoded] = inline, end, sum([place.nbytes for place in places])
+
+    def _look_for_repeated(self, places: Sequence[heard.TensorPlace]) -> None:
+        if len(places) > 1 and self.listener is not None:
+            names = [place.name for place in places]
+            if len(set(names)) < len(names):
+                self.listener.on_repeated_output(names)
 
     def _look_at(self, place: heard.TensorPlace, layout: tuple[object, ...]) -> None:
         """Check an output with a layout that is not known."""

@@ -60,6 +60,9 @@ class OutputListener(Protocol):
     def on_new_output(self, name: str, datatype: str, shape: Sequence[int]) -> None:
         """A stub has returned an output with this datatype and shape for the first time."""
 
+    def on_repeated_output(self, names: Sequence[str]) -> None:
+        """A stub has returned several outputs of one name in a response that has outputs of these names."""
+
     def on_dropped_output(self, name: str) -> None:
         """A stub has dropped an output whose name is not configured."""
 

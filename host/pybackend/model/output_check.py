@@ -1,6 +1,7 @@
 """Reshapes outputs to the form that clients expect, and validates them, or warns about them in the log."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from pybackend.errors import InferenceError
@@ -64,6 +65,8 @@ def output_error(outputs: Sequence[OutputTensor], signature: ModelSignature, bat
 
     The batch size is the first dimension of every output of a batching model.
     """
+    if repeated := repeated_output([output.name for output in outputs]):
+        return InferenceError(f"model '{signature.model_name}' {repeated}")
     for output in outputs:
         expected = signature.outputs.get(output.name)
         if expected is None:
@@ -74,6 +77,14 @@ def output_error(outputs: Sequence[OutputTensor], signature: ModelSignature, bat
         if mismatch:
             return InferenceError(f"model '{signature.model_name}' {mismatch}")
     return None
+
+
+def repeated_output(names: Sequence[str]) -> str:
+    """Which name several outputs of one response have, as the end of a sentence about the model; empty if none."""
+    if len(names) == len(set(names)):
+        return ""
+    name, count = Counter(names).most_common(1)[0]
+    return f"returned output '{name}' {count} times in one response"
 
 
 def known_outputs(name: str, signature: ModelSignature) -> str:
@@ -102,6 +113,9 @@ MOST_WARNINGS = 64
 
 MOST_NAME_CHARACTERS = 200
 
+_REPEATED = ""
+"""Stands for all names that outputs share: one warning is enough."""
+
 _ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
 
 
@@ -123,6 +137,13 @@ class OutputWarnings:
         mismatch = output_mismatch(name, datatype, shape, expected, (-1, *dims) if signature.max_batch_size else dims)
         if mismatch:
             self._warn(name, f"{mismatch}. Clients get it as it is.")
+
+    def on_repeated_output(self, names: Sequence[str]) -> None:
+        """A process has returned several outputs of one name."""
+        visible = [name[:MOST_NAME_CHARACTERS] for name in names if name not in self._hidden]
+        if repeated := repeated_output(visible):
+            taken = "Clients of infer get all of them, and whatever takes one output takes the first."
+            self._warn(_REPEATED, f"{repeated}. {taken}")
 
     def on_dropped_output(self, name: str) -> None:
         """A process has dropped an output whose name is not configured."""

@@ -25,8 +25,9 @@ def with_policies(document: Mapping[str, Any]) -> Document:
 
 
 def with_scheduling(document: Mapping[str, Any], gpu_count: int) -> Document:
-    """A document with preferred batch sizes and instance groups filled in. All other defaults must be set already."""
+    """A document with preferred batch sizes, instance groups and transaction policy filled in, and all other defaults set already."""
     changes: Document = {"instance_group": _instance_groups(document, gpu_count)}
+    changes["model_transaction_policy"] = document.get("model_transaction_policy", {"decoupled": False})
     batching = document.get("dynamic_batching")
     if batching is not None and not batching["preferred_batch_size"] and document["max_batch_size"] > 0:
         changes["dynamic_batching"] = {**batching, "preferred_batch_size": [document["max_batch_size"]]}
@@ -96,6 +97,7 @@ _FILLED_IN: Sequence[Sequence[str]] = (
     ("dynamic_batching", "preferred_batch_size"),
     ("sequence_batching", "max_sequence_idle_microseconds"),
     ("sequence_batching", "oldest", "preferred_batch_size"),
+    ("model_transaction_policy",),
 )
 """The paths of fields that :mod:`normalisation` fills in, inner ones before those around them."""
 

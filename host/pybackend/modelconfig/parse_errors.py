@@ -221,6 +221,8 @@ _ADVICE: Mapping[str, Callable[[re.Match[str], Place, Any], str]] = {
     r"Expected identifier or number, got (.+?)\.?$": _name_expected,
     r"Couldn't parse integer: (.+)$": _number_expected,
     r"Expected string": _text_expected,
+    r"Invalid escape sequence": _always("; write \\\\ for a backslash"),
+    r"There is a byte that is not UTF-8": _always("; save the file as UTF-8"),
     r"String missing ending quote": _always("; end the text with a quote on the same line"),
 }
 

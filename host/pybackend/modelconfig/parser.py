@@ -7,7 +7,6 @@ This is the only module of the package that touches protobuf. ``schema`` has the
 """
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -26,12 +25,15 @@ from pybackend.author_files.reading import read_beneath
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
 from pybackend.modelconfig.parse_errors import nearest, parse_reason
+from pybackend.modelconfig.text_form import rewritten
 from pybackend.schema.messages import message_class
 
 Document = dict[str, Any]
 
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _SHOWN_LENGTH = 60
+_NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Surrogates that stand for no byte."""
 
 _ModelConfig = message_class("inference.ModelConfig")
 
@@ -40,16 +42,12 @@ FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in _ModelConfig.DESCRI
 
 
 def read_config_text(model_directory: Path, name: str) -> str:
-    """The text of a configuration file. Blocking."""
+    """The text of a configuration file, in which surrogates stand for bytes that are not UTF-8. Blocking."""
     path = model_directory / name
     try:
-        return read_beneath(model_directory, name, MOST_CONFIG_BYTES).decode("utf-8-sig")
+        return read_beneath(model_directory, name, MOST_CONFIG_BYTES).decode("utf-8-sig", "surrogateescape")
     except OSError as error:
         raise ModelConfigError(f"failed to read text proto from {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ModelConfigError(
-            f"failed to read text proto from {path}: byte {error.start} is not UTF-8; save the file as UTF-8"
-        ) from None
 
 
 def read_config_file(path: Path) -> Document:
@@ -58,14 +56,13 @@ def read_config_file(path: Path) -> Document:
 
 
 def parse_config_text(text: str, source: str) -> Document:
-    """The document of a configuration in protobuf text format."""
-    if not _is_unicode(text):
+    """The document of a configuration in protobuf text format; see :func:`read_config_text`."""
+    if _NO_CHARACTER.search(text):
         raise ModelConfigError(f"failed to read text proto from {source}: it holds surrogates, which are no characters")
     message = _ModelConfig()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # raised by protobuf for unknown escapes
-            text_format.Parse(text, message)
+        text = rewritten(text)
+        text_format.Parse(text, message)
     except text_format.ParseError as error:
         reason = parse_reason(str(error), error.GetLine(), error.GetColumn(), text, message.DESCRIPTOR.file.pool)
         raise ModelConfigError(f"failed to read text proto from {source}: {reason}") from None
@@ -75,7 +72,7 @@ def parse_config_text(text: str, source: str) -> Document:
 def repeated_step_inputs(text: str) -> list[tuple[int, str, str]]:
     """Inputs that an ensemble's config.pbtxt maps more than once: a protobuf map silently keeps the last repeated key."""
     message = _lenient_model_config()()
-    text_format.Parse(text, message)
+    text_format.Parse(rewritten(text), message)
     repeated = []
     for number, step in enumerate(message.ensemble_scheduling.step):
         uses = Counter(entry.key for entry in step.input_map)

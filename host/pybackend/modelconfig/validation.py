@@ -13,6 +13,7 @@ from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.known_backends import PYTHON, known_backend
 from pybackend.modelconfig.schema import InstanceGroup, InstanceKind, ModelConfig, Scheduling, TensorConfig
 from pybackend.modelconfig.sequences import sequence_faults
+from pybackend.modelconfig.text_form import REPLACEMENT
 from pybackend.spelling import closest
 from pybackend_wire.model_options import OPTION_NAMES
 
@@ -313,6 +314,10 @@ def _ignored(config: ModelConfig) -> list[str]:
             )
     if "TRITON_BATCH_STRATEGY_PATH" in config.parameters:
         ignored.append("parameters TRITON_BATCH_STRATEGY_PATH names a custom batching library, which is not loaded")
+    if REPLACEMENT in str(config.document):
+        ignored.append(
+            f"a text of it has bytes that are not UTF-8, which are read as {REPLACEMENT}: save the file as UTF-8"
+        )
     ignored += [
         f"it has no {field}s. If that is a mistake, add an {field} block to config.pbtxt, or add_{field}() in the "
         "model's auto_complete_config"

@@ -131,11 +131,12 @@ class _SampleReader:
         self.budget.left_bytes -= nbytes
 
     def _data(self, name: str, datatype: DataType, count: int, given: Mapping[str, Any]) -> bytes:
-        if given.get("input_data_file"):
+        # Which member is set decides, not its value: zero_data: false gives zeros too, as in the reference.
+        if "input_data_file" in given:
             return self._file_data(name, datatype, count, given["input_data_file"])
-        if given.get("random_data"):
+        if "random_data" in given:
             return _random(datatype, count)
-        if given.get("zero_data"):
+        if "zero_data" in given:
             return bytes(count * (datatype.itemsize or LENGTH_BYTES))
         raise self._wrong(
             f"warmup setting expects input '{name}' to have input_data_type set. Set one of zero_data: true, "

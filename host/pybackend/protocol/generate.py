@@ -262,7 +262,7 @@ def generate_document(response: InferenceResponse) -> bytes:
             ErrorCode.UNSUPPORTED,
         )
     members: dict[str, Any] = dict(response.parameters or {})
-    for tensor in response.outputs:
+    for tensor in reversed(response.outputs):  # the first of a name counts
         values = json_values(tensor, tensor.data)
         members[tensor.name] = values[0] if len(values) == 1 else values
     members["model_name"], members["model_version"] = response.model_name, response.model_version

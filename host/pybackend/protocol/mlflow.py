@@ -392,11 +392,11 @@ def predictions(response: InferenceResponse) -> bytes:
             f"{MAX_BODY_BYTES}: use /infer with binary tensors",
             ErrorCode.UNSUPPORTED,
         )
-    outputs = {}
+    outputs: dict[str, Any] = {}
     for tensor in response.outputs:
         values, shape = json_values(tensor, tensor.data), list(tensor.shape)
         is_column = len(values) == (shape[0] if shape else 1)
-        outputs[tensor.name] = list(values) if is_column else _nested(values, shape)
+        outputs.setdefault(tensor.name, list(values) if is_column else _nested(values, shape))
     found: Any = outputs
     if len(outputs) == 1:
         (found,) = outputs.values()

@@ -86,10 +86,10 @@ class ModelCatalogue:
             return Absence(False, False, error.message)
 
     def known_versions(self, name: str, version: str = "") -> list[Model]:
-        """A model's version in any state; all versions for ``""``; empty if there is no such version."""
+        """A model's version in any state; all versions for ``""``; empty if there is no such model or version."""
         number = _version_number(version) if version else None
-        versions = self.entry(name).versions
-        return [model for known, model in versions.items() if number in {None, known}]
+        entry = self.entries.get(self.names.known(name))
+        return [] if entry is None else [model for known, model in entry.versions.items() if number in {None, known}]
 
     def only_name(self) -> str | None:
         """The name of the only model; None if there are none or several."""
@@ -120,7 +120,8 @@ class ModelCatalogue:
     def entry(self, name: str) -> ModelEntry:
         entry = self.entries.get(name) or self.entries.get(self.names.known(name))
         if entry is None:
-            raise UnknownModelError(f"Request for unknown model: '{name}' is not found", ErrorCode.INVALID_ARG)
+            code = ErrorCode.NOT_FOUND if self.names.namespaces is None else ErrorCode.INVALID_ARG  # as the reference
+            raise UnknownModelError(f"Request for unknown model: '{name}' is not found", code)
         return entry
 
     def new_entry(self, name: str, *, as_part: bool = False) -> ModelEntry:

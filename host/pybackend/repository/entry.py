@@ -21,7 +21,7 @@ class ModelStatus:
 
     name: str
     version: str  # decimal; if it has none, ``-`` in the table and ``""`` in the index
-    state: str  # the stage of its life; ``""`` for a model that was never loaded
+    state: str  # the stage of its life; ``""`` for a model that was never loaded, or waits for its first load
     reason: str = ""  # why it is not available, or not as it is on disk; ``""`` if it is
     namespace: str = ""  # the model's; ``""`` on a server without namespaces
 
@@ -186,7 +186,8 @@ class ModelEntry:
 
     def _rows(self, no_version: str) -> list[ModelStatus]:
         if not self.versions:
-            return [ModelStatus(self.name, no_version, ModelState.UNAVAILABLE.value, self.reason, self.namespace)]
+            state = ModelState.UNAVAILABLE.value if self.reason else ""  # a model that waits to load has not failed
+            return [ModelStatus(self.name, no_version, state, self.reason, self.namespace)]
         change = "" if self.failed_change is None else str(self.failed_change)
         return [
             ModelStatus(

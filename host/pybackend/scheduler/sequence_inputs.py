@@ -116,7 +116,7 @@ class ImplicitStates:
 
         A state that does not match the configuration turns the response into an error.
         """
-        outputs = {output.name: output for output in response.outputs}
+        outputs = {output.name: output for output in reversed(response.outputs)}  # the first of a name counts
         kept: StateValues = {}
         for state in self.states:
             output = outputs.get(state.output_name)

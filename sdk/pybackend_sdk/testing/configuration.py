@@ -268,6 +268,7 @@ def finish_document(document: Document, source: str, *, check: bool = True) -> D
         if group["kind"] == "KIND_AUTO":
             group["kind"] = "KIND_CPU"
     document["instance_group"] = groups
+    document.setdefault("model_transaction_policy", {"decoupled": False})
     return document
 
 

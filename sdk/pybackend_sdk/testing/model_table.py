@@ -115,11 +115,11 @@ class ModelTable:
         name, version = target.model_name, target.model_version
         entry = self._entries.get(name)
         if entry is None:
-            raise HostRefusal(_unknown(name) + self._advice(), ErrorCode.INVALID_ARG)
+            reason = f"Request for unknown model: '{name}' is not found{self._advice()}"
+            raise HostRefusal(f"{_not_ready(name)} {reason}", ErrorCode.INTERNAL)
         if entry.harness is not None and version >= 0 and version != entry.harness.version:
-            raise HostRefusal(
-                f"Request for unknown model: '{name}' version {version} is not found", ErrorCode.NOT_FOUND
-            )
+            reason = f"Request for unknown model: '{name}' version {version} is not found"
+            raise HostRefusal(f"{_not_ready(name)} {reason}", ErrorCode.INTERNAL)
         if entry.ready and entry.model.decoupled and not decoupled:
             raise HostRefusal(
                 f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
@@ -128,9 +128,7 @@ class ModelTable:
                 ErrorCode.INTERNAL,
             )
         if not entry.ready or (entry.harness is not None and not entry.harness.is_ready()):
-            raise HostRefusal(
-                f"Failed for execute the inference request. Model '{name}' is not ready.", ErrorCode.UNAVAILABLE
-            )
+            raise HostRefusal(_not_ready(name), ErrorCode.UNAVAILABLE)
         return entry.model.call(request)
 
     def _advice(self) -> str:
@@ -198,7 +196,7 @@ class ModelTable:
             )
         entry = self._entries.get(name)
         if entry is None:
-            raise _refused(_unknown(name) + self._advice())
+            return False
         if not entry.ready or entry.harness is None:
             return entry.ready
         if version and int(version) != entry.harness.version:
@@ -206,8 +204,8 @@ class ModelTable:
         return bool(entry.harness.is_ready())
 
 
-def _unknown(name: str) -> str:
-    return f"Request for unknown model: '{name}' is not found"
+def _not_ready(name: str) -> str:
+    return f"Failed for execute the inference request. Model '{name}' is not ready."
 
 
 def _refused(reason: str) -> HostRefusal:

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections import Counter
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -65,7 +66,7 @@ class Result:
         __tracebackhide__ = True
         self.raise_for_error()
         if name not in self._arrays:
-            tensors = {tensor.name(): tensor for tensor in self.response.output_tensors()}
+            tensors = {tensor.name(): tensor for tensor in reversed(self.response.output_tensors())}  # the first counts
             if name not in tensors:
                 raise KeyError(
                     f"the response has no output '{name}'.{nearest(name, tensors)} It has {sorted(tensors)}."
@@ -216,6 +217,11 @@ def output_problems(
         f"{subject} no output '{name}', although the request wants it; it returned {sorted([*names, *unknown])}."
         for name in requested
         if name not in names
+    ]
+    problems += [
+        f"{subject} output '{name}' {count} times in one response: whatever takes one output takes the first."
+        for name, count in Counter(names).items()
+        if count > 1
     ]
     for tensor in outputs:
         problems += _tensor_problems(signature, signature.outputs[tensor.name()], tensor, batch_size, subject)

@@ -86,7 +86,7 @@ def test_every_answer_has_the_fields(server):
     replies = {
         "other routes": (server.request("GET", "/v2", headers=key), 200),
         "errors of infer": (server.infer("identity", b"{", key), 500),
-        "an unknown model": (server.infer("no", BODY, key), 400),
+        "an unknown model": (server.infer("no", BODY, key), 404),
         "an unknown route": (server.request("GET", "/nothing", headers=key), 404),
         "a denied call": (server.request("GET", "/v2", headers={"Origin": PAGE}), 401),
         "a response in pieces": (server.infer("identity", large, key), 200),

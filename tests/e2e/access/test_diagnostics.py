@@ -142,4 +142,4 @@ def test_the_environment_of_a_model_has_its_packages(server: ServerProcess) -> N
     found = server.get("/v2/diagnostics/environment?model=other").json
     assert (found["interpreter"], found["archive"], found["archive_bytes"]) == (sys.executable, None, None)
     assert found["packages"]["numpy"] == np.__version__
-    assert server.get("/v2/diagnostics/environment?model=unknown").status == 400
+    assert server.get("/v2/diagnostics/environment?model=unknown").status == 404

@@ -107,7 +107,7 @@ def test_errors_of_models_have_their_status(grpc_client, number):
 def test_refusals(server, grpc_client):
     before = server.metrics()
     for inputs, model, version, status, text in (
-        (floats(1), "nobody", "", "INVALID_ARGUMENT", "Request for unknown model: 'nobody' is not found"),
+        (floats(1), "nobody", "", "NOT_FOUND", "Request for unknown model: 'nobody' is not found"),
         (floats(1), "identity", "7", "NOT_FOUND", "Request for unknown model: 'identity' version 7 is not found"),
         (
             floats(1),

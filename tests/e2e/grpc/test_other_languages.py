@@ -27,7 +27,7 @@ EXPECTED = {
     "id": "ü",
     "compressed": 4999950000,
     "stream_with_metadata": [[5, GONE]],
-    "unknown_model": [3, UNKNOWN],
+    "unknown_model": [5, UNKNOWN],
     "model_error": [5, GONE],
     "deadline": 4,
     "cancelled": 1,

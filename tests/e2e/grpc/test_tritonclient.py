@@ -184,7 +184,7 @@ def test_datatypes_without_classes(client, datatype):
 
 def test_errors(client):
     one = [tensor("IN", A)]
-    unknown = ("INVALID_ARGUMENT", "Request for unknown model: 'unknown' is not found")
+    unknown = ("NOT_FOUND", "Request for unknown model: 'unknown' is not found")
     assert refusal(client, "unknown", one) == unknown
     assert refusal(client, "versions", one, model_version="2") == (
         "NOT_FOUND",

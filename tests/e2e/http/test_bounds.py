@@ -68,7 +68,7 @@ def test_other_routes_take_more_and_no_more(explicit, path, limit, advice):
         ("/v2/repository/models/identity/load", 503, "explicit model load / unload is not allowed"),
         ("/v2/repository/models/identity/unload", 503, "explicit model load / unload is not allowed"),
         ("/v2/repository/models/identity/traffic", 503, "explicit model load / unload is not allowed"),
-        ("/v2/models/nobody/generate", 400, "Request for unknown model"),
+        ("/v2/models/nobody/generate", 404, "Request for unknown model"),
         ("/v2/models/nobody/trace/setting", 400, "Request for unknown model"),
         ("/v2/systemsharedmemory/region/r/register", 501, "Client shared memory is disabled"),
     ],

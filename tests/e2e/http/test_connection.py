@@ -56,7 +56,7 @@ def test_keep_alive(connect):
         connection.send(head("GET", "/v2/models/identity"))
         assert connection.reply().json["name"] == "identity"
         connection.send(post("/v2/models/unknown/infer", b"{}"))
-        assert connection.reply().status == 400
+        assert connection.reply().status == 404
         connection.send(head("GET", "/nothing"))
         assert connection.reply().status == 404
 
@@ -78,7 +78,7 @@ def test_pipelined_mixture(connect):
         "binary": (binary_infer(2), 200),
         "live": (LIVE, 200),
         "metadata": (head("GET", "/v2/models/identity"), 200),
-        "unknown model": (post("/v2/models/unknown/infer", b"{}"), 400),
+        "unknown model": (post("/v2/models/unknown/infer", b"{}"), 404),
         "bad JSON": (post(PATH, b"{"), 500),
         "unknown path": (post("/nothing", b"with a body"), 404),
         "wrong method": (head("DELETE", "/v2"), 405),
@@ -425,7 +425,7 @@ def test_requests_behind_a_chunked_one(connect, path):
     first = post_chunked(path, [text[:9], text[9:]])
     connection = connect()
     connection.send(first + infer(2) + first + first + LIVE + binary_infer(3) + first)
-    status = {PATH: 200, "/v2": 405}.get(path, 400)
+    status = {PATH: 200, "/v2": 405}.get(path, 404)
     replies = connection.replies(7)
     assert [reply.status for reply in replies] == [status, 200, status, status, 200, 200, status]
     assert (values_of(replies[1]), values_of(replies[5])) == ([2.0], [3.0])
@@ -460,7 +460,7 @@ def test_endless_line_between_chunks(connect):
 EXPECTED = {
     "small infer": (PATH, json.dumps(document(1)).encode(), {}, 200),
     "large infer": (PATH, json.dumps(document(1)).encode() + b" " * 200_000, {}, 200),
-    "unknown model": ("/v2/models/unknown/infer", b"x" * 200_000, {}, 400),
+    "unknown model": ("/v2/models/unknown/infer", b"x" * 200_000, {}, 404),
     "bad header length": (PATH, b"x" * 200_000, {"Inference-Header-Content-Length": "x"}, 400),
     "another route": ("/v2", b"x" * 10, {}, 405),
 }

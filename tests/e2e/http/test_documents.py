@@ -144,6 +144,6 @@ def test_the_environment_of_a_model_on_the_servers_python(server, path):
 @pytest.mark.parametrize("route", ["sandbox", "environment"])
 def test_our_own_routes_refuse_as_the_others_do(server, route):
     reply = server.get(f"/v2/models/unknown/{route}")
-    assert (reply.status, reply.error) == (400, "Request for unknown model: 'unknown' is not found")
+    assert (reply.status, reply.error) == (404, "Request for unknown model: 'unknown' is not found")
     assert server.get(f"/v2/models/identity/versions/9/{route}").status == 404
     assert server.request("POST", f"/v2/models/identity/{route}", b"{}").status == 405

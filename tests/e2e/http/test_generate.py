@@ -258,7 +258,7 @@ REFUSED = {
         400,
         "Keyword 'parameters' for nested schema also given as input tensor name",
     ),
-    "unknown model": ("nobody", {}, 400, "Request for unknown model: 'nobody' is not found"),
+    "unknown model": ("nobody", {}, 404, "Request for unknown model: 'nobody' is not found"),
     "no response": ("repeat", {"IN": 0}, 500, WRONG_COUNT),
     "two responses": ("repeat", {"IN": [2]}, 500, WRONG_COUNT),
     "an error": ("repeat", {"IN": [1, 0]}, 404, "no 0"),
@@ -323,7 +323,7 @@ def test_an_error_after_the_start_is_an_event(server):
 def test_the_first_response_decides_the_status(server):
     reply = generate(server, "repeat", {"IN": [2, 0]}, "generate_stream")
     assert (reply.status, reply.error) == (404, "no 0")
-    for model, document, status in (("nobody", {}, 400), ("tells", b"{", 500), ("tells", {}, 400)):
+    for model, document, status in (("nobody", {}, 404), ("tells", b"{", 500), ("tells", {}, 400)):
         reply = generate(server, model, document, "generate_stream")
         assert (reply.status, reply.headers["content-type"]) == (status, "application/json")
 

@@ -116,8 +116,8 @@ def test_server_id(half, server):
 @pytest.mark.parametrize(
     ("path", "status", "message"),
     [
-        ("unknown", 400, "Request for unknown model: 'unknown' is not found"),
-        ("unknown/versions/1", 400, "Request for unknown model: 'unknown' is not found"),
+        ("unknown", 404, "Request for unknown model: 'unknown' is not found"),
+        ("unknown/versions/1", 404, "Request for unknown model: 'unknown' is not found"),
         ("good/versions/7", 404, "Request for unknown model: 'good' version 7 is not found"),
         (
             "bad",

@@ -136,6 +136,7 @@ MINIMAL_CONFIG = {
     "metric_tags": {},
     "parameters": {},
     "model_warmup": [],
+    "model_transaction_policy": {"decoupled": False},
 }
 
 

@@ -359,7 +359,7 @@ def test_answers_by_protocol_and_code(fresh):
     def answers(protocol, code):
         return fresh.metrics().get(f'pybackend_answers_total{{code="{code}",protocol="{protocol}"}}', 0)
 
-    kinds = [("http", "200"), ("http", "400"), ("http", "404"), ("grpc", "OK"), ("grpc", "INVALID_ARGUMENT")]
+    kinds = [("http", "200"), ("http", "400"), ("http", "404"), ("grpc", "OK"), ("grpc", "NOT_FOUND")]
     before = {kind: answers(*kind) for kind in kinds}
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
     assert fresh.infer("large", body).status == 200
@@ -429,7 +429,7 @@ def test_requests_that_never_reach_the_model_are_counted_apart(fresh):
 def test_requests_without_a_model_are_counted_without_its_name(fresh):
     """Otherwise a client could make any number of series."""
     for number in range(3):
-        assert fresh.infer(f"unknown{number}", b"{}").status == 400
+        assert fresh.infer(f"unknown{number}", b"{}").status == 404
     assert _refused(fresh, "", "unknown_model") == 3
     assert fresh.infer("broken", b"{}").status in {400, 404, 503}
     assert _refused(fresh, "broken", "not_serving") == 1
@@ -472,7 +472,7 @@ def test_a_verbose_line_names_sender_model_and_mistake(tmp_path):
         server.wait_for(
             r"Refused a request for model 'tagged' over http from 127\.0\.0\.1:\d+ \(invalid\): failed to parse"
         )
-        assert server.infer("nobody", b"{}").status == 400
+        assert server.infer("nobody", b"{}").status == 404
         server.wait_for(
             r"Refused a request for model 'nobody' .*\(unknown_model\): Request for unknown model: 'nobody'"
         )

@@ -190,7 +190,7 @@ def test_other_media_types_and_models_are_refused(ask):
     assert "must be application/json or text/csv" in ask("sum", b"PAR1", "application/vnd.apache.parquet", 415)
     assert "UTF-8" in ask("sum", b"{}", "application/json; charset=latin-1", 415)
     assert ask("sum", "a,b\n\xff".encode("latin-1"), "text/csv", 400)["message"].startswith("the body is no CSV")
-    assert ask("nobody", {"inputs": 1}, status=400)["error_code"] == "BAD_REQUEST"
+    assert ask("nobody", {"inputs": 1}, status=404)["error_code"] == "RESOURCE_DOES_NOT_EXIST"
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_names_may_be_percent_encoded(server, name):
 def test_odd_names_are_just_unknown(server, name):
     """On both ways, the protocol's own and ASGI's, and never with a traceback."""
     for reply in (server.infer(name, b"{}"), server.get(f"/v2/models/{name}")):
-        assert reply.status == 400
+        assert reply.status == 404
         assert reply.error.startswith("Request for unknown model: '")
 
 
@@ -165,8 +165,30 @@ def test_openapi_describes_the_routes(server):
     }
     infer = paths["/v2/models/{model_name}/infer"]["post"]
     assert set(infer["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
-    assert {"200", "400", "404", "500", "503"} <= set(infer["responses"])
+    for path, operations in paths.items():
+        for operation in operations.values():
+            assert {"200", "400", "404", "500", "503"} <= set(operation["responses"]), path
+    stream = paths["/v2/models/{model_name}/generate_stream"]["post"]["responses"]["200"]["content"]
+    events = stream["text/event-stream"]["schema"]["description"]
+    assert 'event `data: {"error": "..."}` for a response that fails' in events
     assert "Inference-Header-Content-Length" in {parameter["name"] for parameter in infer["parameters"]}
+
+
+@pytest.mark.spec("srv-H36")
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v2/trace/setting", "GET, POST"),
+        ("DELETE", "/v2/models/identity/trace/setting", "GET, POST"),
+        ("PUT", "/v2/logging", "GET, POST"),
+        ("PUT", "/v2/repository/models/identity/traffic", "GET, POST"),
+        ("POST", "/v2/models/identity/config", "GET"),
+        ("GET", "/v2/models/identity/infer", "POST"),
+    ],
+)
+def test_a_wrong_method_is_told_all_right_ones(server, method, path, allowed):
+    reply = server.request(method, path)
+    assert (reply.status, reply.headers["allow"]) == (405, allowed)
 
 
 def test_each_model_has_an_example_that_it_takes(server):

@@ -15,7 +15,7 @@ import pytest
 
 import pybackend
 from tests.support.gates import Gate, wait_until
-from tests.support.repositories import copy_model, tensors, write_model
+from tests.support.repositories import copy_model, identity_config, tensors, write_model
 from tests.support.streams import function, write_streams
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spec("srv-P14")]
@@ -39,6 +39,14 @@ class TritonPythonModel:
 """
 
 
+_REPEATS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        size = int(requests[0].inputs()[0].as_numpy()[0])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(size, n, np.int32)) for n in (1, 2)])]
+"""
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("repository")
@@ -47,6 +55,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = f'backend: "python"\ninput [ {inputs} ]\noutput [ {outputs} ]\ninstance_group {{ kind: KIND_CPU }}'
     write_model(repository, "echo", _ECHO, config)
     write_streams(repository, "streams")
+    write_model(repository, "repeats", _REPEATS, identity_config("TYPE_INT32"))
     copy_model(repository, "countdown_to")
     return repository
 
@@ -169,13 +178,19 @@ def test_threads_that_read_the_same_responses_all_end(server: pybackend.Server) 
     assert [each.final for each in found].count(True) == 1
 
 
+@pytest.mark.parametrize("size", [1, 300_000], ids=["small", "copied by a thread"])
+def test_of_several_outputs_of_one_name_the_first_counts(server: pybackend.Server, size: int) -> None:
+    response = server.model("repeats").infer(inputs={"IN": np.array([size], np.int32)}).response
+    assert (np.asarray(response.outputs["OUT"]) == 1).all()
+
+
 def test_an_unknown_model_is_an_error(server: pybackend.Server) -> None:
     responses = server.model("nothing").infer(inputs={})
     for _ in range(2):
-        with pytest.raises(pybackend.InvalidArgumentError, match="unknown model: 'nothing' is not found"):
+        with pytest.raises(pybackend.NotFoundError, match="unknown model: 'nothing' is not found"):
             _ = responses.response
     (response,) = server.model("nothing").infer(raise_on_error=False)
-    assert isinstance(response.error, pybackend.InvalidArgumentError)
+    assert isinstance(response.error, pybackend.NotFoundError)
 
 
 def test_a_decoupled_model_answers_as_an_iterator(server: pybackend.Server) -> None:
@@ -335,6 +350,7 @@ def test_the_facts_about_server_and_models(server: pybackend.Server) -> None:
     assert {key: model.state for key, model in server.models().items()} == {
         ("countdown_to", 1): "READY",
         ("echo", 1): "READY",
+        ("repeats", 1): "READY",
         ("streams", 1): "READY",
     }
     model = server.model("countdown_to")

@@ -388,7 +388,8 @@ def test_a_model_that_dies(server, lab):
     [
         pytest.param(
             "call('nobody', IN=[1])",
-            "Model nobody - Error when running inference: Request for unknown model: 'nobody' is not found",
+            "Model nobody - Error when running inference: Failed for execute the inference request. Model 'nobody' is not "
+            "ready. Request for unknown model: 'nobody' is not found",
             id="unknown_model",
         ),
         pytest.param(
@@ -443,7 +444,8 @@ def test_a_model_that_dies(server, lab):
         ),
         pytest.param(
             "call('versions', IN=[1], model_version=2)",
-            "Model versions - Error when running inference: Request for unknown model: 'versions' version 2 is not found",
+            "Model versions - Error when running inference: Failed for execute the inference request. Model 'versions' is "
+            "not ready. Request for unknown model: 'versions' version 2 is not found",
             id="unknown_version",
         ),
         pytest.param(
@@ -482,7 +484,10 @@ def test_the_same_errors_through_an_iterator(lab):
     """
     unknown, wrong, double = lab(code)
     assert [len(unknown), len(wrong)] == [1, 1]
-    assert unknown[0][1].startswith("Model nobody - Error when running inference: Request for unknown model")
+    assert unknown[0][0] == "INTERNAL"
+    assert unknown[0][1].startswith(
+        "Model nobody - Error when running inference: Failed for execute the inference request."
+    )
     assert wrong[0] == ["INVALID_ARG", "failure 3"]
     assert double == [{"OUT": [6]}]
 

@@ -147,7 +147,9 @@ def test_errors_among_results(lab):
     refused, doubled, unknown, wrong, decoupled = lab(code)
     assert refused == ["UNAVAILABLE", "not today"]
     assert doubled == {"OUT": [2]}
-    assert unknown[1].startswith("Model nobody - Error when running inference: Request for unknown model: 'nobody'")
+    assert unknown[1].startswith(
+        "Model nobody - Error when running inference: Failed for execute the inference request."
+    )
     assert wrong[1].startswith("Model double - Error when running inference: unexpected inference input 'X'")
     assert decoupled[1].startswith("Model repeat is using the decoupled.")
 

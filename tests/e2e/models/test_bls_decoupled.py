@@ -407,7 +407,7 @@ def test_a_model_that_answers_once_in_a_coroutine(coroutines):
     """
     doubled, (unknown,) = coroutines(code)
     assert doubled == [[8]]
-    assert unknown.startswith("Model nobody - Error when running inference: Request for unknown model: 'nobody'")
+    assert unknown.startswith("Model nobody - Error when running inference: Failed for execute the inference request.")
 
 
 def test_many_streams_at_once(coroutines):

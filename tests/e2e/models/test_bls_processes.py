@@ -375,7 +375,9 @@ def test_errors_in_forks(forks):
     return forked(run)
     """
     unknown, missing, *by_code, decoupled = forks(code)
-    assert unknown[1].startswith("Model nobody - Error when running inference: Request for unknown model: 'nobody'")
+    assert unknown[1].startswith(
+        "Model nobody - Error when running inference: Failed for execute the inference request."
+    )
     assert "expected 1 inputs but got 0 inputs for model 'double'" in missing[1]
     assert by_code == [["NOT_FOUND", "on purpose"], ["CANCELLED", "on purpose"]]
     assert decoupled[1].startswith("Model repeat is using the decoupled.")

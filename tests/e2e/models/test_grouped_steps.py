@@ -53,7 +53,10 @@ class TritonPythonModel:
             while not request.is_cancelled():
                 time.sleep(0.001)
             (Path(__file__).parent / "cancelled").touch()
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", result), pb_utils.Tensor("SIDE", result * 2)])]
+        outputs = [pb_utils.Tensor("OUT", result), pb_utils.Tensor("SIDE", result * 2)]
+        if what == "repeat":
+            outputs.append(pb_utils.Tensor("OUT", result * 3))
+        return [pb_utils.InferenceResponse(outputs)]
 """
 CALLS = """
 class TritonPythonModel:
@@ -167,6 +170,11 @@ def test_tensors_that_several_use(server, data):
         assert (ask(server, "given", data)["OUT"] == data + 1 + data + 1).all()
         assert (ask(server, "fork", data)["OUT"] == data + 2 + data + 2 + 1).all()
         assert infer(server, "skips", {"IN": data}, outputs=[{"name": "x"}])["x"].tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("step", ["a", "b", "c"])
+def test_of_several_outputs_of_one_name_the_first_counts(server, step):
+    assert (ask(server, "chain", SMALL, parameters={step: "repeat"})["OUT"] == SMALL + 3).all()
 
 
 def test_requests_at_the_same_time(server):

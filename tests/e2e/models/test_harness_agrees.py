@@ -211,7 +211,8 @@ def test_requests_that_do_not_fit(server, harnesses, model, inputs):
         ),
         (
             "r = call('nobody')",
-            "Model nobody - Error when running inference: Request for unknown model: 'nobody' is not fou",
+            "Model nobody - Error when running inference: Failed for execute the inference request. Model 'nobody' is not "
+            "ready. Request for unknown model: 'nobody' is not fou",
         ),
         (
             "r = call('repeat', IN=ones)",

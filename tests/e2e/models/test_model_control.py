@@ -168,7 +168,7 @@ def versions(server, model="target"):
 
 @pytest.mark.spec("pb-O01")
 def test_load_and_unload(server, ask):
-    assert versions(server) in {400, 404}
+    assert versions(server) == 404
     said = ask("""
         said = [pb_utils.load_model("target")]
         said += [pb_utils.is_model_ready("target", version) for version in ("", "2", "3", "4")]
@@ -250,8 +250,6 @@ def test_files_in_place_of_a_directory(server, ask, size):
         ("load_model, 'm', '{}', {'1/model.py': b''}", "load model: {}unrecognized load parameter '1/model.py'."),
         ("load_model, 'm', 'x' * 20_000_000", "load model: {}the configuration, or the list of files, is too long: "),
         ("load_model, 'm', '{}', {'file:' + 'x' * 2_000_000: b''}", "load model: {}failed to load 'm', failed to poll"),
-        ("is_model_ready, 'gone'", "check model readiness: {}Request for unknown model: 'gone' is not found"),
-        ("is_model_ready, 'gone', '1'", "check model readiness: {}Request for unknown model: 'gone' is not found"),
         (
             "is_model_ready, 'laboratory', 'x'",
             "check model readiness: {}failed to get model version from specified version string 'x'",
@@ -388,7 +386,7 @@ def test_models_of_the_start_cannot_load_others_in_initialize(tmp_path):
     assert heard["load_model"].startswith(
         "Failed to load model: Failed to process the request for model 'first_0', message: the server is still starting"
     )
-    assert "Request for unknown model: 'second' is not found" in heard["is_model_ready"]
+    assert heard["is_model_ready"] == "False"
 
 
 def test_where_models_cannot_be_controlled(server, ask):

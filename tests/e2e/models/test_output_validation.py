@@ -3,8 +3,10 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
+from pybackend.client import Client
 from tests.support.log_lines import log_lines
 from tests.support.repositories import write_model
 from tests.support.served import served
@@ -18,12 +20,15 @@ OUTPUTS = [
     lambda: pb_utils.Tensor("OUT", np.zeros(4, np.float32)),
     lambda: pb_utils.Tensor("OUT", np.zeros((2, 4), np.float32)),
     lambda: pb_utils.Tensor("OTU", np.zeros((1, 4), np.float32)),
+    *[lambda value=value: pb_utils.Tensor("OUT", np.full((1, 4), value, np.float32)) for value in (1, 2, 3)],
 ]
 
 class TritonPythonModel:
     def execute(self, requests):
         chosen = [int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0, 0]) for request in requests]
-        return [pb_utils.InferenceResponse([output() for output in OUTPUTS[number : number + 1]]) for number in chosen]
+        # What follows the sixth one comes with it; behind the last one there is none.
+        chosen_outputs = [OUTPUTS[6:] if number == 6 else OUTPUTS[number : number + 1] for number in chosen]
+        return [pb_utils.InferenceResponse([output() for output in outputs]) for outputs in chosen_outputs]
 """
 
 DECOUPLED = """
@@ -42,9 +47,8 @@ class TritonPythonModel:
         for request in requests:
             call = pb_utils.InferenceRequest(
                 model_name=TARGET, inputs=request.inputs(), requested_output_names=["OUT"])
-            answers = call.exec(decoupled=True)
-            [answer for answer in answers]
-        value = pb_utils.Tensor("OUT", np.zeros((1, 4), np.float32))
+            answers = [pb_utils.get_output_tensor_by_name(answer, "OUT") for answer in call.exec(decoupled=True)]
+        value = pb_utils.Tensor("OUT", answers[-1].as_numpy().astype(np.float32))
         return [pb_utils.InferenceResponse([value]) for _ in requests]
 """
 
@@ -68,15 +72,16 @@ parameters {{ key: "VALIDATE_OUTPUTS" value: {{ string_value: "{switch}" }} }}
 """
 
 
-@served()
+@served(flags=("--allow-mlflow",))
 def server(repository):
     for switch in ("yes", "no"):
         write_model(repository, f"validates_{switch}", MODEL, CONFIG.format(switch=switch))
     config = CONFIG.format(switch="no")
-    for name in ("warned", "step", "twins", "rankless"):
+    for name in ("warned", "step", "twins", "rankless", "several"):
         write_model(repository, name, MODEL, config + ("instance_group { count: 2 }" if name == "twins" else ""))
     write_model(repository, "decoupled", DECOUPLED, config + "model_transaction_policy { decoupled: true }")
     write_model(repository, "calls", f'TARGET = "decoupled"\n{CALLS}', config)
+    write_model(repository, "calls_several", f'TARGET = "several"\n{CALLS}', config)
     write_model(repository, "ensemble", None, ENSEMBLE)
 
 
@@ -131,8 +136,8 @@ def test_an_unknown_output_is_dropped_or_refused(server):
 
 @pytest.mark.spec("pb-E08")
 def test_a_response_without_outputs_is_passed_on_or_refused(server):
-    assert ask(server, "validates_no", 6).json["outputs"] == []
-    refused = ask(server, "validates_yes", 6)
+    assert ask(server, "validates_no", 9).json["outputs"] == []
+    refused = ask(server, "validates_yes", 9)
     assert (refused.status, refused.error) == (500, "model 'validates_yes' returned none of its outputs: OUT")
 
 
@@ -165,3 +170,26 @@ def test_outputs_of_streams_and_calls_are_warned_of(server):
 def test_outputs_of_ensembles_steps_are_warned_of(server):
     ask(server, "ensemble", 5)
     assert warnings_of(server, "step", "OTU") == list(MISNAMED)
+
+
+@pytest.mark.spec("pb-E08")
+def test_several_outputs_of_one_name(server):
+    """Clients of infer get all of them, as from the reference; everything that takes one takes the first."""
+    for _ in range(3):
+        outputs = ask(server, "several", 6).json["outputs"]
+        assert [(output["name"], output["data"]) for output in outputs] == [("OUT", [value] * 4) for value in (1, 2, 3)]
+    text = "'OUT' 3 times in one response. Clients of infer get all of them, and whatever takes one output takes the first. "
+    assert warnings_of(server, "several", "3 times") == [text + ADVICE]
+    refused = ask(server, "validates_yes", 6)
+    assert (refused.status, refused.error) == (
+        500,
+        "model 'validates_yes' returned output 'OUT' 3 times in one response",
+    )
+    for model in ("ensemble", "calls_several"):
+        assert [output["data"] for output in ask(server, model, 6).json["outputs"]] == [[1] * 4]
+    assert server.request("POST", "/v2/models/several/generate", {"IN": 6}).json["OUT"] == [1] * 4
+    rows = {"inputs": {"IN": [6]}}
+    assert server.request("POST", "/v2/models/several/invocations", rows).json == {"predictions": [[1] * 4]}
+    for url in (server.url, f"grpc://{server.grpc_url}"):
+        with Client(url) as client:
+            assert client("several").infer(IN=np.int32([[6]]))["OUT"].tolist() == [[1] * 4]

@@ -37,7 +37,7 @@ SAMPLES = """
 model_warmup {
   name: "three of zero" batch_size: 3 count: 2
   inputs { key: "A" value { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } }
-  inputs { key: "S" value { data_type: TYPE_STRING dims: [ 2 ] zero_data: true } }
+  inputs { key: "S" value { data_type: TYPE_STRING dims: [ 2 ] zero_data: false } }
 }
 model_warmup {
   name: "skipped" batch_size: 0
@@ -46,7 +46,7 @@ model_warmup {
 }
 model_warmup {
   name: "random" batch_size: 1
-  inputs { key: "A" value { data_type: TYPE_FP32 dims: [ 5000 ] random_data: true } }
+  inputs { key: "A" value { data_type: TYPE_FP32 dims: [ 5000 ] random_data: false } }
   inputs { key: "S" value { data_type: TYPE_STRING dims: [ 2 ] random_data: true } }
 }
 model_warmup {

@@ -290,6 +290,31 @@ def test_without_explicit_control(tmp_path):
         assert index(server) == [{"name": "a", "version": "1", "state": "READY"}, {"name": "b"}]
 
 
+@pytest.mark.spec("srv-H24")
+def test_models_that_wait_for_their_first_load_have_only_a_name(tmp_path):
+    held = (
+        telling(1)
+        + """
+    def initialize(self, args):
+        pass_gate(args["model_repository"], "initialize")
+"""
+    )
+    gates = {name: Gate(write_model(tmp_path, name, GATE + held, CONFIG), "initialize") for name in ("a", "b")}
+    with serving(tmp_path, flags=("--model-load-thread-count=1",), ready=False) as server:
+        wait_until(lambda: any(gate.arrivals for gate in gates.values()), "no model begins to load")
+        first, second = sorted(gates, key=lambda name: not gates[name].arrivals)
+        rows = [{"name": first, "version": "1", "state": "LOADING"}, {"name": second}]
+        assert sorted(index(server), key=len, reverse=True) == rows
+        with grpc_client.InferenceServerClient(server.grpc_url) as client:
+            expected = {(first, "1"): ("LOADING", ""), (second, ""): ("", "")}
+            assert as_rows(client.get_model_repository_index()) == expected
+        assert server.metrics()[f'pybackend_model_ready{{model="{second}",state="LOADING",version=""}}'] == 0
+        for gate in gates.values():
+            gate.open()
+        server.wait_until("/v2/health/ready", 200)
+        assert {row["state"] for row in index(server)} == {"READY"}
+
+
 @pytest.mark.spec("srv-R02")
 def test_a_name_in_two_repositories(tmp_path):
     for repository in ("one", "two"):

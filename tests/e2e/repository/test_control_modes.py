@@ -43,7 +43,7 @@ def test_explicit_mode_loads_nothing_and_is_ready(repository):
         server.wait_for("No model is loaded at start")
         assert server.stub_pids() == []
         reply = server.get("/v2/models/a")
-        assert (reply.status, reply.error) == (400, "Request for unknown model: 'a' is not found")
+        assert (reply.status, reply.error) == (404, "Request for unknown model: 'a' is not found")
         assert server.stop() == 0
 
 

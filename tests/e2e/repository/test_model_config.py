@@ -272,7 +272,7 @@ WRONG = {
     "open_brace": ('backend: "python"\ninput [ {', PARSE + "line 2, column"),
     "open_quote": ('backend: "python', PARSE + "line 1, column"),
     "given_twice": (more("max_batch_size: 1 max_batch_size: 2"), PARSE + "line 5, column"),
-    "no_utf8": (b'backend: "\xff"', PARSE + "byte 10 is not UTF-8"),
+    "no_utf8": (b'backend: \xff', PARSE + "line 1, column 10: There is a byte that is not UTF-8; save the file as UTF-8"),
     "other_name": (more('name: "another"'), "unexpected directory name 'other_name' for model 'another', directory name"
                    " must equal model name"),
     "negative_batch": (more("max_batch_size: -1"), "'max_batch_size' must be non-negative value for negative_batch"),
@@ -361,7 +361,7 @@ def test_name_mismatch(wrong, status_of):
     )
     # Neither name is served.
     assert server.get("/v2/models/other_name").status == 404
-    assert server.get("/v2/models/another").status == 400
+    assert server.get("/v2/models/another").status == 404
 
 
 def test_no_traceback_for_any_of_them(wrong):

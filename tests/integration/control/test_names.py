@@ -60,12 +60,12 @@ class TestReadiness:
     def test_of_versions(self, loaded, version, ready):
         engine, run = loaded
         assert run(engine.is_ready_by_name("a", version)) is ready
+        assert run(engine.is_ready_by_name("never_loaded", version)) is False
 
     @pytest.mark.parametrize(
         ("name", "version", "message"),
         [
-            ("b", "", "Request for unknown model: 'b' is not found"),
-            ("b", "1", "Request for unknown model: 'b' is not found"),
+            ("b", "x", "failed to get model version from specified version string 'x'"),
             ("a", "x", "failed to get model version from specified version string 'x'"),
             ("a", "1.0", "failed to get model version from specified version string '1.0'"),
             ("a", "-1", "invalid model version specified '-1' , version should be an integral value > 0"),

@@ -58,7 +58,9 @@ def engine_and_run(tmp_path_factory, request):
         "for first in range(0, 1 << 40, 1000):\n"
         "    stub.send(*[(CALL, first + n, 'never', -1, False, 0, [], [], None, []) for n in range(1000)])"
     )
-    scripts["asks without reading"] = script("while True:\n    stub.send(*[(IS_MODEL_READY, 1, 'n' * 1000, '')] * 100)")
+    scripts["asks without reading"] = script(
+        "while True:\n    stub.send(*[(IS_MODEL_READY, 1, 'n', 'v' * 1000)] * 100)"
+    )
     scripts["descriptors"] = script(
         "import socket\n"
         "try:\n    socket.send_fds(stub.socket, [struct.pack('<II', 2, 0) + b'[]'], [0, 1, 2])\n"

@@ -189,7 +189,7 @@ def test_refusals_have_their_status(ask):
         return found
 
     assert ask(scenario) == [
-        ("INVALID_ARGUMENT", "Request for unknown model: 'nobody' is not found"),
+        ("NOT_FOUND", "Request for unknown model: 'nobody' is not found"),
         (
             "INVALID_ARGUMENT",
             "[request id: 5] inference input 'IN' data-type is 'INT32', but model 'numbers' expects 'FP32'",

@@ -14,7 +14,8 @@ from typing import Any
 
 from pybackend.engine.admission import Sender
 from pybackend.engine.engine import InferenceEngine
-from pybackend.errors import ErrorCode, InferenceError, NotServingError
+from pybackend.errors import AmbiguousModelError, ErrorCode, InferenceError, NotServingError, UnknownModelError
+from pybackend.frontend.calls.not_ready import not_ready
 from pybackend.frontend.calls.open_bytes import OpenBytes, call_bytes
 from pybackend.frontend.calls.other_servers import CallAdmission, OtherServers
 from pybackend.inference.pending import PendingRequest, RunningExecution
@@ -281,7 +282,7 @@ class ModelCalls:
             admission = call.admission
             assert admission is not None
             if admission.has_is_ready and not await admission.is_ready():
-                raise _not_ready(admission.model_name)
+                raise not_ready(admission.model_name)
             for place, data in zip(call.message.inputs, call.inputs, strict=True):
                 tensor = call.allocate(place)
                 inputs.append(tensor)
@@ -306,8 +307,10 @@ class ModelCalls:
             name = self._names.known(name, caller.namespace)
         try:
             return self._engine.open(name, version, _TAKES_STREAM if message.decoupled else _TAKES_ONE)
-        except NotServingError as error:
-            raise _not_ready(message.model_name, error.message) from None
+        except AmbiguousModelError:
+            raise
+        except (UnknownModelError, NotServingError) as error:
+            raise not_ready(message.model_name, error) from None
 
     def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
         message, admission = call.message, call.admission
@@ -333,7 +336,7 @@ class ModelCalls:
         try:
             call.pending = admission.submit(request, lambda response: self._on_response(call, response))
         except NotServingError as error:
-            raise _not_ready(message.model_name, error.message) from None
+            raise not_ready(message.model_name, error) from None
         call.let_go()
         if message.execution:
             self._turn.soon(partial(self._on_queued, call))
@@ -457,8 +460,3 @@ def _release(caller: CallingStub, leases: Sequence[ArenaLease | None]) -> None:
         if lease is not None:
             caller.inputs.take_back(lease)
             lease.release()
-
-
-def _not_ready(name: str, reason: str = "") -> InferenceError:
-    text = f"Failed for execute the inference request. Model '{name}' is not ready."
-    return InferenceError(f"{text} {reason}" if reason else text, ErrorCode.UNAVAILABLE)

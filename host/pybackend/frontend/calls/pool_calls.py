@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pybackend.errors import ErrorCode, InferenceError, ServerError
+from pybackend.errors import ErrorCode, InferenceError, ServerError, UnknownModelError
+from pybackend.frontend.calls.not_ready import not_ready
 from pybackend.frontend.calls.other_servers import OtherServersMaker
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.inference.pending import PendingRequest, RunningExecution
@@ -56,6 +57,9 @@ _OPTIONS = (
 )
 _BROKEN = ("socket closed", "connection reset", "broken pipe", "goaway", "recvmsg", "keepalive", "rst_stream")
 """Words of gRPC about a call whose connection ended."""
+
+_UNKNOWN = "Request for unknown model: "
+"""Words of the refusal of a server that has no such model or version."""
 
 _STOPPING = "Server is stopping"
 """Words of the refusal of a server that ends."""
@@ -122,6 +126,8 @@ class PoolCalls:
     def failure(self, model: str, error: grpc.aio.AioRpcError) -> InferenceError:
         """The error of a call that failed: that of the server, or that of the way to it."""
         text, code = error.details() or "", CODES.get(error.code().name, ErrorCode.UNAVAILABLE)
+        if code is ErrorCode.NOT_FOUND and text.startswith(_UNKNOWN):
+            return not_ready(model, UnknownModelError(text))
         if code is ErrorCode.UNAVAILABLE:
             pool = self._pools.of(model)
             if "failed to connect" in text.lower():

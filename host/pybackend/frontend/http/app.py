@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from pybackend import __version__
 from pybackend.engine.answers import RefusalReason
@@ -74,11 +75,14 @@ def make_app(frontend: InferFrontend, apis: Apis | None = None) -> FastAPI:
         if error.status_code == HTTPStatus.NOT_FOUND:
             of_api = apis.advice(request.scope["path"])
             advice = advice if of_api is None else of_api
+        headers = error.headers
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = {"allow": ", ".join(_methods(app, request))}
         path = request.scope.get("raw_path") or request.url.path.encode()
         message = f"{request.method} {path.decode('latin-1')}: {error.detail}"
         engine.refusals.add(HTTP_CLIENT.protocol, RefusalReason.UNKNOWN_ROUTE, message, sender=client_address(request))
         body = apis.error_body(request.scope["path"], error.detail + advice, error.status_code)
-        return Response(body, error.status_code, headers=error.headers, media_type=_JSON)
+        return Response(body, error.status_code, headers=headers, media_type=_JSON)
 
     async def unexpected_error(request: Request, _error: Exception) -> Response:
         # The mistake of the server's own is logged by the server that runs the application.
@@ -105,6 +109,17 @@ def make_app(frontend: InferFrontend, apis: Apis | None = None) -> FastAPI:
         return RedirectResponse(documentation.PAGE)
 
     return app
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """The methods of all routes with a request's path: each route knows its own only."""
+    found = {
+        method
+        for route in app.routes
+        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return sorted(found)
 
 
 def _add_health(app: FastAPI, engine: InferenceEngine) -> None:

@@ -27,7 +27,14 @@ _WRONG_COUNT = (
 )
 
 _OBJECT = {"schema": {"type": "object", "description": "members are inputs, outputs or parameters, by their names"}}
-_EVENTS = {"schema": {"type": "string", "description": "an event `data: {...}` for each response"}}
+_EVENTS = {
+    "schema": {
+        "type": "string",
+        "description": "an event `data: {...}` for each response, whose members are outputs and parameters by their names, and an "
+        'event `data: {"error": "..."}` for a response that fails after the first',
+    },
+    "example": 'data: {"model_name":"story","model_version":"1","text_output":"there"}\n\n',
+}
 
 
 def add(app: FastAPI, frontend: InferFrontend) -> None:

@@ -33,6 +33,7 @@ _BODY = {
     },
     _CSV: {"schema": {"type": "string"}},
 }
+_ERROR = object_schema(error_code={"type": "string"}, message={"type": "string"})
 _ANSWER = {"description": "the predictions", "content": {_JSON: {"schema": object_schema(predictions={})}}}
 
 
@@ -58,7 +59,7 @@ def add(app: FastAPI, frontend: InferFrontend) -> None:
 
     for path in ("/invocations", f"{MODEL}/invocations", f"{VERSION}/invocations"):
         summary = "Predict as MLflow's server does"
-        add_route(app, "POST", path, "mlflow", summary, invocations, body=_BODY, answers=_ANSWER)
+        add_route(app, "POST", path, "mlflow", summary, invocations, body=_BODY, answers=_ANSWER, errors=_ERROR)
     for path in ("/ping", "/health"):
         add_route(app, "GET", path, "mlflow", "Should clients send requests?", ping)
     add_route(app, "GET", "/version", "mlflow", "The server's version", version)

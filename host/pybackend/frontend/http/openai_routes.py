@@ -58,9 +58,25 @@ _PIECE_BYTES = 100
 _T = TypeVar("_T")
 
 _MODEL_MEMBER = {"model": {"type": "string"}}
-_CHAT = object_schema("model", "messages", **_MODEL_MEMBER, messages={"type": "array", "items": {"type": "object"}})
-_COMPLETION = object_schema("model", "prompt", **_MODEL_MEMBER, prompt={"type": "string"})
+_STREAM_MEMBER = {"stream": {"type": "boolean", "description": "true for events"}}
+_CHAT = object_schema(
+    "model", "messages", **_MODEL_MEMBER, **_STREAM_MEMBER, messages={"type": "array", "items": {"type": "object"}}
+)
+_COMPLETION = object_schema("model", "prompt", **_MODEL_MEMBER, **_STREAM_MEMBER, prompt={"type": "string"})
 _EMBEDDING = object_schema("model", "input", **_MODEL_MEMBER, input={"type": "string"})
+_CHUNKS = {
+    "schema": {
+        "type": "string",
+        "description": 'with `stream`: an event `data: {...}` for each chunk, `data: {"error": {...}}` if the model fails after the '
+        "first one, and `data: [DONE]` at the end",
+    }
+}
+_TEXTS = {
+    "description": "the texts",
+    "content": {_JSON: {"schema": {"type": "object"}}, "text/event-stream": _CHUNKS},
+}
+_ERROR_MEMBERS = {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")}
+_ERROR = object_schema(error=object_schema(**_ERROR_MEMBERS))
 
 
 def add(app: FastAPI, frontend: InferFrontend, prefixes: Sequence[str]) -> None:
@@ -75,7 +91,9 @@ def add(app: FastAPI, frontend: InferFrontend, prefixes: Sequence[str]) -> None:
             ("GET", "models/{model_name:path}", "A model that OpenAI's routes serve", routes.model, None),
         ):
             body = None if schema is None else {_JSON: {"schema": schema}}
-            add_route(app, method, prefix + path, "openai", summary, _in_openai_form(answer), body=body)
+            answers = _TEXTS if path.endswith("completions") else None
+            route = _in_openai_form(answer)
+            add_route(app, method, prefix + path, "openai", summary, route, body=body, answers=answers, errors=_ERROR)
 
 
 def _in_openai_form(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

@@ -25,11 +25,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
-_ERROR = {
-    "description": "the mistake and how to correct it",
-    "content": {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}},
-}
-_ERRORS = dict.fromkeys(("400", "404", "500", "501", "503"), _ERROR)
+_DOCUMENT = {"description": "a JSON document", "content": {"application/json": {"schema": {}}}}
+_REFUSALS = ("400", "404", "500", "501", "503")
 
 MODEL = "/v2/models/{model_name}"
 VERSION = MODEL + "/versions/{version:digits}"
@@ -99,6 +96,7 @@ def add_route(
     body: Mapping[str, Any] | None = None,
     body_required: bool = True,
     answers: Mapping[str, Any] | None = None,
+    errors: Mapping[str, Any] | None = None,
     parameters: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Add a route, with its part of the OpenAPI document.
@@ -106,8 +104,8 @@ def add_route(
     Handlers take the raw request: building validators for a name and a number would cost more than the rest of the
     application's start.
 
-    ``body`` is the content of a request by media type, ``answers`` the successful ones of an answer; ``parameters`` are those
-    beside the path's.
+    ``body`` is the content of a request by media type, ``answers`` the successful answer, a JSON document if it is not given, and
+    ``errors`` the schema of the others; ``parameters`` are those beside the path's.
     """
     described = [
         {"name": part.strip("{}").partition(":")[0], "in": "path", "required": True, **description}
@@ -117,8 +115,11 @@ def add_route(
     openapi: dict[str, Any] = {"parameters": [*described, *parameters]}
     if body is not None:
         openapi["requestBody"] = {"required": body_required, "content": body}
-    if answers is not None:
-        openapi["responses"] = {"200": answers, **_ERRORS}
+    refusal = {
+        "description": "the mistake and how to correct it",
+        "content": {"application/json": {"schema": errors or object_schema(error={"type": "string"})}},
+    }
+    openapi["responses"] = {"200": answers or _DOCUMENT, **dict.fromkeys(_REFUSALS, refusal)}
     app.add_api_route(
         path,
         answer,

@@ -116,7 +116,7 @@ class MetricsApp:
     def _readiness(self) -> Iterator[Sample]:
         for row, version in self._engine.figures.known():
             if version is None:
-                labels = {"model": row.name, "version": "", "state": row.state}
+                labels = {"model": row.name, "version": "", "state": row.state or "LOADING"}
                 yield "", labels_text(labels | ({"namespace": row.namespace} if row.namespace else {})), 0
             else:
                 state = "UNLOADED" if version.was_unloaded else row.state

@@ -168,12 +168,11 @@ def take_outputs(
     made = 0
     for output in response.outputs:
         name = names.get(output.name)
-        if name is None:
+        if name is None or name in tensors:  # of several outputs of one name, the first counts
             continue
-        if name not in tensors:
-            made += 1
-            if memory is not None:
-                memory.uses += plan.uses(name)
+        made += 1
+        if memory is not None:
+            memory.uses += plan.uses(name)
         tensors[name] = EnsembleTensor(
             output.datatype, output.shape, output.data, memory, batched, chain, None, correlation
         )

@@ -41,7 +41,7 @@ def test_the_effective_document_of_a_minimal_model(make_model: MakeModel) -> Non
         '"gather_kernel_buffer_threshold":0,"eager_batching":false},"instance_group":[{"name":"m","kind":"KIND_CPU",'
         '"count":1,"gpus":[],"secondary_devices":[],"profile":[],"passive":false,"host_policy":""}],'
         '"default_model_filename":"model.py","cc_model_filenames":{},"metric_tags":{},"parameters":{},'
-        '"model_warmup":[]}'
+        '"model_warmup":[],"model_transaction_policy":{"decoupled":false}}'
     )
     assert config.to_json() == expected
     assert json.loads(expected) == config.document

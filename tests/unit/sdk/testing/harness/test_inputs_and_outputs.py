@@ -197,6 +197,15 @@ def test_output_names(execute):
     )
 
 
+def test_several_outputs_of_one_name(execute):
+    body = "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.float32([n])) for n in (1, 2, 3)])]"
+    _wrong(
+        execute(body),
+        "model 'm' returned output 'OUT' 3 times in one response: whatever takes one output takes the first.",
+        IN=[1],
+    )
+
+
 def test_output_datatype_and_shape(execute):
     harness = execute(_model("", OUT="np.zeros((2, 3))"), configuration(outputs="FP32 2 2"))
     _wrong(
