@@ -324,6 +324,7 @@ FLAGS = {
     "--metrics-config": ("metrics.summary_latencies", False, "summary_latencies=true", True),
     "--id": ("server_id", "triton", "mine", "mine"),
     "--exit-timeout-secs": ("models.exit_timeout_s", 30, "0", 0),
+    "--exit-keepalive-secs": ("exit_keepalive_s", 3, "0", 0),
     "--log-verbose": ("log.verbose_level", 0, "2", 2),
     "--log-info": ("log.info", True, "FALSE", False),
     "--log-warning": ("log.warning", True, "Off", False),
