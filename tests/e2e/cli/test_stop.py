@@ -177,15 +177,15 @@ def test_a_kept_connection_has_one_more_request(repository, model):
     body = json.dumps(BODY).encode()
     with serving(repository, flags=("--exit-keepalive-secs=60",)) as server:
         connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(4)]
-        used, unused, begun, probe = connections
+        unused, begun, probe, used = connections
         for connection in connections:
             connection.connect()
-        for connection in (used, probe):
-            connection.request("GET", "/v2/health/live")
-            connection.getresponse().read()
         begun.putrequest("POST", "/v2/models/gated/infer")
         begun.putheader("Content-Length", str(len(body)))
         begun.endheaders(body[:-1])
+        for connection in (probe, used):  # the last one is accepted after the others
+            connection.request("GET", "/v2/health/live")
+            connection.getresponse().read()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(r"Clients have 4 open connections: what still comes is answered, for \d+ s at most\.")
         probe.request("GET", "/v2/health/ready")
