@@ -42,7 +42,6 @@ _APIS = installed_apis()
 """They are loaded before the process is confined."""
 
 _GC_THRESHOLD = 20_000
-_LONGEST_S = 30 * 24 * 3600.0
 _PROTOCOLS = {"http": "http/1.1", "grpc": "h2"}
 
 
@@ -86,6 +85,7 @@ class FrontEnd:
                 control.Keys: self._take_keys,
                 control.LogLevel: lambda message: LOG.change(verbose_level=message.verbose_level),
                 control.Stop: self._stop,
+                control.CloseIdle: self._close_idle,
             }
         )
         self._engine.descriptor_handlers[control.Tunnel] = lambda message, descriptor: self._tunneller.opened(
@@ -163,6 +163,10 @@ class FrontEnd:
             port.stop_listening()
         self._do(self._end_after_answers())
 
+    def _close_idle(self, _asked: control.CloseIdle) -> None:
+        for port in self._ports:
+            port.close_idle()
+
     def _do(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -171,7 +175,10 @@ class FrontEnd:
     async def _end_after_answers(self) -> None:
         """Wait for the last answers; the engine's process knows how long they may take."""
         for port in self._ports:
-            await port.stop(asyncio.get_running_loop().time() + _LONGEST_S)
+            await port.quiet()
+        self._channel.post(control.Quiet())
+        for port in self._ports:
+            await port.emptied()
         self._request_log.close()
         self._engine.trim()
         self._channel.flush()

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -432,14 +433,13 @@ class Server:
     # End
 
     async def _shut_down(self) -> int:
-        """Become not ready, refuse connections, drain, finalize; the metrics port stays open until the end."""
+        """Become not ready, refuse connections, answer, drain, finalize; the metrics port stays open until the end."""
         loop = asyncio.get_running_loop()
         limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.models.exit_timeout_s
         deadline_s = loop.time() + limit_s
         self.engine.state = EngineState.EXITING
         for port in self._ports():
             port.stop_listening()
-        log.info("Waiting for in-flight requests to complete.", extra=DETAIL)
         report = StopReport(self._repository.life_cycle.unfinished, self._connection_count, deadline_s)
         reporting = asyncio.create_task(report.run())
         try:
@@ -470,6 +470,11 @@ class Server:
         return self._front_ends is not None and self._front_ends.drop_readers(is_part, nbytes, then)
 
     def _connection_count(self) -> int:
+        """Connections in the middle of a request or response; 0 while clients may keep others."""
+        return 0 if self.engine.state is EngineState.EXITING else self._open_connections
+
+    @property
+    def _open_connections(self) -> int:
         if self._front_ends is not None:
             return self._front_ends.connection_count + sum(port.connection_count for port in self._further)
         return sum(port.connection_count for port in self._ports())
@@ -477,7 +482,29 @@ class Server:
     def _ports(self) -> list[HttpServer | GrpcFrontend | FrontEnds]:
         return [port for port in (self._front_ends, self._http, self._grpc, *self._further) if port is not None]
 
+    async def _let_clients_go(self, deadline_s: float) -> None:
+        """Answer what still comes on connections that clients keep, until all know that theirs ends, for the grace at most.
+
+        A client that is told with an answer that its connection ends loses nothing; closing it between two answers could cross with
+        its next request.
+        """
+        if self.engine.state is EngineState.CLOSED:
+            return
+        left_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        grace_s = min(self._settings.exit_keepalive_s, left_s / 2)  # the models need time, too
+        if grace_s and self._open_connections and not all(port.is_quiet for port in self._ports()):
+            text = "Clients have %d open connections: what still comes is answered, for %g s at most."
+            log.info(text, self._open_connections, grace_s, extra=DETAIL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await asyncio.gather(*(port.quiet() for port in self._ports()))
+        self.engine.state = EngineState.CLOSED
+        for port in self._ports():
+            port.close_idle()
+        log.info("Waiting for in-flight requests to complete.", extra=DETAIL)
+
     async def _drain(self, deadline_s: float) -> bool:
+        await self._let_clients_go(deadline_s)
         answered = await self._repository.unload_all(deadline_s)
         if self._others is not None:
             await self._others.close()

@@ -299,6 +299,8 @@ class Settings:
     # of ``--backend-config``, by backend; ``""`` has those of all backends
     backend_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     server_id: str = "triton"  # name in the server's metadata
+    # how long clients may go on with requests on connections that they have when the server stops
+    exit_keepalive_s: float = 3
     exit_on_error: bool = True  # a model that fails to load at start ends the server
     strict_readiness: bool = True  # the server is ready only if every model is
     zygotes: bool = True  # processes of models may be forked from one with preloaded modules

@@ -219,9 +219,7 @@ def test_refusals_of_every_kind(client):
     cuda = client.get_cuda_shared_memory_status()
     assert not (cuda if isinstance(cuda, list) else cuda.regions)
     no_gpu = refused("register_cuda_shared_memory", "r", b"aGFuZGxl", 0, 64)
-    assert no_gpu == (
-        "failed to register CUDA shared memory region: 'r', GPUs not supported. Register system shared memory instead"
-    )
+    assert no_gpu == NO_GPU
     client.unregister_cuda_shared_memory("r")
 
     def given(region, nbytes, offset=0):
@@ -246,6 +244,7 @@ def test_refusals_of_every_kind(client):
         assert mismatch in refused("infer", "plain", given("small", 12))
 
 
+NO_GPU = "failed to register CUDA shared memory region: 'r', GPUs not supported. Register system shared memory instead"
 REGISTER = "/v2/systemsharedmemory/region/r/register"
 
 BAD_REGISTRATIONS = {
@@ -472,12 +471,16 @@ def test_it_is_off_by_default(closed_server):
         base = f"/v2/{kind}sharedmemory"
         for path in (f"{base}/region/r/register", f"{base}/region/r/unregister", f"{base}/unregister"):
             reply = closed_server.request("POST", path, {"key": "/k", "byte_size": 64})
-            assert (reply.status, reply.error) == (501, text)
+            is_about_gpus = path == "/v2/cudasharedmemory/region/r/register"
+            assert (reply.status, reply.error) == ((400, NO_GPU) if is_about_gpus else (501, text))
         assert closed_server.get(f"{base}/status").json == []
     client = tritonclient.grpc.InferenceServerClient(closed_server.grpc_url)
     with pytest.raises(InferenceServerException, match="Client shared memory is disabled") as raised:
         client.register_system_shared_memory("r", "/k", 64)
     assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
+    with pytest.raises(InferenceServerException) as raised:
+        client.register_cuda_shared_memory("r", b"aGFuZGxl", 0, 64)
+    assert (raised.value.status(), raised.value.message()) == ("StatusCode.INVALID_ARGUMENT", NO_GPU)
     assert not client.get_system_shared_memory_status().regions
     client.close()
     reply = closed_server.infer(

@@ -46,6 +46,7 @@ _DEFAULTS = {
     "exit_on_error": False,
     "validate_outputs": True,
     "exit_timeout_secs": 2,
+    "exit_keepalive_secs": 0,
     "log_format": LogFormat.SHORT,
     "console": has_console(),
 }

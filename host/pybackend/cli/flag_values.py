@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pybackend.errors import SettingError
 from pybackend.flag import FALSE, TRUE, boolean, integer
@@ -242,8 +242,13 @@ _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 _QUANTILES = "summary_quantiles"
 _MOST_QUANTILES = 20
 
-MetricsSetting = tuple[str, bool | tuple[float, ...] | None]
-"""A key of ``--metrics-config`` and its value; None for a key without meaning."""
+
+class MetricsSetting(NamedTuple):
+    """One setting of ``--metrics-config``."""
+
+    key: str
+    value: bool | tuple[float, ...] | None = None  # None for a key without meaning
+    warning: str = ""  # a sentence about what has no effect
 
 
 def metrics_setting(text: str) -> MetricsSetting:
@@ -254,24 +259,33 @@ def metrics_setting(text: str) -> MetricsSetting:
             f"--metrics-config option format is '<setting>=<value>'. Got {text}. For example: summary_latencies=true"
         )
     if key in _SWITCHES:
-        return key, boolean(value)
-    return key, _quantiles(value) if key == _QUANTILES else None
+        return MetricsSetting(key, boolean(value))
+    if key == _QUANTILES:
+        return _quantiles(value)
+    known = ", ".join((*_SWITCHES, _QUANTILES))
+    return MetricsSetting(key, warning=f"--metrics-config={key} has no effect: the settings are {known}")
 
 
-def _quantiles(text: str) -> tuple[float, ...]:
-    """The quantiles in ``<quantile>:<error>[,<quantile>:<error>]...``; errors are checked and have no effect."""
-    found = []
+def _quantiles(text: str) -> MetricsSetting:
+    """The quantiles in ``<quantile>:<error>[,<quantile>:<error>]...``; errors have no effect."""
+    found, mistyped = [], []
     for pair in text.strip('"').split(","):
         quantile, colon, error = pair.partition(":")
-        if not colon or not (_is_share(quantile) and _is_share(error)):
+        if not colon or not _is_share(quantile):
             raise argparse.ArgumentTypeError(
                 f"summary_quantiles are pairs '<quantile>:<error>' of numbers from 0 to 1. Got {pair}. For example: "
                 "0.5:0.05,0.99:0.001"
             )
         found.append(float(quantile))
+        if not _is_share(error):
+            mistyped.append(error)
     if len(found) > _MOST_QUANTILES:
         raise argparse.ArgumentTypeError(f"summary_quantiles are at most {_MOST_QUANTILES}. Got {len(found)}")
-    return tuple(sorted(set(found)))
+    warning = ""
+    if mistyped:
+        text = "has errors that are no numbers from 0 to 1"
+        warning = f"--metrics-config={_QUANTILES} {text}: {', '.join(mistyped)}. They have no effect"
+    return MetricsSetting(_QUANTILES, tuple(sorted(set(found))), warning)
 
 
 def _is_share(text: str) -> bool:
@@ -284,15 +298,12 @@ def _is_share(text: str) -> bool:
 
 def metrics_choices(given: Iterable[MetricsSetting]) -> Mapping[str, bool | tuple[float, ...]]:
     """The fields of :class:`pybackend.settings.MetricsSettings` that are chosen; of a key that is given twice, the last value counts."""
-    return {key: value for key, value in given if value is not None}
+    return {each.key: each.value for each in given if each.value is not None}
 
 
 def metrics_warnings(settings: Iterable[MetricsSetting]) -> Sequence[str]:
-    """A sentence for each key of ``--metrics-config`` that has no effect."""
-    known = ", ".join((*_SWITCHES, _QUANTILES))
-    return [
-        f"--metrics-config={key} has no effect: the settings are {known}" for key, value in settings if value is None
-    ]
+    """A sentence for each setting of ``--metrics-config`` of which something has no effect."""
+    return [each.warning for each in settings if each.warning]
 
 
 _FORMAT = "--host-policy option format is '<policy name>,<setting>=<value>'."

@@ -35,9 +35,12 @@ class EngineState(Enum):
     STARTING = "starting"
     READY = "ready"
     EXITING = "exiting"
+    """Not ready: clients leave, and what they still send is answered."""
+    CLOSED = "closed"
+    """Requests of clients are refused."""
 
 
-_EXITING = EngineState.EXITING  # looked up once: an enumeration's members are found by a function
+_CLOSED = EngineState.CLOSED  # looked up once: an enumeration's members are found by a function
 
 
 async def _nothing() -> None:
@@ -72,6 +75,11 @@ class InferenceEngine:
         self._catalogue = repository.catalogue
         self._strict_readiness = strict_readiness
         self._queued = repository.host.queued_bytes
+
+    @property
+    def is_exiting(self) -> bool:
+        """True once the server stops."""
+        return self.state in {EngineState.EXITING, EngineState.CLOSED}
 
     @property
     def lacks_tensor_memory(self) -> bool:
@@ -124,7 +132,7 @@ class InferenceEngine:
         try:
             model = self._catalogue.find(name, version)
         except InferenceError as error:
-            if self.state is EngineState.EXITING:
+            if self.state is EngineState.CLOSED:
                 raise _stopping("") from None
             if isinstance(error, NotServingError):
                 self._catalogue.hurry(name, version)
@@ -183,7 +191,7 @@ class InferenceEngine:
         Raises InferenceError: the request is refused and remains the caller's. The request and its memory are the
         engine's if this returns. The callback runs on the event loop, never inside this call.
         """
-        if self.state is _EXITING and not request.is_inner:
+        if self.state is _CLOSED and not request.is_inner:
             raise _stopping(request.id)
         if request.regions is not None:
             model.take_regions(request)

@@ -66,8 +66,12 @@ class Connection(Protocol):
     def check_progress(self, seconds: int) -> None:
         """Called about once a second, with the time since the previous call."""
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether something may still come that a model must answer: the client was not told that its connection ends."""
+
     def shut_down(self) -> None:
-        """The server stops: close after the current answers."""
+        """Close now if no request is running, else after the current answers."""
 
 
 _C = TypeVar("_C", bound=Connection)
@@ -80,8 +84,9 @@ class Port(Generic[_C]):
         self.connections: set[_C] = set()  # those that are open
         self.seconds = 0  # incremented once a second; reading it costs nothing, unlike a timer per connection
         self.slices = Slices()  # the scheduler of long work
-        self.closing = False  # True once the server stops
-        self.ended = asyncio.Event()  # set when a connection has ended
+        self.closing = False  # True once the server stops: each answer that begins is the last one of its connection
+        self.refusing = False  # True once it is too late for requests that still come
+        self.ended = asyncio.Event()  # set when a connection has ended, and once a second while the server stops
         self._sock: socket.socket | None = None
         self._listener: asyncio.Server | _SecureListener | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -121,29 +126,51 @@ class Port(Generic[_C]):
         self.seconds += seconds
         for connection in list(self.connections):
             connection.check_progress(seconds)
+        if self.closing:
+            self.ended.set()
 
     def left(self, connection: _C) -> None:
         self.connections.discard(connection)
         self.ended.set()
 
     def stop_listening(self) -> None:
-        """Refuse new connections and close idle ones; the others close after their current answers."""
+        """Refuse new connections. Those that clients keep stay open: what still comes is answered, and told to be the last."""
         if isinstance(self._sock, LocalSocket):
             self._sock.remove_file()
         if self._listener is not None:
             self._listener.close()
         self.closing = True
+
+    def close_idle(self) -> None:
+        """Close connections without a running request; the others close after their current answers."""
+        self.refusing = True
         for connection in list(self.connections):
             connection.shut_down()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether models have all that may still come on connections that clients have."""
+        return not any(connection.may_ask for connection in self.connections)
+
+    async def quiet(self) -> None:
+        """Return once :attr:`is_quiet`, or soon after."""
+        while not self.is_quiet:
+            self.ended.clear()
+            await self.ended.wait()
+
+    async def emptied(self) -> None:
+        """Return once no connection is left."""
+        while self.connections:
+            self.ended.clear()
+            await self.ended.wait()
 
     async def stop(self, deadline_s: float) -> bool:
         """Wait for connections until a deadline of the loop's clock, then abort them; True if none was left."""
         self.stop_listening()
+        self.close_idle()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline_s):
-                while self.connections:
-                    self.ended.clear()
-                    await self.ended.wait()
+                await self.emptied()
         cut = list(self.connections)
         for connection in cut:
             connection.transport.abort()

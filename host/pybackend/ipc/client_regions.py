@@ -223,8 +223,7 @@ class ClientRegions:
         raise InferenceError(f"Unable to find cuda shared memory region: '{name}'", ErrorCode.NOT_FOUND)
 
     def refuse_cuda(self, name: str) -> None:
-        """Refuse a client that registers memory of a GPU."""
-        self.check_enabled()
+        """Refuse a client that registers memory of a GPU: enabling clients' shared memory would not help it."""
         raise InferenceError(
             f"failed to register CUDA shared memory region: '{name}', GPUs not supported. Register system shared memory "
             "instead",

@@ -85,11 +85,11 @@ class InstanceRequests(RequestOutcomes):
             times = execution.times
             succeeded = executed = queued_ns = batch_size = 0
             for pending, response in zip(execution.pending, responses):  # noqa: B905  the instance has counted them
+                request = pending.request
+                batch_size += request.batch_size
                 if pending.is_filler:
                     _forget(pending, response)
                     continue
-                request = pending.request
-                batch_size += request.batch_size
                 if request.trace is not None:
                     request.trace.executed(times, now_ns)
                 if response is None:

@@ -19,7 +19,7 @@ from pybackend_sdk.backend.resources import (
     memory_advice,
     threads_per_instance,
 )
-from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config, complete_config
+from pybackend_sdk.backend.signature import Signature, TensorInfo, check_config, complete_config, model_tensors
 
 __all__ = [
     "Form",
@@ -36,6 +36,7 @@ __all__ = [
     "keep_freed_memory",
     "memory_advice",
     "model_path",
+    "model_tensors",
     "number",
     "offer",
     "read_parameters",

@@ -1,7 +1,7 @@
 """The inputs and outputs that a model's file states: the configuration is compared with them, and completed from them."""
 
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.model_config import ModelConfig
@@ -58,6 +58,35 @@ def is_batch(shape: Tuple[int, ...]) -> bool:
     return bool(shape) and shape[0] == VARIABLE
 
 
+_CONTROL_TYPES = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", "bool_false_true": "TYPE_BOOL"}
+
+
+def model_tensors(config: Mapping[str, Any], kind: str) -> List[Mapping[str, Any]]:
+    """The inputs or outputs of a model, by ``kind``: those of the configuration, and those that only the model and the server see.
+
+    Those are the control tensors and states of ``sequence_batching``.
+    """
+    return [*(config.get(kind) or ()), *_sequence_tensors(config, kind)]
+
+
+def _sequence_tensors(config: Mapping[str, Any], kind: str) -> List[Mapping[str, Any]]:
+    """The tensors that clients do not send or see; an output can be both a state and an output for clients."""
+    batching = config.get("sequence_batching") or {}
+    controls = [_control_tensor(tensor) for tensor in batching.get("control_input", ())] if kind == "input" else []
+    states = [
+        {"name": state[f"{kind}_name"], "data_type": state["data_type"], "dims": state["dims"]}
+        for state in batching.get("state", ())
+    ]
+    configured = {tensor["name"] for tensor in config.get(kind) or ()}
+    return [tensor for tensor in (*controls, *states) if tensor["name"] not in configured]
+
+
+def _control_tensor(tensor: Mapping[str, Any]) -> Dict[str, Any]:
+    (control,) = tensor["control"]
+    pairs = [data_type for field, data_type in _CONTROL_TYPES.items() if control.get(field)]
+    return {"name": tensor["name"], "data_type": pairs[0] if pairs else control["data_type"], "dims": [1]}
+
+
 def check_config(config: Mapping[str, Any], signature: Signature, path: str) -> None:
     """Compare the tensors of a configuration with those of the model's file. Outputs may be left out.
 
@@ -72,7 +101,7 @@ def check_config(config: Mapping[str, Any], signature: Signature, path: str) -> 
     file = os.path.basename(path)
     _check_tensors(config, "input", signature.inputs, file)
     _check_tensors(config, "output", signature.outputs, file)
-    configured = {tensor["name"] for tensor in config["input"]}
+    configured = {tensor["name"] for tensor in model_tensors(config, "input")}
     missing = [tensor for tensor in signature.inputs if not tensor.optional and tensor.name not in configured]
     if missing:
         raise TritonModelException(
@@ -91,7 +120,7 @@ def configured_shape(config: Mapping[str, Any], tensor: Mapping[str, Any]) -> "T
 
 def _check_tensors(config: Mapping[str, Any], kind: str, stated: Sequence[TensorInfo], file: str) -> None:
     by_name = {tensor.name: tensor for tensor in stated}
-    for configured in config[kind]:
+    for configured in model_tensors(config, kind):
         tensor = by_name.get(configured["name"])
         if tensor is None:
             raise TritonModelException(_unexpected(config, kind, configured["name"], stated, file))
@@ -172,8 +201,8 @@ def complete_config(
     if document["max_batch_size"] == 0 and signature.can_batch and _leaves_batching_open(document, signature):
         _set_batching(config, document, signature.most_rows, batch_size)
     batches = document["max_batch_size"] > 0
-    _complete(inputs, signature.inputs, batches)
-    _complete(outputs, signature.outputs, batches)
+    _complete(inputs, _for_clients(document, "input", signature.inputs), batches)
+    _complete(outputs, _for_clients(document, "output", signature.outputs), batches)
     check_config(document, signature, path)
     return config
 
@@ -183,8 +212,14 @@ def _leaves_batching_open(document: Dict[str, Any], signature: Signature) -> boo
     shapes = {tensor.name: tensor.shape for tensor in (*signature.inputs, *signature.outputs)}
     return not any(
         tensor.get("dims") and len(configured_shape(document, tensor)) >= len(shapes.get(tensor["name"]) or ())
-        for tensor in (*document["input"], *document["output"])
+        for tensor in (*model_tensors(document, "input"), *model_tensors(document, "output"))
     )
+
+
+def _for_clients(document: Mapping[str, Any], kind: str, stated: Sequence[TensorInfo]) -> List[TensorInfo]:
+    """The tensors of a file but those that clients do not send or see."""
+    others = {tensor["name"] for tensor in _sequence_tensors(document, kind)}
+    return [tensor for tensor in stated if tensor.name not in others]
 
 
 def _set_batching(config: ModelConfig, document: Dict[str, Any], most_rows: Optional[int], usual: int) -> None:

@@ -15,6 +15,7 @@ from pybackend_sdk.backend import (
     complete_config,
     execute_batch,
     model_path,
+    model_tensors,
     read_parameters,
     require,
     text,
@@ -104,7 +105,7 @@ def read_signature(config: Mapping[str, Any], path: str, opened: OpenFile) -> Si
     """
     inputs = [_tensor_info(config, path, "input", name, each) for name, each in opened.inputs.items()]
     outputs = [_tensor_info(config, path, "output", name, each) for name, each in opened.outputs.items()]
-    unknown = {tensor["name"] for tensor in config.get("output", ()) if tensor.get("dims")}
+    unknown = {tensor["name"] for tensor in model_tensors(config, "output") if tensor.get("dims")}
     outputs = [
         tensor._replace(shape=None) if tensor.shape == () and tensor.name in unknown else tensor for tensor in outputs
     ]

@@ -18,6 +18,7 @@ from pybackend_sdk.backend import (
     execute_batch,
     memory_advice,
     model_path,
+    model_tensors,
     read_parameters,
     require,
     text,
@@ -134,7 +135,7 @@ def signature_of(config: Mapping[str, Any], session: Any, path: str) -> Signatur
     inputs if the configuration names them.
     """
     file = os.path.basename(path)
-    named = {tensor["name"] for tensor in config.get("input", ())}
+    named = {tensor["name"] for tensor in model_tensors(config, "input")}
     replaceable = [value for value in session.get_overridable_initializers() if value.name in named]
     inputs = []
     for value in session.get_inputs():

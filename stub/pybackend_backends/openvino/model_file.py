@@ -12,6 +12,7 @@ from pybackend_sdk.backend import (
     choice,
     memory_advice,
     model_path,
+    model_tensors,
     read_parameters,
     require,
     text,
@@ -226,7 +227,7 @@ def _explained(why: str, path: str, root: "Optional[re.Match[bytes]]") -> str:
 
 def _configured_shapes(config: Mapping[str, Any], model: Any) -> Dict[int, List[int]]:
     """The configured shape of every input that the configuration has."""
-    inputs = {tensor["name"]: tensor for tensor in config.get("input", ()) if tensor.get("dims")}
+    inputs = {tensor["name"]: tensor for tensor in model_tensors(config, "input") if tensor.get("dims")}
     complete = {"max_batch_size": 0, **config}
     return {
         index: list(configured_shape(complete, inputs[name]))
@@ -313,7 +314,7 @@ def _names(config: Mapping[str, Any], kind: str, ports: Sequence[Any]) -> List[s
 def _name(config: Mapping[str, Any], kind: str, port: Any) -> str:
     """One of a port's names: that which the configuration uses, else the library's choice, else that of its node."""
     names = port.get_names()
-    known: List[str] = sorted({tensor["name"] for tensor in config.get(kind, ())}.intersection(names))
+    known: List[str] = sorted({tensor["name"] for tensor in model_tensors(config, kind)}.intersection(names))
     if known:
         return known[0]
     return str(port.get_any_name() if names else port.node.friendly_name)

@@ -18,7 +18,7 @@ from pybackend_backends.pytorch.exported import (
 )
 from pybackend_backends.pytorch.programs import Program, load_class, load_torchscript
 from pybackend_backends.pytorch.settings import Settings
-from pybackend_sdk.backend import Signature, TensorInfo, complete_config, model_path
+from pybackend_sdk.backend import Signature, TensorInfo, complete_config, model_path, model_tensors
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.model_config import ModelConfig
 
@@ -110,8 +110,8 @@ def _tried(config: Mapping[str, Any], files: ModelFiles, program: Program) -> De
 
 
 def bind_inputs(config: Mapping[str, Any], program: Program) -> Dict[str, str]:
-    """The argument's name for the name of each configured input."""
-    names = [tensor["name"] for tensor in config["input"]]
+    """The argument's name for the name of each input: those of the configuration come first."""
+    names = [tensor["name"] for tensor in model_tensors(config, "input")]
     if program.takes_dictionary:
         return {name: name for name in names}
     return match_inputs(config["name"], program.arguments, names)
@@ -127,7 +127,7 @@ def signature_for(config: Mapping[str, Any], program: Program, description: Desc
 
 
 def _outputs_for(config: Mapping[str, Any], description: Description) -> Sequence[TensorInfo]:
-    names = [tensor["name"] for tensor in config.get("output") or ()]
+    names = [tensor["name"] for tensor in model_tensors(config, "output")]
     stated = description.outputs
     if not names:
         return list(stated.values()) if isinstance(stated, dict) else stated

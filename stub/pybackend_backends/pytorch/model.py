@@ -3,7 +3,7 @@
 import json
 from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
-from pybackend_sdk.backend import check_config, execute_batch, require
+from pybackend_sdk.backend import check_config, execute_batch, model_tensors, require
 from pybackend_sdk.model_config import ModelConfig
 from pybackend_sdk.request import InferenceRequest
 from pybackend_sdk.response import InferenceResponse
@@ -43,7 +43,7 @@ class TritonPythonModel:
         if isinstance(program, ExportedProgram):
             files = find_files(config)
             check_config(config, signature_for(config, program, program.description), files.path)
-        outputs = {tensor["name"]: tensor["data_type"] for tensor in config["output"]}
+        outputs = {tensor["name"]: tensor["data_type"] for tensor in model_tensors(config, "output")}
         self._execution = Execution(program, arguments, outputs, device, settings.guard)
         self._batches = config["max_batch_size"] > 0
         self._form = TorchTensors(batches=self._batches)

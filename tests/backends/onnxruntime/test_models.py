@@ -108,6 +108,18 @@ def repository(tmp_path_factory) -> Path:
         of_types,
         [*((f"{name}_out", *rest) for name, *rest in of_types), ("most", TensorProto.FLOAT, [])],
     )
+    graphs.save(
+        models / "accumulator" / "1" / "model.onnx",
+        [
+            helper.make_node("Add", ["x", "before"], ["after"]),
+            helper.make_node("Neg", ["after"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, ["n", 1]), ("before", TensorProto.FLOAT, ["n", 1])],
+        [("after", TensorProto.FLOAT, ["n", 1]), ("y", TensorProto.FLOAT, ["n", 1])],
+    )
+    (models / "accumulator" / "config.pbtxt").write_text(
+        'max_batch_size: 2 sequence_batching { state [ { input_name: "before" output_name: "after" data_type: TYPE_FP32 dims: 1 } ] }'
+    )
     nodes = [("ConstantOfShape", "n", "zeros"), ("Cos", "zeros", "ones"), ("ReduceSum", "ones", "y")]
     graphs.save(
         models / "hungry" / "1" / "model.onnx",
@@ -144,6 +156,21 @@ def test_a_process_without_memory_or_that_aborts_harms_nobody_else(server):
     os.kill(pid, signal.SIGABRT)
     server.wait_for(r"hungry_0.*killed by signal 6 \(SIGABRT\)", 60)
     assert ask(10).json["outputs"][0]["data"] == [10]
+
+
+def test_the_server_keeps_the_state_of_a_sequence(server):
+    """It is an input and an output of the file, and none for clients."""
+    metadata = server.get("/v2/models/accumulator").json
+    assert [[tensor["name"] for tensor in metadata[kind]] for kind in ("inputs", "outputs")] == [["x"], ["y"]]
+    found = []
+    for place, number in enumerate((1, 2, 4)):
+        body = {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [number]}],
+            "parameters": {"sequence_id": 7, "sequence_start": place == 0, "sequence_end": place == 2},
+        }
+        (output,) = server.infer("accumulator", body).json["outputs"]
+        found.append((output["name"], output["data"]))
+    assert found == [("y", [-1]), ("y", [-3]), ("y", [-7])]
 
 
 def direct(repository, model, inputs):

@@ -63,3 +63,18 @@ def direct(path: Path, signature: str, **inputs: Any) -> dict[str, Any]:
     function = tf.saved_model.load(str(path)).signatures[signature]
     given = {name: tf.constant(value) for name, value in inputs.items()}
     return {name: value.numpy() for name, value in function(**given).items()}
+
+
+class Identity(tf.Module):
+    """Text, as it comes."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.string, name="INPUT0")])
+    def __call__(self, text):
+        return {"OUTPUT0": tf.identity(text)}
+
+
+def save_identity(path: Path) -> Path:
+    """Write :class:`Identity` into a directory, which is made."""
+    network = Identity()
+    tf.saved_model.save(network, str(path), signatures=network.__call__)
+    return path

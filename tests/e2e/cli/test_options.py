@@ -324,6 +324,7 @@ FLAGS = {
     "--metrics-config": ("metrics.summary_latencies", False, "summary_latencies=true", True),
     "--id": ("server_id", "triton", "mine", "mine"),
     "--exit-timeout-secs": ("models.exit_timeout_s", 30, "0", 0),
+    "--exit-keepalive-secs": ("exit_keepalive_s", 3, "0", 0),
     "--log-verbose": ("log.verbose_level", 0, "2", 2),
     "--log-info": ("log.info", True, "FALSE", False),
     "--log-warning": ("log.warning", True, "Off", False),
@@ -445,6 +446,11 @@ def test_settings_of_metrics():
     found = setting([*flags, "--metrics-config=histogram_latencies=1"], "metrics")
     assert (found.summary_latencies, found.histogram_latencies, found.counter_latencies) == (True, True, True)
     assert found.summary_quantiles == (0.5, 0.99)
+    mistyped = parse(["serve", "models", "--metrics-config=summary_quantiles=0.99:0.0x1,0.5:7"])
+    assert mistyped.metrics.summary_quantiles == (0.5, 0.99)
+    assert mistyped.warnings == (
+        "--metrics-config=summary_quantiles has errors that are no numbers from 0 to 1: 0.0x1, 7. They have no effect",
+    )
     assert setting(["--metrics-config=counter_latencies=off"], "metrics.counter_latencies") is False
 
 

@@ -11,8 +11,9 @@ import time
 import pytest
 
 from tests.support.gates import GATE, Gate, wait_until
-from tests.support.repositories import identity_config, write_model
+from tests.support.repositories import identity_config, model_code, write_model
 from tests.support.server import ServerProcess, free_of_processes, serving
+from tests.support.thorough import thorough
 
 GATED = (
     GATE
@@ -113,11 +114,102 @@ def test_requests_under_way_are_answered_and_models_finalized(repository, model,
         assert free_of_processes(stubs)
 
 
+class KeptConnection:
+    """A connection that is used as long as the server keeps it, in a thread of its own."""
+
+    def __init__(self, server: ServerProcess, path: str, body: bytes | None) -> None:
+        self.answers = 0
+        self.statuses: set[int] = set()
+        self.lost: BaseException | None = None
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self._connection.connect()
+        self._connection.auto_open = 0  # a second connection would hide that the first one was lost
+        self._thread = threading.Thread(target=self._run, args=(path, body))
+        self._thread.start()
+
+    def _run(self, path: str, body: bytes | None) -> None:
+        try:
+            while True:
+                self._connection.request("GET" if body is None else "POST", path, body)
+                reply = self._connection.getresponse()
+                reply.read()
+                self.answers += 1
+                self.statuses.add(reply.status)
+                if reply.getheader("connection") == "close":
+                    return
+        except (OSError, http.client.HTTPException) as error:
+            self.lost = error
+        finally:
+            self._connection.close()
+
+    def wait(self) -> BaseException | None:
+        """How the connection was lost; None if the server has said that it ends."""
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the connection does not end"
+        return self.lost
+
+
 @pytest.mark.spec("srv-P05")
-def test_requests_that_come_meanwhile_are_refused(repository, model):
-    """The only way for one to come is a connection on which it had begun."""
+@pytest.mark.parametrize(("front_ends", "stops"), [(0, 1), *thorough((0, 20), (2, 20))])
+def test_busy_connections_lose_no_request(repository, front_ends, stops):
+    """Requests that the server answers itself, of any kind, and those that a front end leaves to the engine's process."""
+    write_model(repository, "identity", model_code("identity"), identity_config())
+    for _ in range(stops):
+        stop_amid_requests(repository, front_ends)
+
+
+def stop_amid_requests(repository, front_ends):
+    infer = ("/v2/models/identity/infer", json.dumps(BODY).encode())
+    paths = [infer, infer, ("/v2/models/identity/generate", b'{"IN": [1, 2]}'), ("/v2/models/identity", None)]
+    with serving(repository, flags=(f"--front-ends={front_ends}", "--exit-keepalive-secs=60")) as server:
+        kept = [KeptConnection(server, *paths[number % len(paths)]) for number in range(64)]
+        wait_until(lambda: all(each.answers > 1 or each.lost for each in kept), "some get no answer")
+        server.process.send_signal(signal.SIGTERM)
+        assert [each.wait() for each in kept] == [None] * len(kept)
+        assert {status for each in kept for status in each.statuses} == {200}
+        assert server.wait() == 0
+
+
+@pytest.mark.spec("srv-P05")
+def test_a_kept_connection_has_one_more_request(repository, model):
+    """Used, unused, or with a part of a request on it. Probes see that the server is going."""
     gate = Gate(model, "execute")
-    with serving(repository) as server:
+    body = json.dumps(BODY).encode()
+    with serving(repository, flags=("--exit-keepalive-secs=60",)) as server:
+        connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(4)]
+        unused, begun, probe, used = connections
+        for connection in connections:
+            connection.connect()
+        begun.putrequest("POST", "/v2/models/gated/infer")
+        begun.putheader("Content-Length", str(len(body)))
+        begun.endheaders(body[:-1])
+        for connection in (probe, used):  # the last one is accepted after the others
+            connection.request("GET", "/v2/health/live")
+            connection.getresponse().read()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(r"Clients have 4 open connections: what still comes is answered, for \d+ s at most\.")
+        probe.request("GET", "/v2/health/ready")
+        reply = probe.getresponse()
+        assert (reply.status, reply.getheader("connection")) == (503, "close")
+        assert json.loads(reply.read()) == {"ready": False, "error": "Server exiting"}
+        begun.send(body[-1:])
+        for connection in (used, unused):
+            connection.request("POST", "/v2/models/gated/infer", body)
+        gate.open()
+        for connection in (used, unused, begun):
+            reply = connection.getresponse()
+            assert (reply.status, reply.getheader("connection")) == (200, "close")
+            assert json.loads(reply.read())["outputs"][0]["data"] == [1, 2]
+        assert server.wait() == 0, "nobody is left to wait for"
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.spec("srv-P05")
+def test_requests_that_come_too_late_are_refused(repository, model):
+    """After the grace, the only way for one to come is a connection on which it had begun."""
+    gate = Gate(model, "execute")
+    with serving(repository, flags=("--exit-keepalive-secs=0",)) as server:
         late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         late.putrequest("POST", "/v2/models/gated/infer")
         body = json.dumps(BODY).encode()
@@ -141,9 +233,9 @@ def test_requests_that_come_meanwhile_are_refused(repository, model):
 
 @pytest.mark.spec("srv-P05")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_idle_connections_do_not_delay_the_end(repository, model, number):
+def test_idle_connections_delay_the_end_for_the_grace_alone(repository, model, number):
     Gate(model, "execute").open()
-    with serving(repository, flags=("--exit-timeout-secs=3600",)) as server:
+    with serving(repository, flags=("--exit-timeout-secs=3600", "--exit-keepalive-secs=1")) as server:
         connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(3)]
         connections.append(http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=60))
         for connection in connections:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import math
+import re
 
 import pytest
 
@@ -99,6 +100,19 @@ def test_summaries_of_a_model_with_a_cache(detailed):
     assert of(detailed, "nv_cache_miss_summary_per_model_count", "cached") == 1
     assert of(detailed, "nv_cache_hit_summary_per_model", "cached", quantile="0.5") > 0
     assert of(detailed, "nv_cache_hit_summary_per_model_count", "plain") is None
+
+
+def test_a_summary_that_no_model_shows_has_no_description(tmp_path):
+    """All models have a response cache, whose requests it does not count."""
+    write_model(tmp_path, "cached", IDENTITY, identity_config(extra="response_cache { enable: true }"))
+    flags = ("--metrics-config=summary_latencies=true", "--cache-config=local,size=1000000")
+    with serving(tmp_path, flags=flags) as server:
+        page = server.request("GET", "/metrics", port=server.metrics_port).body.decode()
+    described = re.findall(r"(?m)^# TYPE (nv_\w+_summary\w+) summary$", page)
+    assert described == [
+        *(f"nv_inference_{part}_summary_us" for part in SUMMARIES if part != "request"),
+        *(f"nv_cache_{part}_summary_per_model" for part in ("hit", "miss")),
+    ]
 
 
 @pytest.mark.spec("srv-M05")

@@ -162,8 +162,8 @@ def test_sequences_run_through_the_parts_that_have_them(server):
 @pytest.mark.parametrize(
     ("named", "told"),
     [
-        ({}, {}),
-        ({"other": "x"}, {}),
+        ({}, {"sequence_id": 7, "sequence_start": True, "sequence_end": False}),
+        ({"other": "x"}, {"sequence_id": 7, "sequence_start": True, "sequence_end": False}),
         (
             {"sequence_start": False, "sequence_end": True},
             {"sequence_id": 7, "sequence_start": False, "sequence_end": True},
@@ -172,7 +172,7 @@ def test_sequences_run_through_the_parts_that_have_them(server):
     ],
     ids=["nothing", "something else", "its ends", "another one"],
 )
-def test_clients_read_the_sequence_that_a_step_names(server, named, told):
+def test_clients_read_their_sequence_or_that_which_a_step_names(server, named, told):
     """And no other parameters of responses; over both protocols."""
     output = 'pb_utils.Tensor("TEXT", np.array(["x"], object))'
     code = function(f"return [pb_utils.InferenceResponse([{output}], parameters={named!r})]")

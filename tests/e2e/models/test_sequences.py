@@ -221,8 +221,12 @@ def test_a_batch_waits_for_the_share_of_slots_that_it_is_to_have(server, sending
     alone = step(server, "utilized", 1, start=True)
     assert len(alone["batch"]) == 1
     assert time.monotonic() - began >= 1
-    first, second = sending("utilized", 1, end=True), sending("utilized", 2, start=True, end=True)
+    first, second = sending("utilized", 1, end=True), sending("utilized", 2, start=True)
     assert [len(told(connection)["batch"]) for connection in (first, second)] == [2, 2]
+    assert len(step(server, "utilized", 2, end=True)["batch"]) == 2, "the first slot is empty"
+    (found,) = server.get("/v2/models/utilized/stats").json["model_stats"]
+    sizes = [(each["batch_size"], each["compute_infer"]["count"]) for each in found["batch_stats"]]
+    assert (sizes, found["inference_count"]) == ([(1, 1), (2, 2)], 4), "what was executed, and what clients have asked"
 
 
 # --- the oldest strategy ---

@@ -251,7 +251,7 @@ def test_a_step_may_name_the_sequence_of_those_after_it(lab: Lab, parameters, co
         told = json.loads(texts[name])
         assert (told["correlation"], told["flags"]) == (correlation, flags)
     named = {"sequence_id": correlation, "sequence_start": bool(flags & 1), "sequence_end": bool(flags & 2)}
-    assert response.parameters == (named if parameters else None)
+    assert response.parameters == named
     response.release()
     lab.run(nothing_held(lab.engine))
 

@@ -342,16 +342,33 @@ def test_an_answer_of_a_client_that_goes_on_sending(port):
 # The end
 
 
+def test_calls_on_their_way_when_the_server_begins_to_stop_are_answered(port):
+    async def scenario(port):
+        async with client_of(port) as client:
+            assert await client.status(client.call(SERVER_LIVE, framed(b""))) == ("0", "")
+            port.frontend.stop_listening()
+            assert not client.goaways
+            for stream in [client.call(SERVER_LIVE, framed(b"")) for _ in range(3)]:
+                assert await client.status(stream) == ("0", "")
+            await client.closed()
+            assert len(client.goaways) == 2
+
+    port(scenario)
+
+
 def test_shutdown_ends_calls_that_wait_for_messages(port):
     async def scenario(port):
         async with client_of(port) as client:
             waiting = [client.open(STREAM_INFER), client.open(REFLECTION), client.open(INFER), open_with_part(client)]
             await client.settled()
             port.frontend.stop_listening()
+            await client.settled()
+            assert client.goaways
+            assert not client.trailers, "they have time to end"
+            port.frontend.close_idle()
             for stream in waiting:
                 assert await client.status(stream) == ("14", STOPPING)
             await client.closed()
-            assert client.goaways
         assert await port.frontend.stop(asyncio.get_running_loop().time() + 10)
 
     port(scenario)

@@ -348,6 +348,7 @@ def test_cancelled_calls_deadlines_and_the_end(run):
         open_call = whole(client, message(0, "patient"))
         await client.settled()
         port.frontend.stop_listening()
+        port.frontend.close_idle()
         code, text = await client.status(whole(client, message()))
         assert (code, text.startswith("GRPC server is shutting down")) == ("14", True)
         assert open_call not in client.trailers

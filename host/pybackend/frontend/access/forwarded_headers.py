@@ -30,10 +30,11 @@ class ForwardedHeaders:
         """True if a header of this name is forwarded."""
         return self._search(name) is not None
 
-    def of(self, headers: Headers) -> Mapping[str, str] | None:
+    def of(self, headers: Headers, *, keeps_blanks: bool = False) -> Mapping[str, str] | None:
         """The parameters that a request's headers become, by the headers' names; None for none.
 
-        The values of a repeated header are joined with commas, in their order (RFC 9110 section 5.3).
+        The values of a repeated header are joined with commas, in their order (RFC 9110 section 5.3). Blanks around a value
+        are no part of it in HTTP (section 5.5).
         """
         if len(headers) > MOST_HEADERS:
             raise invalid(
@@ -49,7 +50,7 @@ class ForwardedHeaders:
             if lower in _RESERVED or lower.startswith(RESERVED_PREFIX):
                 raise invalid(f"Header '{written}' is reserved for Triton usage and cannot be forwarded.")
             first = names.setdefault(lower, written)
-            text = _text(value)
+            text = _text(value if keeps_blanks else value.strip(b" \t"))
             found[first] = f"{found[first]}, {text}" if first in found else text
         return found or None
 
@@ -69,7 +70,6 @@ def add_parameters(request: InferenceRequest, forwarded: Mapping[str, str]) -> N
 
 
 def _text(value: bytes) -> str:
-    value = value.strip(b" \t")
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -403,7 +403,7 @@ class InboundMessages:
         self.is_busy = False
         if not call.is_over:
             self.read()
-            if call.peer.frontend.closing:
+            if call.peer.frontend.refusing:
                 call.shut_down()
             call.peer.flush_soon()
         return False

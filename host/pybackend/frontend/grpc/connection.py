@@ -64,7 +64,7 @@ class GrpcConnection(asyncio.Protocol):
         self.peer.connected(transport)
         self._frontend.connections.add(self)
         if self._frontend.closing:
-            self.shut_down()
+            self.leave()
 
     def data_received(self, data: bytes) -> None:
         peer, http2 = self.peer, self.http2
@@ -242,9 +242,24 @@ class GrpcConnection(asyncio.Protocol):
         """Called about once a second."""
         self._upkeep.check(seconds)
 
+    def leave(self) -> None:
+        """Ask the client to begin no further calls; the connection closes after the last one."""
+        self._upkeep.leave()
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether a call may still come, a message of one, or something for a model in what has arrived."""
+        return self.http2.takes_requests or not all(map(_is_working, self.http2.streams.values()))
+
     def shut_down(self) -> None:
-        """Accept no further calls; the connection closes after the last one."""
+        """End the calls that wait for their clients; the connection closes after the last one."""
         self._upkeep.shut_down()
+
+
+def _is_working(stream: Stream) -> bool:
+    """Whether a call has all its messages, and they are being answered."""
+    call = stream.receiver
+    return isinstance(call, Call) and not stream.receiving and (call.is_over or call.handler.is_working())
 
 
 class Methods(Protocol):

@@ -56,7 +56,7 @@ class FastPath:
     def known(self, data: bytes, start: int, stop: int) -> KnownRequest | None:
         """The request in a message between two offsets; None if it is not known, or if something must be noted about each request."""
         frontend = self._frontend
-        if frontend.request_log.on or frontend.closing or frontend.engine.tracer.active:
+        if frontend.request_log.on or frontend.refusing or frontend.engine.tracer.active:
             return None
         found = self._layouts.find(data, start, stop)
         if found is None:

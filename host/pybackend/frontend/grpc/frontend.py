@@ -87,6 +87,11 @@ class GrpcFrontend(Port[Any]):
         self.limits = limits  # bounds of messages
         self.client_memory = client_memory  # the account of bytes buffered for clients
 
+    def stop_listening(self) -> None:
+        super().stop_listening()
+        for connection in list(self.connections):
+            connection.leave()
+
     def forget_heads(self) -> None:
         """Read the heads of further calls again, because the rules for them have changed."""
         for connection in self.connections:

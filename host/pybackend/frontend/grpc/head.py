@@ -85,7 +85,7 @@ class CallPolicy:
         if self._forwards is None or path not in FORWARDING_METHODS:
             return None
         try:
-            return self._forwards.of([field for field in fields if not _OF_GRPC.match(field[0])])
+            return self._forwards.of([field for field in fields if not _OF_GRPC.match(field[0])], keeps_blanks=True)
         except InferenceError as error:
             raise CallError.of(error) from None
 
@@ -98,19 +98,28 @@ def use_of_metadata(policy: CallPolicy | None, name: bytes) -> Use:
 
 
 def read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """Read a field of a call as gRPC's own servers do, which trim values and bear capitals in names.
+    """Read a field of a call as gRPC's own servers do, which bear capitals in names, and blanks at the ends of values.
 
     The connection's table of fields and its remembered heads last as long as it does. They have digests in place of credentials,
     unless models see these.
     """
     if name[:1] == b":":
         return name, value
-    name, value = name.lower(), value.strip(b" \t")
+    name, value = spelled(policy, name, value)
     if name in CREDENTIALS or name.startswith(RESTRICTED_PREFIX):
         if _UNSAFE.search(value):
             return name, b"\0"  # still malformed, and no secret
         if policy is None or not policy.forwards(name):
             return name, concealed(name, value)
+    return name, value
+
+
+def spelled(policy: CallPolicy | None, name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """A field's name in lower case, and its value without outer blanks; models get metadata with them."""
+    name = name.lower()
+    is_for_server = name in CREDENTIALS or name.startswith(RESTRICTED_PREFIX) or _OF_GRPC.match(name)
+    if is_for_server or policy is None or not policy.forwards(name):
+        value = value.strip(b" \t")
     return name, value
 
 

@@ -48,7 +48,7 @@ class InferHandler(Handler):
         self._check_first()
         call, fast = self._call, self._fast
         frontend = call.peer.frontend
-        if frontend.closing:
+        if frontend.refusing:
             call.fail(SHUTTING_DOWN)
             return
         if (
@@ -79,7 +79,7 @@ class InferHandler(Handler):
         return ArrivingRequest(nbytes, peer, _SENDER, drops_rest=False)
 
     def on_arrived(self, arrived: ArrivingRequest) -> None:
-        if self._call.peer.frontend.closing:
+        if self._call.peer.frontend.refusing:
             arrived.release()
             self._call.fail(SHUTTING_DOWN)
             return

@@ -131,6 +131,6 @@ class MethodHandler(Handler):
         else:
             call.reply((answer,), len(answer))
         call.go_on()
-        if call.peer.frontend.closing:
+        if call.peer.frontend.refusing:
             call.shut_down()
         call.peer.flush_soon()

@@ -6,7 +6,7 @@ from typing import Any
 from pybackend import __version__
 from pybackend.engine.answers import RefusalReason
 from pybackend.engine.description import NAMESPACE
-from pybackend.engine.engine import EngineState, InferenceEngine
+from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection
 from pybackend.frontend.grpc.call import Call
@@ -128,7 +128,7 @@ class _Methods:
         self._engine = engine
 
     def _refuse_while_exiting(self) -> None:
-        if self._engine.state is EngineState.EXITING:
+        if self._engine.is_exiting:
             raise InferenceError("Server exiting", ErrorCode.UNAVAILABLE)
 
     async def server_live(self, _request: Any) -> Any:

@@ -76,7 +76,7 @@ class Peer:
             return
         self.has_written = True
         http2, transport = self.http2, self.transport
-        if self.is_leaving and not http2.streams:
+        if self.is_leaving and self.frontend.refusing and not http2.streams:
             http2.finish_shutdown()
         while not self.is_full:
             pieces = http2.take_output()

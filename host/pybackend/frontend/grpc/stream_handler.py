@@ -90,7 +90,7 @@ class StreamInferHandler(Handler):
             self._refuse(error, arrived.model_name, arrived.request_id)
 
     def _submit(self, admission: Admission, plan: InferPlan) -> None:
-        if self._call.peer.frontend.closing:
+        if self._call.peer.frontend.refusing:
             admission.release()
             raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)
         call = self._call
@@ -218,7 +218,7 @@ class StreamInferHandler(Handler):
         if was_full:
             self._call.peer.loop.call_soon(self._go_on_soon)
         self.on_half_close()
-        if self._call.peer.frontend.closing:
+        if self._call.peer.frontend.refusing:
             self._call.shut_down()
 
     def _go_on_soon(self) -> None:

@@ -98,7 +98,9 @@ class Upkeep:
             self._asked_at = None
         silent_s = now - peer.active_at
         if not http2.streams and silent_s >= IDLE_SECONDS:
-            self.shut_down()
+            if peer.is_leaving:  # the client was asked to leave, and does not confirm it
+                http2.finish_shutdown()
+            self.leave()
             return
         if http2.answered_mark != self._answered_mark:
             self._answered_mark, self._pings = http2.answered_mark, 0
@@ -126,11 +128,16 @@ class Upkeep:
         if is_over:
             peer.transport.close()
 
+    def leave(self) -> None:
+        """Ask the client to begin no further calls; the connection closes after the last one."""
+        self._peer.is_leaving = True
+        self._peer.http2.begin_shutdown()
+        self._peer.flush()
+
     def shut_down(self) -> None:
-        """Accept no further calls; the connection closes after the last one."""
+        """End the calls that wait for their clients; the connection closes after the last one."""
+        self.leave()
         peer = self._peer
-        peer.is_leaving = True
-        peer.http2.begin_shutdown()
         for call in open_calls(peer.http2):
             call.shut_down()
         peer.flush()

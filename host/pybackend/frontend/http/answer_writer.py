@@ -10,6 +10,7 @@ from pybackend.engine.answers import AnswerCounts
 from pybackend.errors import ErrorCode
 from pybackend.frontend.flow import UNCOUNTED_BYTES, Flow, unsent_bytes
 from pybackend.frontend.http.api import Apis
+from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.tensor import Buffer
 
@@ -31,10 +32,11 @@ INTERNAL = "internal error: see the server's log"
 class AnswerWriter:
     """The answers of one connection, one after the other."""
 
-    def __init__(self, transport: Any, flow: Flow, answers: AnswerCounts, apis: Apis) -> None:
+    def __init__(self, transport: Any, flow: Flow, port: Port[Any], answers: AnswerCounts, apis: Apis) -> None:
         self._transport = transport
         self._apis = apis
         self._flow = flow
+        self._port = port
         self._answers = answers
         self.keep_alive = True  # further requests may follow the current one
         self.is_1_0 = False  # the client speaks HTTP/1.0: answers say that the connection is kept
@@ -45,9 +47,16 @@ class AnswerWriter:
         # With a low-water mark of 0, resume means that the kernel has taken everything.
         transport.set_write_buffer_limits(high=UNCOUNTED_BYTES, low=0)
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the answer that begins now is the connection's last one, so that its head must say it."""
+        if self._port.closing:
+            self.keep_alive = False
+        return not self.keep_alive
+
     def fields(self) -> bytes:
         """The fields of this answer's head that others lack, each with its line end."""
-        if not self.keep_alive:
+        if self.is_last:
             return self.cors_fields + b"connection: close\r\n"
         return self.cors_fields + b"connection: keep-alive\r\n" if self.is_1_0 else self.cors_fields
 

@@ -16,7 +16,7 @@ from starlette.routing import Match
 from pybackend import __version__
 from pybackend.engine.answers import RefusalReason
 from pybackend.engine.description import ModelDescription
-from pybackend.engine.engine import EngineState, InferenceEngine
+from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.http import (
     control_routes,
@@ -127,7 +127,7 @@ def _add_health(app: FastAPI, engine: InferenceEngine) -> None:
 
     def answer(fact: str, holds: bool, reason: str = "", **names: str) -> Response:
         status = 200 if holds else 400
-        if engine.state is EngineState.EXITING:
+        if engine.is_exiting:
             holds, reason, status = False, "Server exiting", 503
         members: dict[str, Any] = {**names, fact: holds}
         if reason and not holds:

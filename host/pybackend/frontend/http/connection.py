@@ -23,6 +23,7 @@ from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog, RequestRecord
 from pybackend.frontend.slices import TurnShare
 from pybackend.frontend.substitute import DirectReceiver, LingeringProtocol
+from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,9 @@ class Exchange:
     has_begun = False
     """A part of the answer is written."""
 
+    pending: PendingRequest | None = None
+    """The handle of the request while a model has it."""
+
     unread: Sequence[InferenceResponse] = ()
     """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
 
@@ -148,9 +152,6 @@ class Exchange:
 
     def on_lost(self) -> None:
         """The connection has ended, or is about to end: release everything. May be called twice."""
-
-    def shut_down(self) -> None:
-        """The server stops: this is the connection's last answer."""
 
 
 _NOBODY = Exchange()
@@ -213,7 +214,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         self.input = Input(transport)
-        self.writer = AnswerWriter(transport, self.flow, self.port.answers, self.port.apis)
+        self.writer = AnswerWriter(transport, self.flow, self.port, self.port.answers, self.port.apis)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
         self.port.connections.add(self)
@@ -357,7 +358,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         port, writer = self.port, self.writer
-        if not writer.keep_alive or port.closing:
+        if not writer.keep_alive or port.refusing:
             self._enter(State.CLOSING)
             self.transport.close()
             return
@@ -454,14 +455,16 @@ class HttpConnection(asyncio.Protocol):
 
     # The end
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether something may still come that a model must answer. An answer that a model owes will say that it is the last."""
+        return self.state < State.CLOSING and self.exchange.pending is None
+
     def shut_down(self) -> None:
-        """The server stops: close now if no request has come, else after the answer."""
+        """Close now if no request has come, else after the answer."""
         if self.state is State.IDLE or self.state is State.HEAD:
             self._enter(State.CLOSING)
             self.transport.close()
-        else:
-            self.writer.keep_alive = False
-            self.exchange.shut_down()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection was closed by either side."""

@@ -309,7 +309,7 @@ class _FastAnswer(InferAnswer):
 
     def on_response(self, response: InferenceResponse) -> None:
         connection = self.connection
-        if response.error is None and connection.writer.keep_alive and connection.state < _CLOSING:
+        if response.error is None and not connection.port.closing and connection.state < _CLOSING:
             if self.output_format is ALL_BINARY:
                 whole = small_answer(response)
             elif self.output_format is ALL_JSON:

@@ -70,7 +70,7 @@ class InferAnswer(Exchange):
         self._takes_chunks = takes_chunks
         self.has_begun = False
         self.unread = ()
-        self.pending: PendingRequest | None = None  # the handle of the request; None once it is answered
+        self.pending: PendingRequest | None = None
 
     def on_lost(self) -> None:
         pending, self.pending = self.pending, None

@@ -65,7 +65,9 @@ class AsgiApp:
                 known = scope.get("path_params", {})
                 if record is not None and "model_name" in known and "model" not in record.about:
                     record.asks(known["model_name"], known.get("version", ""))
-                if writer.is_1_0 and writer.keep_alive:
+                if writer.is_last:
+                    message = _with_connection(message, b"close")
+                elif writer.is_1_0:
                     message = _kept_alive(message)
             else:
                 exchange.sent_bytes += len(message.get("body", b""))
@@ -149,10 +151,6 @@ class AsgiExchange(Exchange):
         if self._protocol is not None:
             self._protocol.resume_writing()
 
-    def shut_down(self) -> None:
-        if self._protocol is not None:
-            self._protocol.shutdown()
-
 
 class _Transport:
     """The transport of uvicorn's object."""
@@ -190,11 +188,15 @@ def _kept_alive(start: Any) -> Any:
 
     It is not if only its end can tell where the answer ends.
     """
+    names = {name.lower() for name, _ in start.get("headers", ())}
+    return _with_connection(start, b"keep-alive" if b"content-length" in names else b"close")
+
+
+def _with_connection(start: Any, word: bytes) -> Any:
+    """The beginning of an answer that says what becomes of the connection, unless the application has said it."""
     headers = start.get("headers", ())
-    names = {name.lower() for name, _ in headers}
-    if b"connection" in names:
+    if any(name.lower() == b"connection" for name, _ in headers):
         return start
-    word = b"keep-alive" if b"content-length" in names else b"close"
     return {**start, "headers": [*headers, (b"connection", word)]}
 
 

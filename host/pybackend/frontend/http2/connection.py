@@ -141,6 +141,11 @@ class ServerConnection:
         self._core.finish_shutdown()
 
     @property
+    def takes_requests(self) -> bool:
+        """The client may begin requests."""
+        return not self._core.is_refusing
+
+    @property
     def is_finished(self) -> bool:
         """Nothing is left to do: closed or shut down, no stream open, no output left."""
         core = self._core

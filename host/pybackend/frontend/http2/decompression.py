@@ -97,7 +97,7 @@ class Decompressor:
 
     def _read(self, read_text: ReadText, name: bytes, value: bytes) -> Field:
         text = read_text(name, value)
-        field = Field(*text)
+        field = Field(*text, may_be_padded=True)
         if text != (name, value):
             self.replaced = True
             field.size = len(name) + len(value) + FIELD_OVERHEAD_BYTES  # the encoder counts what it has sent

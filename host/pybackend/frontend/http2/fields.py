@@ -13,6 +13,8 @@ NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+\Z")
 VALUE: Final = re.compile(rb"(?![ \t])[^\x00\r\n]*+(?<![ \t])\Z")
 """No NUL, CR or LF, and no blank at either end."""
 
+_PADDED_VALUE: Final = re.compile(rb"[^\x00\r\n]*+\Z")
+
 CONNECTION_SPECIFIC: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
@@ -62,9 +64,12 @@ Fault = tuple[str, str]
 class Field:
     """A received field. It is checked once, when it is received as text; repetitions are indexes into a table of fields."""
 
-    __slots__ = ("is_plain", "is_pseudo", "mark", "pair", "pseudo_fault", "size")
+    __slots__ = ("_may_be_padded", "is_plain", "is_pseudo", "mark", "pair", "pseudo_fault", "size")
 
-    def __init__(self, name: bytes, value: bytes) -> None:
+    def __init__(self, name: bytes, value: bytes, *, may_be_padded: bool = False) -> None:
+        self._may_be_padded = (
+            may_be_padded  # blanks at the ends of its value are no fault, unless it is a pseudo-header field
+        )
         self.mark = NO_MARK  # a byte that stands for it in the keys of known heads (:mod:`known_heads`)
         self.pair = (name, value)  # name and value
         # its size in header tables and header sections (RFC 7541 section 4.1)
@@ -87,7 +92,7 @@ class Field:
             if name[:1] == b":":
                 return "8.3", f"pseudo-header field {name[:80]!r} follows ordinary fields or is among trailers"
             return "8.2.1", f"field name {name[:80]!r} is empty, has capitals or forbidden characters"
-        if not VALUE.match(value):
+        if not (_PADDED_VALUE if self._may_be_padded else VALUE).match(value):
             return "8.2.1", f"field {name[:80]!r} has NUL, CR, LF or outer blanks in its value"
         if name in CONNECTION_SPECIFIC:
             return "8.2.2", f"field {name[:80]!r} is about a connection of HTTP/1.1"

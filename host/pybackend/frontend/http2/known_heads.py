@@ -206,7 +206,10 @@ class KnownHeads:
         size = len(name) + len(value) + FIELD_OVERHEAD_BYTES
         if self._read_text is not None and (mark not in _UNREAD or name in self._replaced):
             name, value = self._read_text(name, value)
-        field = Field(name, value) if mark not in _UNREAD else plain_field(name, value)
+        if mark in _UNREAD:
+            field = plain_field(name, value)
+        else:
+            field = Field(name, value, may_be_padded=self._read_text is not None)
         field.size, field.mark = size, mark if size <= _LONGEST_FIELD_BYTES else NO_MARK
         table.add(field)
         marks = _STATIC_MARKS + field.mark + marks[_FIRST_INDEX:-2] + b"\0"

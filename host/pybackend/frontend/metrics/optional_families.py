@@ -106,6 +106,8 @@ class LatencyFamilies:
             shown = versions
             if name == _WITHOUT_CACHE:
                 shown = [each for each in versions if not each[1].config.response_cache_enabled]
+                if any_cached and not shown:
+                    continue
             yield Family(name, "summary", text, self._summary(shown, window, count, total))
 
     def _summary(self, versions: _Labelled, window: str, count: str, total: str) -> Iterator[Sample]:

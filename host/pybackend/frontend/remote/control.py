@@ -62,6 +62,10 @@ class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
     about: Annotated[dict[str, str], Meta(max_length=10)]
 
 
+class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=69):
+    """I was told to stop, and models have all that may still come on connections that clients have."""
+
+
 # To a front end: tags 96 to 127
 
 
@@ -136,8 +140,12 @@ class LogLevel(Struct, array_like=True, frozen=True, gc=False, tag=102):
 
 
 class Stop(Struct, array_like=True, frozen=True, gc=False, tag=103):
-    """Accept no more connections, and end after the last answer."""
+    """Accept no more connections, and end once the last one is closed: its client is told with the next answer."""
 
 
-FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed
-FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop | Keys
+class CloseIdle(Struct, array_like=True, frozen=True, gc=False, tag=105):
+    """Wait no longer for clients that keep their connections."""
+
+
+FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed | Quiet
+FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop | CloseIdle | Keys

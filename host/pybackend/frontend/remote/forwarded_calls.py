@@ -11,6 +11,7 @@ import socket
 import struct
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from pybackend.frontend.access_rules import AccessRules
@@ -19,7 +20,7 @@ from pybackend.frontend.grpc.call import Call
 from pybackend.frontend.grpc.connection import GrpcConnection, connections
 from pybackend.frontend.grpc.errors import trailers_only
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.grpc.head import CallHead
+from pybackend.frontend.grpc.head import CallHead, CallPolicy, spelled
 from pybackend.frontend.grpc.infer_table import INFER, STREAM_INFER, InferTable, begin_call
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http.infer_frontend import InferFrontend
@@ -84,7 +85,7 @@ class ForwardingGrpc(GrpcFrontend):
             infer.engine, infer.limits, infer.client_memory, request_log, policy, settings, fast_paths=fast_paths
         )
         # Credentials stay as they are, because the engine's process decides by them.
-        self.config = replace(self.config, read_text=_read_metadata)
+        self.config = replace(self.config, read_text=partial(_read_metadata, policy))
         self._table = ForwardingTable(self, engine, tunneller)
 
     async def start(self, sock: socket.socket, tls: Secured | None) -> None:
@@ -96,8 +97,8 @@ class ForwardingGrpc(GrpcFrontend):
         super().left(connection)
 
 
-def _read_metadata(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    return (name, value) if name[:1] == b":" else (name.lower(), value.strip(b" \t"))
+def _read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    return (name, value) if name[:1] == b":" else spelled(policy, name, value)
 
 
 class ForwardingTable(InferTable):

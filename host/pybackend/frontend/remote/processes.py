@@ -206,12 +206,26 @@ class FrontEnds:
         return sum(each.connection_count for each in self._all)
 
     def stop_listening(self) -> None:
-        """Refuse new connections and close idle ones; the others close after their current answers."""
+        """Refuse new connections; see :meth:`pybackend.frontend.listener.Port.stop_listening`."""
         for each in self._all:
             each.stop()
         for service in self._services.values():
             for sock in set(service.sockets):
                 release(sock)
+
+    def close_idle(self) -> None:
+        """Close connections without a running request; the others close after their current answers."""
+        for each in self._all:
+            each.post(control.CloseIdle())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all have told that models have all that may still come; see :attr:`pybackend.frontend.listener.Port.is_quiet`."""
+        return all(each.is_quiet.is_set() for each in self._all)
+
+    async def quiet(self) -> None:
+        """Return once :attr:`is_quiet`."""
+        await asyncio.gather(*(each.is_quiet.wait() for each in self._all))
 
     async def stop(self, deadline_s: float) -> bool:
         """Wait for the ends of all until a deadline of the loop's clock, then kill them; True if none had to be killed."""
@@ -267,6 +281,7 @@ class FrontEnd:
         request_log: RequestLog,
     ) -> None:
         self.connection_count = 0  # its clients' connections when it was last asked
+        self.is_quiet = asyncio.Event()  # set, once it is told to stop, when it is as quiet as a port is
         self.on_shortage = self.make_room  # see :meth:`FrontEnds.make_room`
         self._keys = keys
         self._request_log = request_log
@@ -359,6 +374,7 @@ class FrontEnd:
                 control.Ready: self._on_ready,
                 control.Line: self._write,
                 control.Accessed: self._log_access,
+                control.Quiet: lambda _told: self.is_quiet.set(),
             }
         )
         service.on_shortage = self.on_shortage
@@ -391,6 +407,8 @@ class FrontEnd:
         asked, self._asked = self._asked, {}
         for each in asked.values():
             set_done(each)
+        if self._stops:
+            self.is_quiet.set()
         self._gone.set()
 
     def _end(self, cause: str) -> None:
@@ -503,10 +521,11 @@ class FrontEnd:
     # The end
 
     def stop(self) -> None:
-        """Have it accept no more connections, and end after the last answer."""
+        """Have it accept no more connections, and end once the last one is closed."""
         self._stops = True
         self.post(control.Stop())
         if self._process is None:
+            self.is_quiet.set()
             self._gone.set()
 
     async def wait(self, deadline_s: float) -> bool:

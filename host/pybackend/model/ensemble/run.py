@@ -413,7 +413,7 @@ class EnsembleRun:
         if any(tensor.chain == scope.chain for _, tensor in found):
             requests = self._requests
             response = InferenceResponse(requests.name, requests.version, self.pending.request.id, final=False)
-            add_outputs(response, found, scope.chain, requests.signature)
+            add_outputs(response, found, scope.chain, requests.signature, self.pending.request)
             requests.answer(self, response)
 
     def _finish(self) -> None:
@@ -435,7 +435,7 @@ class EnsembleRun:
                     text = f"{self.pending.request.prefix}{text}: no step has set '{name}'"
                     self.fail(InferenceError(text, ErrorCode.INVALID_ARG))
                     return
-            add_outputs(response, found, ONCE, requests.signature)
+            add_outputs(response, found, ONCE, requests.signature, self.pending.request)
         else:
             response.empty = True
         self.ended = True

@@ -186,11 +186,16 @@ def take_outputs(
 
 
 def add_outputs(
-    response: InferenceResponse, found: Sequence[tuple[str, EnsembleTensor]], chain: Chain, signature: ModelSignature
+    response: InferenceResponse,
+    found: Sequence[tuple[str, EnsembleTensor]],
+    chain: Chain,
+    signature: ModelSignature,
+    whole: InferenceRequest,
 ) -> None:
     """Add outputs to the ensemble's response; their memory is kept until the response is released.
 
-    The response belongs to the end of the streams ``chain``: only tensors that came through them are not needed again.
+    The response belongs to the end of the streams ``chain``: only tensors that came through them are not needed again. It names
+    the sequence of ``whole``, the request to the ensemble, unless a step has named another one.
     """
     memories: list[Memory] = []
     named: Correlation | None = None
@@ -210,6 +215,8 @@ def add_outputs(
         response.outputs.append(OutputTensor(name, tensor.datatype, shape, tensor.data))
     if memories:
         response.on_release = partial(_give_back, memories)
+    if named is None and (whole.correlation_id or whole.flags):
+        named = (whole.correlation_id, whole.flags)
     if named is not None:
         response.parameters = _correlation_parameters(named)
 

@@ -65,6 +65,59 @@ def test_a_configured_scheduler_stays():
     assert (document["max_batch_size"], "dynamic_batching" in document) == (4, False)
 
 
+SEQUENCE = {
+    "control_input": [
+        {"name": "START", "control": [{"kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0, 1]}]},
+        {"name": "ID", "control": [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64"}]},
+    ],
+    "state": [{"input_name": "before", "output_name": "after", "data_type": "TYPE_FP32", "dims": [-1, 5]}],
+}
+SEQUENTIAL = Signature(
+    [
+        TensorInfo("x", "TYPE_FP32", (-1, 3)),
+        TensorInfo("START", "TYPE_FP32", (-1, 1)),
+        TensorInfo("ID", "TYPE_UINT64", (-1, 1)),
+        TensorInfo("before", "TYPE_FP32", (-1, -1, 5)),
+    ],
+    [TensorInfo("y", "TYPE_INT64", (-1, 1)), TensorInfo("after", "TYPE_FP32", (-1, -1, 5))],
+)
+
+
+def test_what_a_sequence_batcher_adds_are_no_inputs_and_outputs_of_clients():
+    for given in ({}, {"input": [{**X, "dims": [3]}], "output": [{**Y, "dims": [1]}], "max_batch_size": 4}):
+        document = completed(SEQUENTIAL, sequence_batching=SEQUENCE, **given)
+        assert document["max_batch_size"] == 4
+        assert document["input"] == [{**X, "dims": [3]}]
+        assert document["output"] == [{**Y, "dims": [1]}]
+
+
+def test_a_state_can_be_an_output_for_clients_too():
+    after = {"name": "after", "data_type": "TYPE_FP32"}
+    document = completed(SEQUENTIAL, sequence_batching=SEQUENCE, output=[after])
+    assert document["output"] == [{**after, "dims": [-1, 5]}]
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        (FILE, "unexpected inference input 'START', allowed inputs are: x TYPE_FP32 [-1, 3], mask TYPE_BOOL [-1, 3]"),
+        (
+            SEQUENTIAL._replace(inputs=[SEQUENTIAL.inputs[0], TensorInfo("START", "TYPE_INT32", (-1, 1))]),
+            "unable to load model 'm', configuration expects datatype TYPE_FP32 for input 'START', model provides TYPE_INT32",
+        ),
+        (
+            SEQUENTIAL._replace(inputs=[*SEQUENTIAL.inputs, TensorInfo("READY", "TYPE_FP32", (-1, 1))]),
+            "unable to load model 'm', configuration expects 4 inputs, model provides 5: add READY TYPE_FP32 [-1, 1] to "
+            "config.pbtxt",
+        ),
+    ],
+)
+def test_a_file_that_lacks_what_a_sequence_batcher_adds_or_has_more(signature, expected):
+    with pytest.raises(TritonModelException) as raised:
+        completed(signature, sequence_batching=SEQUENCE, input=[{**X, "dims": [3]}], max_batch_size=4)
+    assert str(raised.value).startswith(expected)
+
+
 def test_a_configured_batch_size_stays():
     document = completed(max_batch_size=9)
     assert (document["max_batch_size"], "dynamic_batching" in document) == (9, False)
