@@ -91,8 +91,7 @@ class InferExchange(Exchange):
         if self.admission is None:
             return
         try:
-            if frontend.forwards is not None:
-                self.head.forwarded = frontend.forwards.of(head.headers)
+            self.head.forwarded = frontend.forwarded(head.headers)
             fields = self.head.fields
             fields.check()
             if (

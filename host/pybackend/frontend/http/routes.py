@@ -12,6 +12,11 @@ from fastapi import FastAPI, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pybackend.frontend.access.restrictions import Headers
+
+WRITTEN_HEADERS = "pybackend.headers"
+"""The member of a scope with the headers as they were sent: ASGI has their names in lower case."""
+
 _INFER_TARGET = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 
 _ENCODED_SLASH = re.compile("%2[Ff]")
@@ -151,6 +156,12 @@ def version(request: Request) -> str:
 def client_address(request: Request) -> str:
     """``host:port`` of the client, ``""`` if it is unknown."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
+
+
+def written_headers(request: Request) -> Headers:
+    """The headers, whose names are as the client wrote them if this server's own port has read them; else they are in lower case."""
+    headers: Headers = request.scope.get(WRITTEN_HEADERS, request.headers.raw)
+    return headers
 
 
 async def disconnected(request: Request) -> None:

@@ -16,6 +16,7 @@ from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_port import InferPort
 from pybackend.frontend.http.request_reader import RequestHead, path_of
+from pybackend.frontend.http.routes import WRITTEN_HEADERS
 from pybackend.frontend.request_log import RECORD, RequestLog
 
 _KEY = "exchange"
@@ -46,6 +47,7 @@ class AsgiApp:
     async def _observed(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the application; the exchange learns what it answers."""
         exchange: AsgiExchange = scope["state"].pop(_KEY)
+        scope[WRITTEN_HEADERS] = exchange.headers
         record = exchange.record
         if record is not None:
             scope[RECORD] = record
@@ -85,11 +87,12 @@ class AsgiApp:
 class AsgiExchange(Exchange):
     """A request and its answer."""
 
-    __slots__ = ("_chunked", "_protocol", "_status", "connection", "has_begun", "record", "sent_bytes")
+    __slots__ = ("_chunked", "_protocol", "_status", "connection", "has_begun", "headers", "record", "sent_bytes")
 
     def __init__(self, connection: HttpConnection, head: RequestHead, app: AsgiApp) -> None:
         path_of(head.target)  # uvicorn's object has no answer to a target without one
         self.connection = connection
+        self.headers = head.headers
         self._chunked = head.chunked
         self.record = connection.record
         self.has_begun = False
