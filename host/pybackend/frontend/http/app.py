@@ -34,7 +34,7 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.routes import (
     MODEL,
     VERSION,
-    SlashesInNames,
+    RoutedRequests,
     add_route,
     client_address,
     model_name,
@@ -90,7 +90,7 @@ def make_app(frontend: InferFrontend, *, openai: bool = False, mlflow: bool = Fa
         body = error_body(request.scope["path"], error.detail + advice, error.status_code)
         return Response(body, error.status_code, headers=error.headers, media_type=_JSON)
 
-    app.add_middleware(SlashesInNames)
+    app.add_middleware(RoutedRequests)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(InferenceError, _inference_error)
     app.add_exception_handler(Exception, _unexpected_error)

@@ -16,7 +16,7 @@ from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_port import InferPort
 from pybackend.frontend.http.request_reader import RequestHead, path_of
-from pybackend.frontend.http.routes import WRITTEN_HEADERS
+from pybackend.frontend.http.routes import WRITTEN_HEADERS, as_get
 from pybackend.frontend.request_log import RECORD, RequestLog
 
 _KEY = "exchange"
@@ -57,6 +57,7 @@ class AsgiApp:
         writer = exchange.connection.writer
         if writer.is_1_0:
             scope["http_version"] = "1.0"
+        scope = as_get(scope)
 
         async def noting(message: Any) -> None:
             starts = message["type"] == "http.response.start"
