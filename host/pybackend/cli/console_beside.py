@@ -23,7 +23,7 @@ class ConsoleBeside:
             "url": _url(server.http_address, secure=settings.http.tls is not None),
             "metrics_url": _url(server.metrics_address, secure=False) if server.metrics_address else "",
             "grpc_url": _reachable(server.grpc_address),
-            "headers": _headers(settings),
+            "headers": {**server.diagnostics_headers, **_headers(settings)},
         }
         self._process = subprocess.Popen([sys.executable, "-P", "-m", "pybackend.tools.console"], stdin=subprocess.PIPE)
         assert self._process.stdin is not None
