@@ -290,7 +290,7 @@ class PythonModel(Model):
         return reason
 
     def _note_objection(self, reason: str) -> None:
-        """Keeps the words of its own check; the log has a line whenever they change between yes and no."""
+        """Note what ``is_ready`` says; the log has a line whenever that changes between yes and no."""
         about = self.full_name, self.version
         if reason and not self._objection:
             log.warning("Model '%s' version %s is not ready: %s", *about, reason)
