@@ -1,7 +1,7 @@
 """Engines that run servers instead of this process, and programs that run beside a server."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pybackend.flag import Flag, FlagOwner
@@ -45,6 +45,7 @@ class Addresses(NamedTuple):
     http: str
     grpc: str
     metrics: str
+    diagnostics_headers: Mapping[str, str]  # that its diagnostics demand
 
 
 class Process(Protocol):

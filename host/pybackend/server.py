@@ -49,6 +49,7 @@ from pybackend.observability.tracing.tracer import Tracer, make_recorder
 from pybackend.observability.unexpected import log_unexpected, repeat
 from pybackend.plugins import CACHES, FURTHER_PORTS, OTHER_SERVERS, installed_apis, signature_extras
 from pybackend.process.bundle import remove_unused_bundles
+from pybackend.process.diagnostics_key import HEADER, DiagnosticsKey
 from pybackend.process.launcher import StubLauncher
 from pybackend.protocol.limits import BodyLimits
 from pybackend.repository.host_settings import make_host
@@ -120,6 +121,7 @@ class Server:
         self._services.open(self.engine, self._repository.catalogue, self._others)
         router.open(self.engine, self._repository.catalogue)
         self._sockets = _Sockets()
+        self._diagnostics_key = DiagnosticsKey(launcher.bundle.parent)
         self._followed: list[FollowedFiles[Any]] = []
         self._front_ends: FrontEnds | None = None
         self._http: HttpServer | None = None
@@ -172,6 +174,7 @@ class Server:
                 task.cancel()
             self._launcher.close()
             self._sandbox.close()
+            self._diagnostics_key.close()
         if failed is not None:
             raise ServerError(failed.fatal())
         return status
@@ -217,6 +220,11 @@ class Server:
     def http_address(self) -> str:
         """The address of the HTTP port, empty if there is none."""
         return address_of(self._sockets.http[0]) if self._sockets.http else ""
+
+    @property
+    def diagnostics_headers(self) -> dict[str, str]:
+        """The header that opens the diagnostics, unless the operator has chosen another one."""
+        return {HEADER: self._diagnostics_key.value}
 
     @property
     def grpc_address(self) -> str:
@@ -268,7 +276,8 @@ class Server:
                 fast_paths=self._settings.fast_paths,
             )
             app = make_app(frontend, rules.apis)
-            diagnostics_routes.add(app, frontend, self._settings.in_force)
+            diagnostics_routes.add(app, frontend, self._settings.in_force, HEADER, self._diagnostics_key.value)
+            self._diagnostics_key.publish(self.http_address)
             self._http = HttpServer(
                 app if rules.cors is None else rules.cors.wrap(app),
                 self._client_memory,

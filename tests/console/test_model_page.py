@@ -317,9 +317,7 @@ def test_a_model_that_is_killed_while_somebody_looks_comes_back(
     restarts = page.locator("dl.figures div").filter(has_text="Restarts").locator("dd")
     restarts.filter(has_text="-").wait_for(state="hidden")
     before = int(restarts.inner_text())
-    pid = next(
-        row["pid"] for row in server.get("/v2/diagnostics/processes").json["processes"] if row["name"] == "odd_0"
-    )
+    pid = next(row["pid"] for row in server.diagnostics("processes").json["processes"] if row["name"] == "odd_0")
     os.kill(pid, signal.SIGKILL)
     restarts.filter(has_text=str(before + 1)).wait_for()
     page.get_by_label("Value of WORD").fill("again")

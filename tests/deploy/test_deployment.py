@@ -93,6 +93,13 @@ def test_the_probes_of_the_pod_ask_what_the_server_answers(tmp_path):
             assert server.get(container()[probe]["httpGet"]["path"]).status == 200, probe
 
 
+@pytest.mark.e2e
+def test_only_a_probe_that_names_a_model_tells_of_a_wrong_mount(tmp_path):
+    with serving(tmp_path) as server:
+        assert server.get("/v2/health/ready").status == 200
+        assert server.get("/v2/models/identity/ready").status == 400
+
+
 def test_the_runtime_of_kserve_starts_the_server_as_triton_is_started():
     (runtime,) = manifests("kserve-runtime.yaml")
     (server,) = runtime["spec"]["containers"]

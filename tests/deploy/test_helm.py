@@ -38,7 +38,13 @@ def test_the_values_are_those_of_the_schema():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"replica": 1}, {"replicas": "2"}, {"repository": {"url": "ftp://host/models.tar"}}, {"flags": {"HTTP_PORT": 1}}],
+    [
+        {"replica": 1},
+        {"replicas": "2"},
+        {"repository": {"url": "ftp://host/models.tar"}},
+        {"flags": {"HTTP_PORT": 1}},
+        {"probes": {"model": "a/b"}},
+    ],
 )
 def test_wrong_values_are_refused(wrong):
     with pytest.raises(jsonschema.ValidationError):
@@ -134,6 +140,7 @@ VARIANTS = {
         "tolerations": [{"key": "a", "operator": "Exists"}],
         "affinity": {"podAntiAffinity": {}},
         "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+        "probes": {"model": "add_sub"},
     },
     "with TLS and keys": {
         "flags": {
@@ -166,6 +173,8 @@ def test_the_chart_makes_manifests_that_kubernetes_accepts(values, tmp_path):
     assert pod["spec"]["securityContext"]["runAsNonRoot"]
     mounted = {each["name"] for part in ("containers", "initContainers") for each in _mounts(pod, part)}
     assert mounted == {each["name"] for each in pod["spec"]["volumes"]}
+    asked = "models/add_sub" if "probes" in values else "health"
+    assert container["startupProbe"]["httpGet"]["path"] == f"/v2/{asked}/ready"
     schemes = {container[f"{name}Probe"]["httpGet"].get("scheme") for name in ("startup", "readiness", "liveness")}
     assert schemes == {"HTTPS" if "volumes" in values else None}
 

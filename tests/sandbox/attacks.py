@@ -5,6 +5,7 @@ This file is imported by a model, in its process: it needs no more than a model 
 
 import ctypes
 import errno
+import http.client
 import mmap
 import os
 import platform
@@ -644,6 +645,22 @@ def leave_message_queue(_):
         raise OSError(ctypes.get_errno(), "msgget")
     _libc.msgctl(queue, 0, None)
     return "made"
+
+
+def read_diagnostics_key(context):
+    for parent, _, files in os.walk(context["server_directory"] + "/diagnostics", onerror=_raise):
+        for name in files:
+            return _read(os.path.join(parent, name))
+    raise FileNotFoundError("the key lies elsewhere")
+
+
+def ask_diagnostics(context):
+    connection = http.client.HTTPConnection("127.0.0.1", context["http_port"], timeout=20)
+    connection.request("GET", "/v2/diagnostics/configuration?model=victim")
+    reply = connection.getresponse()
+    if reply.status != 200:
+        raise PermissionError(reply.read())
+    return reply.read()
 
 
 def own_environment(_):

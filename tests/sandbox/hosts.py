@@ -158,6 +158,7 @@ def arena(kind: str, *flags: str, models: dict[str, dict[str, str]], closed: Seq
             "ATTACK_TEST_SECRET": "to be kept",
             "OPENBLAS_NUM_THREADS": "1",
         }
+        ends["server_directory"] = os.path.join(environment["XDG_CACHE_HOME"], "pybackend")
         server = ServerProcess([repository], *flags, python=python, env=environment, cwd=str(ROOT_DIRECTORY), **popen)
         stack.callback(_end, server)
         yield Arena(server, _context(base, repository, home, server, ends, python[-1]))
@@ -245,6 +246,7 @@ def _context(
         "packages": said.strip(),
         "setuid_id": setuid_id,
         "host": server.process.pid,
+        "http_port": server.port,
         "host_address": 0x400000,
         "most_memory": MEMORY_MB << 20,
     }

@@ -1,5 +1,7 @@
 """Every attack of the table, against every kind of server, at both levels: what the table says is what happens."""
 
+from pathlib import Path
+
 import pytest
 
 from pybackend_stub.sandbox import landlock
@@ -35,6 +37,7 @@ def test_attacks(kind):
     wrong = {}
     with arena(kind, models=models) as host:
         host.server.wait_ready()
+        assert list(Path(host.context["server_directory"], "diagnostics").glob("*/*/*")), "there is no key to read"
         victim = host.ask("victim")
         host.context["other_pid"] = victim["pid"]
         host.context["most_processes"] = processes

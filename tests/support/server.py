@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pybackend.process.diagnostics_key import HEADER, key_of
 from pybackend.process.warden_program import NAME as WARDEN_NAME
 from pybackend_wire.zygote import ARGUMENT as ZYGOTE_ARGUMENT
 from pybackend_wire.zygote import SPARE_NAME, ZYGOTE_NAME
@@ -165,6 +167,12 @@ class ServerProcess:
 
     def get(self, path: str) -> Reply:
         return self.request("GET", path)
+
+    def diagnostics(self, path: str) -> Reply:
+        """GET below ``/v2/diagnostics``, with the key that programs of the server's user find."""
+        with socket.create_connection(("127.0.0.1", self.port)) as connected:
+            key = key_of(connected)
+        return self.request("GET", f"/v2/diagnostics/{path}", headers={HEADER: key})
 
     def infer(
         self, model: str, body: bytes | str | dict[str, Any] | None, headers: Mapping[str, str] | None = None

@@ -62,7 +62,9 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
 
     def on_ready() -> None:
         settle_collector()
-        addresses = Addresses(server.http_address, server.grpc_address, server.metrics_address)
+        addresses = Addresses(
+            server.http_address, server.grpc_address, server.metrics_address, server.diagnostics_headers
+        )
         for companion in [row.load() for row in COMPANIONS if row in flag_owners()]:
             process = companion.start(settings, addresses)
             if process is not None:

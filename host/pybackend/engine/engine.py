@@ -105,10 +105,7 @@ class InferenceEngine:
 
     async def is_model_ready(self, model: Model) -> bool:
         """True if a model version accepts requests, all its instances are alive, and its ``is_ready`` agrees."""
-        reason = await model.not_ready_reason()
-        if reason:
-            log.debug("Model '%s' version %s is not ready: %s", model.full_name, model.version, reason)
-        return not reason
+        return not await model.not_ready_reason()
 
     async def is_ready_by_name(self, name: str, version: str = "") -> bool:
         """True if that version is ready, or any for ``""``, and False for an unknown model; see :meth:`is_model_ready`."""

@@ -62,7 +62,8 @@ class VersionFigures:
 
     @property
     def is_ready(self) -> bool:
-        return self._model.is_ready
+        """True as for a probe, if the model's own check says what it said last; see :meth:`RepositoryFigures.ask_models`."""
+        return self._model.is_ready and not self._model.own_objection
 
     @property
     def pending_count(self) -> int:
@@ -143,6 +144,10 @@ class RepositoryFigures:
 
     def __init__(self, repository: ModelRepository) -> None:
         self._repository, self._catalogue = repository, repository.catalogue
+
+    async def ask_models(self) -> None:
+        """Ask the models whether they are ready; see :meth:`ModelCatalogue.ask_models`."""
+        await self._catalogue.ask_models()
 
     def versions(self) -> list[VersionFigures]:
         """The versions that have figures; see :attr:`VersionFigures.has_served`."""

@@ -111,6 +111,11 @@ class ReadinessProbe:
     def __init__(self) -> None:
         self._answer: asyncio.Future[str] | None = None
 
+    @property
+    def is_asked(self) -> bool:
+        """True while a question has no answer."""
+        return self._answer is not None
+
     async def ask(self, send: Callable[[], None], limit_s: float | None) -> str:
         """Why the model is not ready; empty if it is."""
         joins = self._answer is not None

@@ -163,6 +163,16 @@ class Model(ABC):
         return "" if self.is_ready else self.reason or self.state.value.lower()
 
     @property
+    def own_objection(self) -> str:
+        """Why the model is not ready by its own check, when it was last asked; empty if it is, or was never asked."""
+        return ""
+
+    @property
+    def keeps_askers_waiting(self) -> bool:
+        """True while its own check has not returned in time, or if it may stop at a breakpoint."""
+        return False
+
+    @property
     def pending_count(self) -> int:
         """Number of requests that wait for an instance."""
         return 0

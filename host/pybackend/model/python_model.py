@@ -159,6 +159,7 @@ class PythonModel(Model):
         self._processes = ModelProcesses(source, host, self._requests)
         self._serving: ServingVersion | None = None
         self._views_regions = False
+        self._objection = ""
         self._states: frozenset[str] = frozenset()
         self.sequences = VersionSequences()
 
@@ -284,7 +285,28 @@ class PythonModel(Model):
     async def not_ready_reason(self) -> str:
         if self.state is not ModelState.READY:
             return await super().not_ready_reason()
-        return await self._processes.not_ready_reason()
+        reason = await self._processes.not_ready_reason()
+        if self._processes.are_ready and self.state is ModelState.READY:
+            self._note_objection(reason)
+        return reason
+
+    def _note_objection(self, reason: str) -> None:
+        """Note what ``is_ready`` says; the log has a line whenever that changes between yes and no."""
+        about = self.full_name, self.version
+        if reason and not self._objection:
+            log.warning("Model '%s' version %s is not ready: %s", *about, reason)
+        elif self._objection and not reason:
+            log.info("Model '%s' version %s is ready again", *about)
+        self._objection = reason
+
+    @property
+    def own_objection(self) -> str:
+        return self._objection if self.state is ModelState.READY else ""
+
+    @property
+    def keeps_askers_waiting(self) -> bool:
+        is_late = bool(self._objection) and any(instance.is_asked for instance in self.instances)
+        return is_late or self._processes.is_debugged
 
     @property
     def pending_count(self) -> int:

@@ -48,7 +48,7 @@ def stage_bundle(cache_directory: Path | None = None) -> Path:
     digest = hashlib.blake2b(__version__.encode() + _MAIN.encode(), digest_size=12)
     for name, path in sources:
         digest.update(name.encode() + b"\0" + path.read_bytes())
-    for parent in [cache_directory] if cache_directory else _cache_directories():
+    for parent in [cache_directory] if cache_directory else server_directories():
         target = parent / f"{_NAME}{digest.hexdigest()}"
         try:
             _hold(target)
@@ -140,8 +140,8 @@ def _sources() -> list[tuple[str, Path]]:
     return found
 
 
-def _cache_directories() -> list[Path]:
-    """Return the places for a bundle, the best first; bundles are permanent, so a crash leaves no rubbish."""
+def server_directories() -> list[Path]:
+    """Return the places for a server's own directory, the best first; bundles in it are permanent, so a crash leaves no rubbish."""
     chosen = os.environ.get("XDG_CACHE_HOME")
     # The superuser's home directory is closed to other users, and models' processes may run as others.
     usual = Path("/var/cache") if os.getuid() == 0 else Path.home() / ".cache"

@@ -147,6 +147,8 @@ def _flat_members(outline: Outline, count: int) -> Iterator[tuple[str, Raw, bool
     if count > len(members):
         _refuse_repeated(outline.skeleton)
     for name, text in members.items():
+        if name in {"id", PARAMETERS} and bytes(memoryview(text)[:1]) == b"n":
+            continue  # null: some clients write it for what they leave out
         if name != PARAMETERS:
             yield name, text, False
             continue

@@ -1,5 +1,6 @@
 """The known models by name, and what clients may ask about them. Reads only; :mod:`.changes` loads and unloads."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -161,6 +162,14 @@ class ModelCatalogue:
         """Every known version, sorted by full name and number."""
         for _, entry in sorted(self.entries.items()):
             yield from entry.versions.values()
+
+    async def ask_models(self) -> None:
+        """Ask the models that have an ``is_ready``, so that :attr:`Model.own_objection` is as a probe would find it now.
+
+        One that hangs in it has answered: nobody waits for it again.
+        """
+        asked = [model for model in self.models() if model.has_is_ready and not model.keeps_askers_waiting]
+        await asyncio.gather(*(model.not_ready_reason() for model in asked))
 
     @property
     def all_ready(self) -> bool:

@@ -175,7 +175,7 @@ class ModelControl:
 
         A repository that does not answer is shown as it was when it last did: the reasons of its other models say so.
         """
-        scan, doubt = await self._changes.files.look_briefly()
+        (scan, doubt), _ = await asyncio.gather(self._changes.files.look_briefly(), self._catalogue.ask_models())
         if doubt and doubt != self._doubt:
             log.warning("the repository index may be out of date: %s", doubt)
         self._doubt = doubt

@@ -188,17 +188,18 @@ class ModelEntry:
         if not self.versions:
             state = ModelState.UNAVAILABLE.value if self.reason else ""  # a model that waits to load has not failed
             return [ModelStatus(self.name, no_version, state, self.reason, self.namespace)]
-        change = "" if self.failed_change is None else str(self.failed_change)
         return [
-            ModelStatus(
-                self.name,
-                str(version),
-                model.state.value,
-                change if model.state is ModelState.READY else model.reason,
-                self.namespace,
-            )
+            ModelStatus(self.name, str(version), *self._state_of(model), self.namespace)
             for version, model in self.versions.items()
         ]
+
+    def _state_of(self, model: Model) -> tuple[str, str]:
+        """The state of a version as clients see it, and the reason; a model that says itself that it is not ready is not."""
+        if model.state is not ModelState.READY:
+            return model.state.value, model.reason
+        if model.own_objection:
+            return ModelState.UNAVAILABLE.value, model.own_objection
+        return model.state.value, "" if self.failed_change is None else str(self.failed_change)
 
 
 _NO_RULES = TrafficRules({})

@@ -14,7 +14,9 @@ from time import monotonic
 from pybackend.author_files.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
+from pybackend.modelconfig.loader import load_policy
 from pybackend.modelconfig.model_directory import config_file
+from pybackend.modelconfig.schema import ModelConfig
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges
 from pybackend.repository.entry import ModelEntry
@@ -82,6 +84,9 @@ class ChangeNotices:
 COMPLAINT_S = 60.0
 """The log names a model that has been changing for this long."""
 
+_UNFINISHED_PERIODS = 2
+"""A configuration file that seems to be half written counts after so many periods without a change."""
+
 _NEVER = -1
 """Marks a model in cloud storage that must be loaded again, even if it does not change."""
 
@@ -114,13 +119,15 @@ class _Unsettled:
     look: _Look | None  # the last one; None if the model is gone
     moment: int  # of that look
     since_s: float  # when it began to change
+    same_since_s: float  # of that look
     complained: bool = False  # the log has named it
 
 
 class Poller:
     """Looks for changes, and loads and unloads models.
 
-    A change is carried out once the model looks the same twice. Models in cloud storage look as in the last listing of their
+    A change is carried out once the model looks the same twice; where the configuration file of a model that serves seems to be half
+    written, once it has stayed so for two periods. Models in cloud storage look as in the last listing of their
     repository; listings go on by themselves, so that a repository that does not answer delays no other. A failed load is not repeated until the model changes
     again; the versions that served keep serving.
     """
@@ -192,7 +199,7 @@ class Poller:
         self._looks += 1
         for name in sorted({*found, *self._carried_out, *self._unsettled}):
             look = found.get(name)
-            self._consider(name, look, self._moment(name, look, scan))
+            await self._consider(name, look, self._moment(name, look, scan))
 
     def _moment(self, name: str, look: _Look | None, scan: RepositoryScan) -> int:
         """A number that differs between looks at different times; for cloud storage, the number of the last listing."""
@@ -200,16 +207,17 @@ class Poller:
         listing = None if seen is None or seen.directory is None else scan.listings.get(seen.directory.parent)
         return self._looks if listing is None else listing.number
 
-    def _consider(self, name: str, look: _Look | None, moment: int) -> None:
+    async def _consider(self, name: str, look: _Look | None, moment: int) -> None:
         known, before = self._carried_out.get(name), self._unsettled.get(name)
         if look is known or (look is not None and look.equals(known)):
             if look is not None:
                 self._carried_out[name] = look
             self._unsettled.pop(name, None)
         elif before is None:
-            self._unsettled[name] = _Unsettled(look, moment, monotonic())
+            now_s = monotonic()
+            self._unsettled[name] = _Unsettled(look, moment, now_s, now_s)
         elif not (look is before.look or (look is not None and look.equals(before.look))):
-            before.look, before.moment = look, moment
+            before.look, before.moment, before.same_since_s = look, moment, monotonic()
             if not before.complained and monotonic() - before.since_s > COMPLAINT_S:
                 before.complained = True
                 log.warning(
@@ -219,7 +227,20 @@ class Poller:
                     self._settle_s,
                 )
         elif moment != before.moment and name not in self._running:  # it waits for the end of the change before
-            self._begin(name, look)
+            may_go_on = monotonic() - before.same_since_s < _UNFINISHED_PERIODS * self._period_s
+            if not (may_go_on and await self._seems_unfinished(name, look, known)):
+                self._begin(name, look)
+
+    async def _seems_unfinished(self, name: str, look: _Look | None, known: _Look | None) -> bool:
+        """Whether the configuration file of a model that serves may be in the middle of a change."""
+        entry = self._catalogue.entries.get(name)
+        if look is None or look.directory is None or entry is None or not entry.ready_versions():
+            return False
+        if known is None or look.config == known.config:
+            return False
+        had = [_tensors_of(candidate.source.config) for candidate in entry.origins.values()]
+        what = f"the configuration of model '{name}'"
+        return await apart(what, _lacks_tensors, look.directory, self._config_name, frozenset().union(*had))
 
     def _begin(self, name: str, look: _Look | None) -> None:
         del self._unsettled[name]
@@ -265,6 +286,20 @@ def _outside(entry: ModelEntry) -> tuple[str, ...]:
     sources = [origin.source for origin in entry.origins.values()]
     paths = [path for source in sources for path in (source.backend_file, source.environment_path) if path is not None]
     return tuple(dict.fromkeys(map(str, paths)))
+
+
+def _tensors_of(config: ModelConfig) -> frozenset[str]:
+    """The names of the inputs and outputs in a configuration."""
+    return frozenset(tensor.name for tensor in (*config.inputs, *config.outputs))
+
+
+def _lacks_tensors(directory: Path, config_name: str, had: frozenset[str]) -> bool:
+    """Whether the configuration file is missing, empty or broken, or lacks tensors that it had. Blocking."""
+    try:
+        status = (directory / config_file(directory, config_name)).stat()
+        return not status.st_size or not had <= _tensors_of(load_policy(directory, config_name=config_name))
+    except (OSError, ModelLoadError):
+        return True
 
 
 def _look_at(scan: RepositoryScan, config_name: str, outside: Mapping[str, tuple[str, ...]]) -> dict[str, _Look]:

@@ -187,6 +187,12 @@ def exposed(server: ServerPlaces) -> list[str]:
     return [path for path in found if not any(path != top and contains(top, path) for top in found)]
 
 
+def is_open_to_models(path: Path) -> bool:
+    """Whether models at ``standard`` may read and write where a path lies: no rule hides it there."""
+    open_to_all = (*temporary_directories(), *_caches(os.path.realpath(os.path.expanduser("~"))))
+    return any(contains(os.path.realpath(top), os.path.realpath(path)) for top in open_to_all)
+
+
 def _own(server: ServerPlaces, model: ModelPlaces, letters_of_directory: str) -> Rules:
     rules = [(path, _PROGRAMS) for path in (server.bundle, model.backend, *model.python) if path]
     rules += [(path, _PROGRAMS) for path in model.read]

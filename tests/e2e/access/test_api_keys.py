@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
 import threading
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -234,3 +236,38 @@ def test_health_may_be_open(repository, key_file):
             assert [reply.status for reply in connection.replies(2)] == [200, 401]
         with grpc.insecure_channel(server.grpc_url) as channel:
             assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=DEADLINE_S)
+
+
+@pytest.mark.thorough
+@pytest.mark.one_process  # front ends keep the fields of open connections of gRPC as they are, and pass them on
+def test_memory_does_not_gather_the_keys_of_calls(repository, tmp_path):
+    """Freed memory is not overwritten at once, so some of the latest keys are there; models' processes have none."""
+    keys = [f"in-memory-{number:04}-key" for number in range(200)]
+    (tmp_path / "keys").write_text("\n".join(keys))
+    with serving(
+        repository, flags=(f"--api-key-file={tmp_path / 'keys'}", "--api-key-exempt=health,metrics")
+    ) as server:
+        with triton.InferenceServerClient(server.grpc_url) as client:
+            for key in keys:
+                headers = {"authorization": f"Bearer {key}"}
+                for _ in range(4):  # from the third on its head is known
+                    assert server.infer("identity", BODY, headers).status == 200
+                assert server.request("GET", "/v2", headers=headers).status == 200
+                client.infer("identity", grpc_inputs(triton), headers=headers, client_timeout=DEADLINE_S)
+        models = set(server.stub_pids())
+        found = {pid: keys_in_memory(pid) for pid in (server.process.pid, *server.child_pids())}
+    assert all(not found[pid] for pid in models)
+    assert len(found[server.process.pid]) < len(keys) // 4
+
+
+def keys_in_memory(pid):
+    """The keys of the test in the memory of a process."""
+    found = set()
+    with open(f"/proc/{pid}/mem", "rb") as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            place, rights = line.split()[:2]
+            if rights.startswith("rw"):
+                begin, end = (int(each, 16) for each in place.split("-"))
+                memory.seek(begin)
+                found.update(re.findall(rb"in-memory-\d{4}-key", memory.read(end - begin)))
+    return found

@@ -89,7 +89,7 @@ def test_vertex_ai(server):
     assert server.request("GET", "/predict", port=at).status == 405
     reply = server.request("POST", "/predict", BODY, {"X-Amzn-SageMaker-Custom-Attributes": "a=b"}, port=at)
     assert (reply.status, reply.json["model_name"]) == (200, "tell")
-    assert json.loads(reply.json["outputs"][0]["data"][0]) == {"x-amzn-sagemaker-custom-attributes": "a=b"}
+    assert json.loads(reply.json["outputs"][0]["data"][0]) == {"X-Amzn-SageMaker-Custom-Attributes": "a=b"}
 
 
 def test_redirects(server):

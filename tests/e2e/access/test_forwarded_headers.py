@@ -9,8 +9,10 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 
 from tests.e2e.access.conftest import BODY, grpc_inputs, parameters_of
+from tests.e2e.access.conftest import TELL as TELL_MODEL
 from tests.support.connection import connected, post, post_chunked
 from tests.support.grpc_calls import RawClient, framed
+from tests.support.repositories import tensors, write_model
 from tests.support.server import DEADLINE_S, serving
 
 TELL = "/v2/models/tell/infer"
@@ -18,9 +20,15 @@ PATTERN = "^(x-(user|trace).*|priority|triton_a)$"
 
 
 @pytest.fixture(scope="module")
-def server(repository):
+def server(repository, tmp_path_factory):
     flags = (f"--http-header-forward-pattern={PATTERN}", f"--grpc-header-forward-pattern={PATTERN}")
-    with serving(repository, flags=flags) as server:
+    flags += ("--allow-openai", "--allow-mlflow")
+    speaking = tmp_path_factory.mktemp("speaking")
+    texts = (
+        f"input [ {tensors(text_input=('TYPE_STRING', [1]))} ] output [ {tensors(text_output=('TYPE_STRING', [1]))} ]"
+    )
+    write_model(speaking, "says", TELL_MODEL.replace("TOLD", "text_output"), f'backend: "python" {texts}')
+    with serving(repository, speaking, flags=flags) as server:
         yield server
 
 
@@ -97,7 +105,7 @@ def test_metadata_of_grpc_keeps_its_blanks_and_may_have_capitals(server):
 
 @pytest.mark.spec("srv-H37")
 def test_every_way_in(server):
-    """Small bodies, large ones, chunks; generate forwards nothing."""
+    """Small bodies, large ones, chunks."""
     large = np.zeros(100_000, np.float32).tobytes()
     text = json.dumps(
         {"inputs": [{**BODY["inputs"][0], "shape": [100_000], "parameters": {"binary_data_size": len(large)}}]}
@@ -108,8 +116,26 @@ def test_every_way_in(server):
     with connected(server.port) as connection:
         connection.send(post_chunked(TELL, [json.dumps(BODY).encode()], {"x-user": "ann"}))
         assert told(connection.reply()) == {"x-user": "ann"}
-    reply = server.request("POST", "/v2/models/tell/generate", {"IN": 1.0}, {"x-user": "ann", "priority": "1"})
-    assert json.loads(reply.json["TOLD"]) == {}
+
+
+OTHER_ROUTES = {
+    "/v2/models/tell/generate": ({"IN": 1.0, "own": 1}, lambda reply: reply.json["TOLD"]),
+    "/v2/models/tell/generate_stream": ({"IN": 1.0}, lambda reply: json.loads(reply.body[6:])["TOLD"]),
+    "/v2/models/tell/invocations": ({"inputs": {"IN": [1.0]}}, lambda reply: reply.json["predictions"][0]),
+    "/v1/completions": ({"model": "says", "prompt": "hi"}, lambda reply: reply.json["choices"][0]["text"]),
+}
+
+
+@pytest.mark.spec("srv-H37")
+@pytest.mark.parametrize("route", OTHER_ROUTES)
+def test_every_other_route_that_runs_a_model(server, route):
+    body, text_of = OTHER_ROUTES[route]
+    own = {"own": 1} if "own" in body else {}
+    reply = server.request("POST", route, body, {"X-User": "ann", "y-user": "no"})
+    assert json.loads(text_of(reply)) == {"X-User": "ann", **own}
+    refused = server.request("POST", route, body, {"x-user": "ann", "priority": "1"})
+    assert refused.status == 400
+    assert "Header 'priority' is reserved for Triton usage and cannot be forwarded." in refused.body.decode()
 
 
 @pytest.mark.parametrize(

@@ -446,7 +446,7 @@ def test_settings_of_metrics():
     found = setting([*flags, "--metrics-config=histogram_latencies=1"], "metrics")
     assert (found.summary_latencies, found.histogram_latencies, found.counter_latencies) == (True, True, True)
     assert found.summary_quantiles == (0.5, 0.99)
-    mistyped = parse(["serve", "models", "--metrics-config=summary_quantiles=0.99:0.0x1,0.5:7"])
+    mistyped = serve_settings(["serve", "models", "--metrics-config=summary_quantiles=0.99:0.0x1,0.5:7"])
     assert mistyped.metrics.summary_quantiles == (0.5, 0.99)
     assert mistyped.warnings == (
         "--metrics-config=summary_quantiles has errors that are no numbers from 0 to 1: 0.0x1, 7. They have no effect",

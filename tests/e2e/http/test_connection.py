@@ -462,6 +462,7 @@ EXPECTED = {
     "large infer": (PATH, json.dumps(document(1)).encode() + b" " * 200_000, {}, 200),
     "unknown model": ("/v2/models/unknown/infer", b"x" * 200_000, {}, 404),
     "bad header length": (PATH, b"x" * 200_000, {"Inference-Header-Content-Length": "x"}, 400),
+    "too large": (PATH, b"x" * (100 << 20), {}, 400),
     "another route": ("/v2", b"x" * 10, {}, 405),
 }
 
@@ -478,10 +479,10 @@ def test_expect_100_continue(connect, path, body, headers, status, value):
             assert reply.headers == {}
             connection.send(body)
             reply = connection.reply()
-        else:  # an answer at once: whoever then does not send the body can only go on elsewhere
-            assert status != 200
+            assert (status, reply.status) == (200, 200)
+        else:  # the head alone was refused: whoever then does not send the body can only go on elsewhere
+            assert reply.status == status
             connection = connect()
-        assert reply.status == status
 
 
 def test_expect_100_continue_with_chunks(connect):
@@ -490,6 +491,44 @@ def test_expect_100_continue_with_chunks(connect):
     assert connection.reply().status == 100
     connection.send(chunked([json.dumps(document(8)).encode()]))
     assert values_of(connection.reply()) == [8.0]
+
+
+MOST = 4 << 20
+SHORT = {"name": "IN", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 4}}
+SHORT_TEXT, SHORT_HEADERS = binary_body({"inputs": [SHORT]})
+REFUSED = {
+    "by the model's name": ("/v2/models/unknown/infer", b"", {}),
+    "by the length of the JSON": (PATH, b"", {}),
+    "by the JSON before tensors": (PATH, SHORT_TEXT, SHORT_HEADERS),
+}
+
+
+@pytest.mark.parametrize(("path", "begin", "headers"), REFUSED.values(), ids=REFUSED)
+def test_a_large_body_is_refused_as_soon_as_that_is_known(connect, path, begin, headers):
+    connection = connect()
+    connection.send(head("POST", path, {"Content-Length": 100 << 20, **headers}) + begin)
+    reply = connection.reply()  # the rest of the body has not been sent
+    assert (reply.status // 100, reply.headers["connection"]) == (4, "close")
+    assert connection.at_end()
+
+
+def test_a_client_that_sends_all_of_a_large_body_first_reads_the_answer(server):
+    assert server.request("POST", "/v2/models/unknown/infer", bytes(30 << 20)).status // 100 == 4
+
+
+def test_a_refused_body_that_is_not_large_does_not_cost_the_connection(connect):
+    connection = connect()
+    for size in (10, MOST):
+        connection.send(post("/v2/models/unknown/infer", bytes(size)) + infer(3))
+        assert connection.reply().status // 100 == 4
+        assert values_of(connection.reply()) == [3.0]
+    connection.send(post_chunked("/v2/models/unknown/infer", [bytes(MOST)]) + infer(3))
+    assert connection.reply().status // 100 == 4
+    assert values_of(connection.reply()) == [3.0]
+    connection.send(head("POST", "/v2/models/unknown/infer", {"Transfer-Encoding": "chunked"}))
+    connection.send(b"%x\r\n" % (100 << 20) + bytes(MOST + 1))
+    assert connection.reply().status // 100 == 4
+    assert connection.at_end()
 
 
 def test_client_that_does_not_wait_for_100(connect):

@@ -64,12 +64,30 @@ def test_wrong_method(server, path, right):
 
 
 @pytest.mark.spec("srv-H36")
-@pytest.mark.parametrize("path", ["/v2", "/v2/models/identity/infer", "/nothing"])
-def test_head_leaves_the_connection_usable(connect, path):
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2",
+        "/v2/health/ready",
+        "/v2/models/no/ready",
+        "/v2/models/identity/infer",
+        "/nothing",
+        "/",
+        "/docs",
+        "/openapi.json",
+    ],
+)
+def test_head_gets_the_head_of_the_answer_to_get(server, connect, path):
     connection = connect()
     connection.send(head("HEAD", path) + head("GET", "/v2/health/live"))
-    assert connection.reply(to="HEAD").status in {404, 405}
+    reply, whole = connection.reply(to="HEAD"), server.get(path)
+    assert (reply.status, reply.headers["content-length"]) == (whole.status, whole.headers["content-length"])
     assert connection.reply().status == 200
+
+
+def test_head_of_the_metrics(server):
+    assert server.request("HEAD", "/metrics", port=server.metrics_port).status == 200
+    assert server.request("HEAD", "/", port=server.metrics_port).status == 404
 
 
 @pytest.mark.spec("srv-H36")

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.support.ensembles import write_ensemble
 from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.log_lines import log_lines
@@ -125,7 +126,7 @@ class TritonPythonModel:
 """
 
 
-@served(flags=("--strict-readiness=false", "--log-verbose=1"))
+@served(flags=("--strict-readiness=false",))
 def server(repository):
     definitions = {
         **MODELS,
@@ -145,6 +146,17 @@ def server(repository):
     write_model(repository, "pair", MODEL.format(is_ready=pair, execute="pass"), f"{CONFIG}\n{two}")
     write_model(repository, "caller", CALLER, f"{CONFIG}\n{two}")
     write_model(repository, "streaming", STREAMING, f"{CONFIG}\n{DECOUPLED}\n{ONE}")
+
+
+@served(flags=("--strict-readiness=false",))
+def unasked(repository):
+    for name in ("yes", "raises", "none", "no"):
+        write_model(repository, name, MODEL.format(is_ready=MODELS[name], execute="pass"), f"{CONFIG}\n{ONE}")
+    write_model(repository, "stuck", MODEL.format(is_ready=SLOW.strip(), execute="pass"), f"{CONFIG}\n{ONE}")
+    tensor = ("TYPE_INT32", [-1])
+    write_ensemble(
+        repository, "around", [("no", {"IN": "IN"}, {"OUT": "OUT"})], tensors(IN=tensor), tensors(OUT=tensor)
+    )
 
 
 def ready(server, model):
@@ -180,8 +192,10 @@ def test_what_is_ready_may_say(server, model):
         assert reasons(server, model) == []
     else:
         server.wait_for(f"Model '{model}' version 1 is not ready")
-        wait_until(lambda: len(reasons(server, model)) == 4, "each query is logged")
-        assert all(text.startswith(REASONS[model]) for text in reasons(server, model)), reasons(server, model)
+        (reason,) = reasons(server, model)  # of four queries
+        assert reason.startswith(REASONS[model])
+        (line,) = [line for line in log_lines(server.output) if line.text.startswith(f"Model '{model}' version 1 ")]
+        assert line.letter == "W"
 
 
 @pytest.mark.spec("pb-Y03")
@@ -289,6 +303,42 @@ def test_each_call_of_another_model_asks(server):
     (directory / "ready").unlink()
 
 
+def seen(server, model):
+    """The state and the reason in the index, and whether the metrics say that it is ready; nobody has sent a probe."""
+    index = server.request("POST", "/v2/repository/index", {}).json
+    (row,) = [row for row in index if row["name"] == model]
+    name = "pybackend_model_ready"
+    (sample,) = [
+        sample for sample in server.metrics().items() if sample[0].startswith(name) and f'"{model}"' in sample[0]
+    ]
+    return row["state"], row.get("reason", ""), sample[1]
+
+
+@pytest.mark.parametrize("model", ["yes", "raises", "none", "no", "around"])
+def test_index_and_metrics_say_what_a_probe_would(unasked, model):
+    state, reason, is_ready = seen(unasked, model)
+    part = "its part 'no' is not ready: " if model == "around" else ""
+    if model in READY:
+        assert (state, reason, is_ready) == ("READY", "", 1)
+    else:
+        assert (state, is_ready) == ("UNAVAILABLE", 0)
+        assert reason.startswith(part + REASONS["no" if part else model])
+        ready_rows = unasked.request("POST", "/v2/repository/index", {"ready": True}).json
+        assert model not in [row["name"] for row in ready_rows]
+    assert (unasked.get(f"/v2/models/{model}/ready").status == 200) is (state == "READY")
+
+
+def test_a_check_that_hangs_holds_index_and_metrics_up_once(unasked):
+    directory = unasked.repository / "stuck"
+    expected = "UNAVAILABLE", "Timed out waiting for user-defined is_ready() response", 0
+    for _ in range(20):  # a minute and more if each of them waited
+        assert seen(unasked, "stuck") == expected
+    assert (directory / "asked").read_text() == "x"
+    (directory / "answer").touch()
+    wait_until(lambda: seen(unasked, "stuck") == ("READY", "", 1), "its answer counts")
+    unasked.wait_for("Model 'stuck' version 1 is ready again")
+
+
 @pytest.mark.spec("pb-Y01")
 def test_strict_readiness_of_the_server(tmp_path):
     directory = write_model(tmp_path, "target", MODEL.format(is_ready=BY_FILE, execute="pass"), f"{CONFIG}\n{ONE}")
@@ -302,4 +352,5 @@ def test_strict_readiness_of_the_server(tmp_path):
         server.wait_ready()
         (directory / "ready").unlink()
         assert server.get("/v2/health/ready").status == 400
-        assert "not ready:" not in server.output  # only where the log is verbose
+        assert reasons(server, "target") == 2 * [NOT_READY.format("target")]
+        assert server.output.count("Model 'target' version 1 is ready again") == 1

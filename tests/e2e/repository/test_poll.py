@@ -213,3 +213,48 @@ class TritonPythonModel:
         assert sizes == [64, 2]
         assert (tmp_path / "a_patient" / "tries").read_text() == "xxx"
         assert server.output.count("failed to load 'a_patient' version 1: Internal: ValueError: not yet") == 2
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory):
+    """A server that would wait long for a change of a file that seems unfinished; the kernel tells it of all others."""
+    repository = tmp_path_factory.mktemp("patient")
+    write_model(repository, "edited", telling(1), CONFIG)
+    with serving(repository, flags=("--model-control-mode=poll", "--repository-poll-secs=3600")) as server:
+        server.repository = repository
+        yield server
+
+
+UNFINISHED = {
+    "empty": "",
+    "cut": CONFIG[: CONFIG.index("TYPE_INT32")],
+    "without outputs": CONFIG[: CONFIG.index("output")],
+    "gone": None,
+}
+
+
+@pytest.mark.spec("srv-R05")
+@pytest.mark.parametrize("moment", UNFINISHED)
+def test_a_configuration_that_is_being_written_is_awaited(patient, moment):
+    config = patient.repository / "edited" / "config.pbtxt"
+    before, loads = told(patient, "edited"), patient.output.count("model 'edited' has changed")
+    if UNFINISHED[moment] is None:
+        config.unlink()
+    else:
+        config.write_text(UNFINISHED[moment])
+    marker = f"after-{moment.replace(' ', '-')}"
+    write_model(patient.repository, marker, telling(7), CONFIG)
+    tells(patient, marker, 7)  # a change that came later is carried out
+    assert patient.output.count("model 'edited' has changed") == loads
+    config.write_text(f'{CONFIG}\nparameters {{ key: "{marker}" value {{ string_value: "" }} }}')
+    wait_until(lambda: patient.output.count("model 'edited' has changed") == loads + 1, "the whole file counts at once")
+    wait_until(lambda: told(patient, "edited")[1] not in {before[1], 0}, "it is loaded")
+
+
+@pytest.mark.spec("srv-R05")
+def test_a_configuration_without_its_inputs_counts_if_it_stays(server):
+    write_model(server.repository, "renamed", telling(1), CONFIG)
+    tells(server, "renamed", 1)
+    config = server.repository / "renamed" / "config.pbtxt"
+    config.write_text(CONFIG.replace('"IN"', '"X"'))
+    wait_until(lambda: infer(server, "renamed", {"X": np.zeros(1, np.float32)}).status == 200, "it has an input X")

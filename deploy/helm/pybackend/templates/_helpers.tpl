@@ -31,6 +31,11 @@ capabilities:
 httpGet: { path: {{ .path }}, port: http{{ if index .flags "http-use-ssl" }}, scheme: HTTPS{{ end }} }
 {{- end -}}
 
+{{- /* What the startup probe asks: whether one model is ready, or all models that there are, which may be none. */ -}}
+{{- define "pybackend.startPath" -}}
+{{- if .Values.probes.model -}} /v2/models/{{ .Values.probes.model }}/ready {{- else -}} /v2/health/ready {{- end -}}
+{{- end -}}
+
 {{- /* A value of the configuration file: JSON's texts, numbers, booleans and lists are TOML's. */ -}}
 {{- define "pybackend.toml" -}}
 {{- range $flag, $value := . }}

@@ -33,7 +33,7 @@ from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.routes import (
     MODEL,
     VERSION,
-    SlashesInNames,
+    RoutedRequests,
     add_route,
     client_address,
     model_name,
@@ -89,7 +89,7 @@ def make_app(frontend: InferFrontend, apis: Apis | None = None) -> FastAPI:
         body = apis.error_body(request.scope["path"], INTERNAL, 500)
         return Response(body, 500, {"connection": "close"}, media_type=_JSON)
 
-    app.add_middleware(SlashesInNames)
+    app.add_middleware(RoutedRequests)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(InferenceError, _inference_error)
     app.add_exception_handler(Exception, unexpected_error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -136,6 +137,10 @@ class Exchange:
 
     def on_complete(self) -> None:
         """The request has arrived; ``HttpConnection.answered`` must follow, now or later."""
+
+    def gives_up(self, left_bytes: int) -> bool:
+        """The request is refused, and so many bytes of its body, or those that came meanwhile, are too many to wait for."""
+        return False
 
     def room(self) -> memoryview | None:
         """Memory for the next bytes of the body, if the kernel should write them there; None if not."""
@@ -303,6 +308,8 @@ class HttpConnection(asyncio.Protocol):
         self.exchange = port.begin(self, head)
         if self._reader.is_complete:
             self._complete()
+        elif self.exchange.gives_up(sys.maxsize if head.expects_continue else self._reader.body_left):
+            self._end_early()
 
     def _read_body(self, data: bytes) -> bytes:
         reader = self._reader
@@ -313,6 +320,8 @@ class HttpConnection(asyncio.Protocol):
             self.exchange.on_body(piece)
         if reader.is_complete:
             self._complete()
+        elif self.state is State.BODY and self.exchange.gives_up(reader.body_left):
+            self._end_early()
         elif self.state is State.BODY and not reader.is_chunked and self.exchange.room() is not None:
             receiver = DirectReceiver(self, self.transport, self.exchange.room, self._stored)
             self.transport.set_protocol(receiver)
@@ -327,8 +336,15 @@ class HttpConnection(asyncio.Protocol):
             self.exchange.on_stored(count)
             if self._reader.is_complete:
                 self._complete()
+            elif self.exchange.gives_up(self._reader.body_left):
+                self._end_early()
         except Exception:  # noqa: BLE001  whatever goes wrong, the client gets an answer
             self._fail()
+
+    def _end_early(self) -> None:
+        """Answer a refused request now, and end the connection: nobody knows whether the rest of the body will come."""
+        self.writer.keep_alive = False
+        self.exchange.on_complete()
 
     def _complete(self) -> None:
         """The request has arrived, perhaps after its answer."""

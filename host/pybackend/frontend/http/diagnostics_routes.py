@@ -1,6 +1,6 @@
 """Read-only routes about the server itself: the last lines of its log, its settings, processes and traces, and the files of models.
 
-They answer programs on this machine, unless the operator has given their group a header, which then decides.
+They answer callers with the server's own key, unless the operator has given their group a header, which then decides.
 """
 
 import asyncio
@@ -8,10 +8,8 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -20,25 +18,31 @@ from pybackend.author_files.apart import apart
 from pybackend.engine.answers import RefusalReason
 from pybackend.environment.environment import installed_packages
 from pybackend.errors import InferenceError, ModelLoadError
+from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.routes import add_route, client_address
 from pybackend.observability.logging import LOG
 from pybackend.observability.machine import processes_below
 from pybackend.protocol.documents.metadata import encode_error
+from pybackend.settings import ApiGroup, Restriction
 
 DIAGNOSTICS = "/v2/diagnostics"
 
 _JSON = "application/json"
-_PROXIES = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
-_ELSEWHERE = (
-    "This route answers programs on the server's own machine. --http-restricted-api=diagnostics:HEADER=VALUE opens it to "
-    "callers with that header"
-)
 
 
-def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str, str]]) -> None:
-    """Add the routes. ``in_force``: name, value and source of each flag."""
+def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str, str]], header: str, key: str) -> None:
+    """Add the routes.
+
+    ``in_force``: name, value and source of each flag. ``header`` and ``key``: what callers need if the operator has chosen
+    nothing else.
+    """
+    own_key = Restrictions(
+        [Restriction(frozenset({ApiGroup.DIAGNOSTICS}), header, key)],
+        text="The diagnostics are for the console of the server's own user, which has the server's key. "
+        "--http-restricted-api=diagnostics:HEADER=VALUE opens them to others. This API is restricted, expecting header",
+    )
 
     async def log_lines(request: Request) -> Response:
         after = request.query_params.get("after", "")
@@ -71,12 +75,13 @@ def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str
     def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answered(request: Request) -> Response:
             opened = frontend.guard is not None and frontend.guard.guard.needs(request.scope["path"])[1]
-            if opened or _is_from_here(request):
+            refusal = None if opened else own_key.refusal(ApiGroup.DIAGNOSTICS, request.headers.raw)
+            if refusal is None:
                 return await answer(request)
             frontend.engine.refusals.add(
-                HTTP_CLIENT.protocol, RefusalReason.DENIED, _ELSEWHERE, sender=client_address(request)
+                HTTP_CLIENT.protocol, RefusalReason.DENIED, refusal, sender=client_address(request)
             )
-            return Response(encode_error(_ELSEWHERE), 403, media_type=_JSON)
+            return Response(encode_error(refusal), 403, media_type=_JSON)
 
         return answered
 
@@ -101,27 +106,6 @@ def _environment(facts: Mapping[str, Any] | None) -> dict[str, Any]:
         size = archive.stat().st_size if archive.is_file() else None
     packages = installed_packages(Path(facts["prefix"]).glob("lib/python3*/site-packages"))
     return {"interpreter": facts["interpreter"], "archive": str(archive), "archive_bytes": size, "packages": packages}
-
-
-def _is_from_here(request: Request) -> bool:
-    """True for a call from this machine to an address of this machine, of no web page, and not known to come through a proxy.
-
-    Otherwise a web page could give its own name the address of this machine.
-    """
-    if request.client is None or any(name in request.headers for name in (*_PROXIES, "origin")):
-        return False
-    with suppress(ValueError):
-        name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        return _is_loopback(request.client.host) and (name == "localhost" or _is_loopback(name))
-    return False
-
-
-def _is_loopback(address: str) -> bool:
-    with suppress(ValueError):
-        found = ip_address(address)
-        mapped = getattr(found, "ipv4_mapped", None)
-        return (mapped or found).is_loopback
-    return False
 
 
 def _json(document: object) -> Response:

@@ -9,10 +9,11 @@ from fastapi import FastAPI, Request, Response
 from pybackend.engine.admission import Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.event_stream import EventStream
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected
+from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected, written_headers
 from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.validation import Checked
 from pybackend.protocol.documents.metadata import encode_error
@@ -75,6 +76,7 @@ async def _answer(frontend: InferFrontend, request: Request, reply: _Reply) -> R
 async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExitStack) -> ResponseStream:
     """The responses to a request, once its body has arrived."""
     with admitted(frontend, request, _SENDER) as admission:
+        forwarded = frontend.forwarded(written_headers(request))
         if request.headers.get("content-encoding", "").lower() not in {"", "identity"}:
             raise InferenceError("Unsupported content-encoding, only 'identity' is supported.", ErrorCode.INVALID_ARG)
         with closing(Arrival(frontend, request)) as arrival:
@@ -83,6 +85,8 @@ async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExit
             admission.renew()
             signature, limits = admission.signature, frontend.limits
             parsed = await in_turns(parse_generate(body, signature, admission.model_version, limits))
+        if forwarded is not None:
+            add_parameters(parsed, forwarded)
         if RECORD in request.scope:
             request.scope[RECORD].asks(admission.model_name, admission.model_version, parsed.id)
         trace = begin_trace(frontend.engine.tracer, parsed, admission.full_name, "HTTP", fields.context)

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _DONE = object()
 
+MOST_DROPPED_BYTES = 4 * 1024 * 1024
+"""A refused request with more than this still to come is answered at once, and its connection ends."""
+
 
 class InferHead(Struct, eq=False):
     """The meaning of an infer request's head."""
@@ -58,6 +61,7 @@ class InferExchange(Exchange):
         "_began_ns",
         "_body",
         "_connection",
+        "_dropped_bytes",
         "_frontend",
         "_parts",
         "_refusal",
@@ -73,12 +77,18 @@ class InferExchange(Exchange):
         self._parts: list[bytes] = []
         self._body: Body | None = None
         self._arrived = False
+        self._dropped_bytes = 0
         self._refusal: InferenceError | None = None
         self.admission: Admission | None = None  # to the model; None if the request is refused
         try:
             self.admission = frontend.engine.open(head.model_name, head.model_version, HTTP_CLIENT)
         except InferenceError as error:
             self._refuse(error)
+
+    @property
+    def is_refused(self) -> bool:
+        """The answer is an error, whatever the rest of the body is."""
+        return self._refusal is not None
 
     @property
     def is_small(self) -> bool:
@@ -91,8 +101,7 @@ class InferExchange(Exchange):
         if self.admission is None:
             return
         try:
-            if frontend.forwards is not None:
-                self.head.forwarded = frontend.forwards.of(head.headers)
+            self.head.forwarded = frontend.forwarded(head.headers)
             fields = self.head.fields
             fields.check()
             if (
@@ -111,6 +120,7 @@ class InferExchange(Exchange):
     def on_body(self, piece: bytes) -> None:
         body = self._body
         if self._refusal is not None:  # a client that is still sending does not read an answer
+            self._dropped_bytes += len(piece)
             return
         if body is None:
             self._parts.append(piece)
@@ -123,6 +133,9 @@ class InferExchange(Exchange):
                 self._work(body, self._go_on)
         except InferenceError as error:
             self._refuse(error)
+
+    def gives_up(self, left_bytes: int) -> bool:
+        return self._refusal is not None and max(left_bytes, self._dropped_bytes) > MOST_DROPPED_BYTES
 
     def room(self) -> memoryview | None:
         body = self._body

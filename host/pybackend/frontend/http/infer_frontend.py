@@ -4,7 +4,7 @@ Connections answer most infer requests themselves; ASGI routes answer ``generate
 are mounted under another server. Opening a body, completing a request and counting a refusal are written here once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from pybackend.engine.admission import Admission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
+from pybackend.frontend.access.restrictions import Headers
 from pybackend.frontend.flow import ClientMemory, Flow
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
@@ -90,6 +91,10 @@ class InferFrontend:
             admission, fields.header_length, length, self.limits, partial(flow.drop_other_sender, admission)
         )
         return body if coding is None else CompressedBody(body, coding, self.limits)
+
+    def forwarded(self, headers: Headers) -> Mapping[str, str] | None:
+        """The parameters that the headers of a request become; None for none. Raises InferenceError: one must not be forwarded."""
+        return None if self.forwards is None else self.forwards.of(headers)
 
     def refused(self, model: str, error: InferenceError, address: str) -> None:
         """Count a request that no model accepted; ``model`` is its name in the request, or its full name."""

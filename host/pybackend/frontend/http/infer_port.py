@@ -49,7 +49,7 @@ class InferPort(HttpPort):
         exchange.expect(head)
         if self._fast is not None:
             self._fast.learn(head, exchange, connection.writer.cors_fields)
-        if head.expects_continue:
+        if head.expects_continue and not exchange.is_refused:
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return exchange
 

@@ -21,6 +21,7 @@ from pybackend.frontend.http.routes import (
     add_route,
     disconnected,
     object_schema,
+    written_headers,
 )
 from pybackend.frontend.request_log import begin_trace
 from pybackend.inference.response import InferenceResponse
@@ -125,7 +126,7 @@ async def _submitted(
 ) -> tuple[InferenceResponse, OutputFormat]:
     """The model's answer to a request, and its format."""
     with admitted(frontend, request, HTTP_CLIENT) as admission:
-        forwarded = None if frontend.forwards is None else frontend.forwards.of(request.headers.raw)
+        forwarded = frontend.forwarded(written_headers(request))
         fields.check()
         with closing(Arrival(frontend, request, admission)) as arrival:
             body = frontend.body(admission, fields, arrival.content_length, arrival.flow)

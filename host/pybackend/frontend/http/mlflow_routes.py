@@ -9,11 +9,20 @@ from fastapi import FastAPI, Request, Response
 
 from pybackend import __version__
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected, model_name, object_schema
+from pybackend.frontend.http.routes import (
+    MODEL,
+    VERSION,
+    add_route,
+    disconnected,
+    model_name,
+    object_schema,
+    written_headers,
+)
 from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.validation import Checked
 from pybackend.protocol.mlflow import MAX_BODY_BYTES, mlflow_error, parse_invocation, predictions
@@ -78,11 +87,14 @@ def _is_csv(content_type: str) -> bool | None:
 async def _answer(frontend: InferFrontend, request: Request, *, is_csv: bool) -> bytes:
     engine = frontend.engine
     with admitted(frontend, request, HTTP_CLIENT, model_name(request) or _only_model(frontend)) as admission:
+        forwarded = frontend.forwarded(written_headers(request))
         with closing(Arrival(frontend, request)) as arrival:
             context = arrival.fields.context
             body = await arrival.whole(MAX_BODY_BYTES, "use /infer with binary tensors")
             admission.renew()
             parsed = await in_turns(parse_invocation(body, admission.signature, admission.model_version, is_csv=is_csv))
+        if forwarded is not None:
+            add_parameters(parsed, forwarded)
         if RECORD in request.scope:
             request.scope[RECORD].asks(admission.model_name, admission.model_version)
         begin_trace(engine.tracer, parsed, admission.full_name, "HTTP", context, sends=False)

@@ -15,10 +15,18 @@ from fastapi import FastAPI, Request, Response
 from pybackend.engine.admission import Admission, Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.arrival import Arrival
 from pybackend.frontend.http.event_stream import EventStream
 from pybackend.frontend.http.infer_frontend import InferFrontend, read_fields
-from pybackend.frontend.http.routes import add_route, client_address, disconnected, model_name, object_schema
+from pybackend.frontend.http.routes import (
+    add_route,
+    client_address,
+    disconnected,
+    model_name,
+    object_schema,
+    written_headers,
+)
 from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
@@ -176,6 +184,15 @@ class OpenAiRoutes:
             self._frontend.refused("", error, client_address(request))
             raise
 
+    def _made(self, request: Request, make: Callable[[], list[InferenceRequest]]) -> list[InferenceRequest]:
+        """The requests for the model, with the headers that are forwarded."""
+        made = self._parsed(request, make)
+        forwarded = self._parsed(request, partial(self._frontend.forwarded, written_headers(request)))
+        if forwarded is not None:
+            for each in made:
+                add_parameters(each, forwarded)
+        return made
+
     def _open(self, request: Request, name: str) -> Admission:
         """The admission of one inference request; it is counted if there is none."""
         try:
@@ -212,7 +229,7 @@ class OpenAiRoutes:
         admission = self._open(request, asked.model)
         tensors = openai_tensors_in(admission.signature)
         assert tensors is not None
-        made = self._parsed(request, partial(text_requests, asked, admission.signature, admission.model_version))
+        made = self._made(request, partial(text_requests, asked, admission.signature, admission.model_version))
         growing = []
         for index, each in enumerate(made):
             stream = ResponseStream(self._submission(request, admission, each, stack))
@@ -244,7 +261,7 @@ class OpenAiRoutes:
         tensors = openai_tensors_in(signature)
         assert tensors is not None
         name, count_name = tensors.embedding, tensors.prompt_tokens
-        made = self._parsed(request, partial(embedding_requests, asked, signature, admission.model_version))
+        made = self._made(request, partial(embedding_requests, asked, signature, admission.model_version))
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def rows_of(each: InferenceRequest) -> tuple[list[Any], int]:

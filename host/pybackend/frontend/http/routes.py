@@ -12,6 +12,11 @@ from fastapi import FastAPI, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pybackend.frontend.access.restrictions import Headers
+
+WRITTEN_HEADERS = "pybackend.headers"
+"""The member of a scope with the headers as they were sent: ASGI has their names in lower case."""
+
 _INFER_TARGET = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 
 _ENCODED_SLASH = re.compile("%2[Ff]")
@@ -51,8 +56,13 @@ def routed_path(raw_path: bytes) -> str:
     return unquote(_ENCODED_SLASH.sub(_SLASH, raw_path.decode("latin-1")))
 
 
-class SlashesInNames:
-    """An ASGI application whose routes take names with slashes, such as those of models in namespaces."""
+def as_get(scope: Scope) -> Scope:
+    """HEAD asks what GET would answer: who sends the answer leaves its body out, and routes need not know."""
+    return {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
+
+
+class RoutedRequests:
+    """Requests as routes see them: names may have slashes, such as those of models in namespaces, and there is no HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,7 +71,7 @@ class SlashesInNames:
         raw = scope.get("raw_path") or b""
         if b"%2" in raw and unquote(raw.decode("latin-1")) == scope["path"]:
             scope = {**scope, "path": routed_path(raw)}
-        await self._app(scope, receive, send)
+        await self._app(as_get(scope), receive, send)
 
 
 def name_in_path(request: Request, parameter: str) -> str:
@@ -152,6 +162,12 @@ def version(request: Request) -> str:
 def client_address(request: Request) -> str:
     """``host:port`` of the client, ``""`` if it is unknown."""
     return "" if request.client is None else f"{request.client.host}:{request.client.port}"
+
+
+def written_headers(request: Request) -> Headers:
+    """The headers, whose names are as the client wrote them if this server's own port has read them; else they are in lower case."""
+    headers: Headers = request.scope.get(WRITTEN_HEADERS, request.headers.raw)
+    return headers
 
 
 async def disconnected(request: Request) -> None:

@@ -17,6 +17,7 @@ from pybackend.frontend.http.guard import Cors, HttpGuard
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.infer_port import InferPort
 from pybackend.frontend.http.request_reader import RequestHead, path_of
+from pybackend.frontend.http.routes import WRITTEN_HEADERS, as_get
 from pybackend.frontend.request_log import RECORD, RequestLog
 
 _KEY = "exchange"
@@ -47,6 +48,7 @@ class AsgiApp:
     async def _observed(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the application; the exchange learns what it answers."""
         exchange: AsgiExchange = scope["state"].pop(_KEY)
+        scope[WRITTEN_HEADERS] = exchange.headers
         record = exchange.record
         if record is not None:
             scope[RECORD] = record
@@ -56,6 +58,7 @@ class AsgiApp:
         writer = exchange.connection.writer
         if writer.is_1_0:
             scope["http_version"] = "1.0"
+        scope = as_get(scope)
 
         async def noting(message: Any) -> None:
             starts = message["type"] == "http.response.start"
@@ -88,11 +91,12 @@ class AsgiApp:
 class AsgiExchange(Exchange):
     """A request and its answer."""
 
-    __slots__ = ("_chunked", "_protocol", "_status", "connection", "has_begun", "record", "sent_bytes")
+    __slots__ = ("_chunked", "_protocol", "_status", "connection", "has_begun", "headers", "record", "sent_bytes")
 
     def __init__(self, connection: HttpConnection, head: RequestHead, app: AsgiApp) -> None:
         path_of(head.target)  # uvicorn's object has no answer to a target without one
         self.connection = connection
+        self.headers = head.headers
         self._chunked = head.chunked
         self.record = connection.record
         self.has_begun = False

@@ -70,6 +70,7 @@ class MetricsApp:
         front_ends = () if self._front_ends is None else self._front_ends.figures
         if self._front_ends is not None:
             await self._front_ends.settle()
+        await self._engine.figures.ask_models()
         versions = self._engine.figures.versions()
         pids = [pid for version in versions for _, pid in version.processes] + [each.pid for each in front_ends]
         text = self._text(versions, front_ends, await asyncio.to_thread(usage_of, pids) if pids else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
@@ -166,9 +166,18 @@ class EnsembleModel(Model):
         binding = self._binding
         if self.state is not ModelState.READY or binding is None:
             return await super().not_ready_reason()
-        reasons = await asyncio.gather(*(model.not_ready_reason() for model in binding.models))
-        found = ((model, reason) for model, reason in zip(binding.models, reasons, strict=True) if reason)
-        return next((f"its part '{model.full_name}' is not ready: {reason}" for model, reason in found), "")
+        return _first_reason(
+            binding.models, await asyncio.gather(*(model.not_ready_reason() for model in binding.models))
+        )
+
+    @property
+    def own_objection(self) -> str:
+        models = () if self._binding is None else self._binding.models
+        return _first_reason(models, [model.own_objection for model in models])
+
+    @property
+    def keeps_askers_waiting(self) -> bool:
+        return self._binding is not None and any(model.keeps_askers_waiting for model in self._binding.models)
 
     @property
     def runs_in(self) -> frozenset[Model]:
@@ -211,3 +220,9 @@ class EnsembleModel(Model):
 
     def trim(self, now_ns: int) -> None:
         self.arena.trim(now_ns, lambda _segment: None)
+
+
+def _first_reason(parts: Sequence[Model], reasons: Sequence[str]) -> str:
+    """Why an ensemble is not ready, if one of its parts has a reason."""
+    found = ((part, reason) for part, reason in zip(parts, reasons, strict=True) if reason)
+    return next((f"its part '{part.full_name}' is not ready: {reason}" for part, reason in found), "")

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pybackend.errors import invalid
-from pybackend.protocol.json.document import as_object, as_string, as_unsigned, parse_document
+from pybackend.protocol.json.document import as_object, as_string, as_unsigned, optional, parse_document
 
 
 class Registration(NamedTuple):
@@ -25,6 +25,6 @@ def parse_registration(body: bytes) -> Registration:
             )
     return Registration(
         as_string(document["key"], "key"),
-        as_unsigned(document.get("offset", 0), "offset"),
+        as_unsigned(optional(document, "offset", 0), "offset"),
         as_unsigned(document["byte_size"], "byte_size"),
     )

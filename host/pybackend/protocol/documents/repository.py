@@ -17,7 +17,7 @@ from pybackend.modelconfig.traffic import (
     shadow_of,
     weights_of,
 )
-from pybackend.protocol.json.document import as_bool, as_object, as_string, parse_document
+from pybackend.protocol.json.document import as_bool, as_object, as_string, optional, parse_document
 
 CONFIG, UNLOAD_DEPENDENTS = "config", "unload_dependents"
 FILE_PREFIX = "file:"
@@ -79,7 +79,7 @@ def _index_member(row: IndexRow) -> dict[str, str]:
 
 def parse_index_request(body: bytes) -> bool:
     """True if the index is to have ready versions only."""
-    ready = _document(body).get("ready", False)
+    ready = optional(_document(body), "ready", False)
     if type(ready) is not bool:
         raise invalid("Invalid value for 'ready': expected a boolean, true or false")
     return ready
@@ -153,7 +153,7 @@ def unknown_parameter(name: str) -> str:
 
 def parse_unload_request(body: bytes) -> bool:
     """True if the parts of an ensemble should be unloaded with it."""
-    return as_bool(_parameters(body).get(UNLOAD_DEPENDENTS, False), UNLOAD_DEPENDENTS)
+    return as_bool(optional(_parameters(body), UNLOAD_DEPENDENTS, False), UNLOAD_DEPENDENTS)
 
 
 def _decoded(name: str, text: bytes | memoryview) -> bytes:
@@ -178,7 +178,7 @@ def _document(body: bytes) -> dict[str, Any]:
 
 
 def _parameters(body: bytes) -> dict[str, Any]:
-    return as_object(_document(body).get("parameters", {}), "parameters")
+    return as_object(optional(_document(body), "parameters", {}), "parameters")
 
 
 class _Shadow(msgspec.Struct, forbid_unknown_fields=True):

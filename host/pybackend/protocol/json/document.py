@@ -119,6 +119,12 @@ def member(parent: Any, name: str) -> Any:
     return parent[name]
 
 
+def optional(parent: dict[str, Any], name: str, default: Any = None) -> Any:
+    """A member that may be left out, or be null, which clients write for what they leave out."""
+    value = parent.get(name)
+    return default if value is None else value
+
+
 def _what_is_there(parent: dict[str, Any], name: str) -> str:
     near = misspelt(parent, name)
     if near:

@@ -24,6 +24,7 @@ from pybackend.protocol.json.document import (
     as_unsigned,
     member,
     misspelt,
+    optional,
     parse_document,
     type_error,
 )
@@ -76,11 +77,8 @@ class DocumentReader:
         """Set id and request parameters; returns the default form of outputs."""
         if type(document) is not dict:
             raise type_error("inputs", "non-object as object")
-        if "id" in document:
-            request.id = as_string(document["id"], "id")
-        if "parameters" not in document:
-            return False
-        return apply_json_parameters(request, as_object(document["parameters"], "parameters"))
+        request.id = as_string(optional(document, "id", ""), "id")
+        return apply_json_parameters(request, _parameters(document))
 
     def _read_inputs(self, document: Any, request: InferenceRequest) -> list[tuple[InputTensor, int]]:
         binary_inputs: list[tuple[InputTensor, int]] = []
@@ -114,11 +112,11 @@ class DocumentReader:
         names.add(name)
         count = element_count(name, datatype, shape)
         tensor = InputTensor(name, datatype, shape)
-        if _REGION in parameters:
+        if optional(parameters, _REGION) is not None:
             part = self._region_part(parameters, name)
             request.regions = request.regions or {}
             return tensor_in_region(name, datatype, shape, part), None
-        if _BINARY_DATA_SIZE not in parameters:
+        if optional(parameters, _BINARY_DATA_SIZE) is None:
             self._take_data(tensor, item["data"], count)
             return tensor, None
         size = as_unsigned(parameters[_BINARY_DATA_SIZE], _BINARY_DATA_SIZE)
@@ -132,13 +130,13 @@ class DocumentReader:
     def _read_outputs(self, document: dict[str, Any], request: InferenceRequest, binary_default: bool) -> OutputFormat:
         forms: dict[str, bool] = {}
         classes: dict[str, ClassRequest] = {}
-        for item in as_array(document.get("outputs", []), "outputs"):
+        for item in as_array(optional(document, "outputs", []), "outputs"):
             name = as_string(member(item, "name"), "name")
             if name in forms:
                 raise repeated_error("output", name, request.id)
-            parameters = as_object(item.get("parameters", {}), "parameters")
+            parameters = _parameters(item)
             forms[name] = _output_is_binary(parameters)
-            if _REGION in parameters:
+            if optional(parameters, _REGION) is not None:
                 request.regions = request.regions or {}
                 request.regions[name] = RegionOutput.of(self._region_part(parameters, name))
             count = _class_count(parameters)
@@ -150,8 +148,8 @@ class DocumentReader:
 
     def _region_part(self, parameters: dict[str, Any], tensor_name: str) -> RegionPart:
         region = as_string(parameters[_REGION], _REGION)
-        offset = as_unsigned(parameters.get(_OFFSET, 0), _OFFSET)
-        if _BYTE_SIZE not in parameters:
+        offset = as_unsigned(optional(parameters, _OFFSET, 0), _OFFSET)
+        if optional(parameters, _BYTE_SIZE) is None:
             self.regions.find(region, offset, 0)  # an unknown region is the first mistake
             raise region_size_error(tensor_name)
         return self.regions.find(region, offset, as_unsigned(parameters[_BYTE_SIZE], _BYTE_SIZE))
@@ -184,11 +182,11 @@ class DocumentReader:
 def _input_source(item: Any) -> dict[str, Any]:
     """The input's parameters, after checking that it has exactly one source of data."""
     item = as_object(item, "inputs")
-    parameters = as_object(item.get("parameters", {}), "parameters")
+    parameters = _parameters(item)
     named = [
         name
         for name, parent in (("data", item), (_BINARY_DATA_SIZE, parameters), (_REGION, parameters))
-        if name in parent
+        if optional(parent, name) is not None
     ]
     if len(named) != 1:
         found = "set " + " ".join(f"'{name}'" for name in named) if named else f"no field is set{_no_source(item)}"
@@ -197,6 +195,10 @@ def _input_source(item: Any) -> dict[str, Any]:
             f"'shared_memory_region' in 'parameters'. But {found}"
         )
     return parameters
+
+
+def _parameters(parent: dict[str, Any]) -> dict[str, Any]:
+    return as_object(optional(parent, "parameters", {}), "parameters")
 
 
 def _no_source(item: dict[str, Any]) -> str:
@@ -260,13 +262,13 @@ def _check_number(datatype: str, value: Any) -> None:
 
 
 def _class_count(parameters: dict[str, Any]) -> int:
-    return as_unsigned(parameters.get("classification", 0), "classification")
+    return as_unsigned(optional(parameters, "classification", 0), "classification")
 
 
 def _output_is_binary(parameters: dict[str, Any]) -> bool:
     classes = _class_count(parameters)
-    binary = as_bool(parameters.get("binary_data", False), "binary_data")
-    if _REGION in parameters:
+    binary = as_bool(optional(parameters, "binary_data", False), "binary_data")
+    if optional(parameters, _REGION) is not None:
         if classes:
             raise classes_in_region_error()
         if binary:

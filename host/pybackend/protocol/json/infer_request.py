@@ -50,7 +50,7 @@ class _Input(Struct, gc=False):
     name: str
     datatype: _DatatypeName
     shape: Annotated[list[_Size], Meta(max_length=_PLAIN_RANK)]
-    parameters: _InputParameters | UnsetType = UNSET
+    parameters: _InputParameters | None = None
     data: Raw | UnsetType = UNSET
 
 
@@ -64,14 +64,14 @@ class _OutputParameters(Struct, gc=False):
 
 class _Output(Struct, gc=False):
     name: str
-    parameters: _OutputParameters | UnsetType = UNSET
+    parameters: _OutputParameters | None = None
 
 
 class _Document(Struct, gc=False):
     inputs: list[_Input]
-    id: str = ""
-    parameters: dict[str, ParameterValue] | UnsetType = UNSET
-    outputs: list[_Output] | UnsetType = UNSET
+    id: str | None = None
+    parameters: dict[str, ParameterValue] | None = None
+    outputs: list[_Output] | None = None
 
 
 _decode = msgspec.json.Decoder(_Document).decode
@@ -126,8 +126,8 @@ def _parse_fast(
     regions: RegionFinder,
 ) -> InferPlan:
     document = _decode(header)
-    request = InferenceRequest(signature.model_name, model_version, id=document.id)
-    binary_default = document.parameters is not UNSET and apply_json_parameters(request, document.parameters)
+    request = InferenceRequest(signature.model_name, model_version, id=document.id or "")
+    binary_default = document.parameters is not None and apply_json_parameters(request, document.parameters)
     tensors = request.inputs
     names: set[str] = set()
     binary_inputs: list[tuple[InputTensor, int]] = []
@@ -138,8 +138,8 @@ def _parse_fast(
             raise _UnusualError
         parameters = item.parameters
         tensor = InputTensor(item.name, item.datatype, item.shape)
-        if parameters is UNSET or parameters.binary_data_size is UNSET:
-            if parameters is not UNSET and parameters.shared_memory_region is not UNSET:
+        if parameters is None or parameters.binary_data_size is UNSET:
+            if parameters is not None and parameters.shared_memory_region is not UNSET:
                 if item.data is not UNSET:
                     raise _UnusualError
                 tensor = tensor_in_region(item.name, item.datatype, item.shape, _region_part(parameters, regions))
@@ -162,7 +162,7 @@ def _parse_fast(
         raise _UnusualError
     if available_bytes is not None and available_bytes != binary_bytes:
         raise _UnusualError
-    if document.outputs is UNSET:
+    if document.outputs is None:
         wanted_format = ALL_BINARY if binary_default else ALL_JSON
     else:
         wanted_format = _read_outputs(document.outputs, request, binary_default, regions)
@@ -202,7 +202,7 @@ def _read_outputs(
     forms: dict[str, bool] = {}
     for output in outputs:
         parameters = output.parameters
-        if parameters is UNSET:
+        if parameters is None:
             forms[output.name] = False  # the request-wide default is for requests that name no outputs
         elif parameters.classification is not UNSET:
             raise _UnusualError

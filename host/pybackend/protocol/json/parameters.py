@@ -13,6 +13,8 @@ from pybackend.protocol.request_parameters import BINARY_DATA_OUTPUT, RESERVED_P
 
 def apply_json_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> bool:
     """Apply a request's ``parameters`` object; returns True if outputs are binary by default."""
+    if None in parameters.values():  # absent, if it is one of the protocol's own
+        parameters = {name: value for name, value in parameters.items() if value is not None or name not in _READERS}
     return apply_parameters(request, parameters, BINARY_DATA_OUTPUT, _READERS, custom_parameter)
 
 

@@ -90,6 +90,7 @@ _READ_BYTES = 1024 * 1024
 _JSON = {"Content-Type": "application/json"}
 _PORTS = {"http": 80, "https": 443}
 _LOCAL = "unix:"
+_DIAGNOSTICS = "/v2/diagnostics/"
 
 START_ADVICE = (
     "Start a server with `pybackend serve DIRECTORY`, name another one with --url, or serve the model for this one "
@@ -230,7 +231,8 @@ class Connection:
             connection.close()
             raise self._unreachable(error) from None
         try:
-            connection.request(method, self._address.prefix + path, body, {**self._access.headers, **headers})
+            own = _diagnostics_headers(connection.sock) if path.startswith(_DIAGNOSTICS) else {}
+            connection.request(method, self._address.prefix + path, body, {**own, **self._access.headers, **headers})
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
@@ -292,3 +294,11 @@ def model_path(model: str, version: str) -> str:
 def control_path(model: str) -> str:
     """The path of the calls that load, unload and change a model."""
     return f"/v2/repository/models/{quote(model, safe='')}"
+
+
+def _diagnostics_headers(connected: socket.socket) -> dict[str, str]:
+    """The server's key to its diagnostics, if this user has it."""
+    from pybackend.process.diagnostics_key import HEADER, key_of  # only the console asks
+
+    key = key_of(connected)
+    return {HEADER: key} if key else {}

@@ -23,7 +23,7 @@ class ConsoleBeside:
             "url": _url(addresses.http, secure=settings.http.tls is not None),
             "metrics_url": _url(addresses.metrics, secure=False) if addresses.metrics else "",
             "grpc_url": _reachable(addresses.grpc),
-            "headers": _headers(settings),
+            "headers": {**addresses.diagnostics_headers, **_headers(settings)},
         }
         self._process = subprocess.Popen([sys.executable, "-P", "-m", "pybackend.tools.console"], stdin=subprocess.PIPE)
         assert self._process.stdin is not None

@@ -1,0 +1,89 @@
+"""The key to a server's diagnostics: it lies where its user's programs read it, and where no model does.
+
+A server that is not root shares its user, and the loopback address, with its models: neither file modes nor addresses tell
+them from the operator. The sandbox hides the server's own directory from them, so the key lies there, for as long as the server
+runs; clients such as the console find it by the address to which they are connected.
+"""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import quote
+
+from pybackend.process.bundle import server_directories
+from pybackend.sandbox.file_rules import is_open_to_models
+from pybackend.sandbox.runtime_directory import RuntimeDirectory
+
+log = logging.getLogger(__name__)
+
+HEADER = "x-pybackend-diagnostics"
+_PLACE = "diagnostics"
+_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  what a server's address says
+
+
+class DiagnosticsKey:
+    """The key of one server, whose own directory is given."""
+
+    def __init__(self, server_directory: Path) -> None:
+        self.value = secrets.token_urlsafe(32)
+        self._directory = RuntimeDirectory([server_directory / _PLACE])
+
+    def publish(self, address: str) -> None:
+        """Write the key to where programs of the server's user find it by the address of its port for HTTP. Blocking.
+
+        It is not written to where models could read it.
+        """
+        (place,) = self._directory.places
+        if is_open_to_models(place):
+            log.info("no program is given the key to the diagnostics: models may read and write where %s lies", place)
+            return
+        try:
+            file = self._directory.make() / _file_name(address)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "w", encoding="ascii") as opened:
+                opened.write(f"{self.value}\n")
+        except OSError as error:
+            log.warning("cannot write the key to the diagnostics below %s: %s", place, error.strerror or error)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._directory.close()
+
+
+def key_of(connected: socket.socket) -> str:
+    """The key of the server at the other end of a connection, ``""`` if this user has none for it.
+
+    The connection's own addresses count, and no name: another program may listen at another address of the same name.
+    """
+    names = [_file_name(address) for address in _addresses_of(connected)]
+    found = [
+        file
+        for directory in server_directories()
+        for name in names
+        for file in (directory / _PLACE).glob(f"*/*/{name}")
+    ]
+    try:
+        # Those of servers that were killed stay until the next one starts.
+        return max(found, key=lambda file: file.stat().st_mtime_ns).read_text("ascii").strip() if found else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _addresses_of(connected: socket.socket) -> Iterator[str]:
+    """How a server that listens at the other end may have written its address."""
+    peer = connected.getpeername()
+    if connected.family == socket.AF_UNIX:
+        yield f"unix:{os.fsdecode(peer)}"
+        return
+    host, port = peer[:2]
+    is_here = ip_address(host).is_loopback or host == connected.getsockname()[0]
+    for each in (host, *(_EVERY_ADDRESS if is_here else ())):
+        yield f"[{each}]:{port}" if ":" in each else f"{each}:{port}"
+
+
+def _file_name(address: str) -> str:
+    return quote(address, safe=":")  # brackets would be a pattern
