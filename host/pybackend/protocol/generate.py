@@ -243,7 +243,7 @@ def _shape(name: str, dims: tuple[int, ...], nested: list[int], count: int) -> l
 
 
 def generate_document(response: InferenceResponse) -> bytes:
-    """The JSON object for one response, or for the error in it; members are sorted by name."""
+    """The JSON object for one response, or for the error in it; members are sorted by name, NaN and infinities are null."""
     if response.error is not None:
         return encode_error(response.error.message)
     nbytes = sum(len(tensor.data) for tensor in response.outputs)
@@ -255,9 +255,9 @@ def generate_document(response: InferenceResponse) -> bytes:
         )
     members: dict[str, Any] = dict(response.parameters or {})
     for tensor in response.outputs:
-        values = json_values(tensor, tensor.data)
+        values = json_values(tensor, tensor.data, may_be_binary=False)
         members[tensor.name] = values[0] if len(values) == 1 else values
     members["model_name"], members["model_version"] = response.model_name, response.model_version
     if response.id:
         members["id"] = response.id
-    return encode_document(dict(sorted(members.items())), may_hold_nan=True)
+    return encode_document(dict(sorted(members.items())), may_hold_nan=False)

@@ -475,7 +475,7 @@ def predictions(response: InferenceResponse) -> bytes:
         )
     outputs = {}
     for tensor in response.outputs:
-        values, shape = json_values(tensor, tensor.data), list(tensor.shape)
+        values, shape = json_values(tensor, tensor.data, may_be_binary=False), list(tensor.shape)
         is_column = len(values) == (shape[0] if shape else 1)
         outputs[tensor.name] = list(values) if is_column else _nested(values, shape)
     found: Any = outputs
@@ -483,7 +483,7 @@ def predictions(response: InferenceResponse) -> bytes:
         (found,) = outputs.values()
     elif all(each and not isinstance(each[0], list) for each in outputs.values()) and _are_rows(response):
         found = [dict(zip(outputs, row, strict=True)) for row in zip(*outputs.values(), strict=True)]
-    return encode_document({"predictions": found}, may_hold_nan=True)
+    return encode_document({"predictions": found}, may_hold_nan=False)
 
 
 def _are_rows(response: InferenceResponse) -> bool:

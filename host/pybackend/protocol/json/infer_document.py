@@ -102,6 +102,14 @@ class DocumentReader:
         """One input, with its JSON data or with the size of its binary data."""
         parameters = _input_source(item)
         name = as_string(member(item, "name"), "name")
+        try:
+            return self._read_tensor(name, item, parameters, names, request)
+        except InferenceError as error:
+            raise of_input(error, name) from None
+
+    def _read_tensor(
+        self, name: str, item: dict[str, Any], parameters: dict[str, Any], names: set[str], request: InferenceRequest
+    ) -> tuple[InputTensor, int | None]:
         datatype = as_string(member(item, "datatype"), "datatype")
         dims = as_array(member(item, "shape"), "shape")
         if len(dims) > MOST_DIMS:
@@ -202,6 +210,13 @@ def _input_source(item: Any) -> dict[str, Any]:
 def _no_source(item: dict[str, Any]) -> str:
     advice = misspelt(item, "data") or 'Add the elements, as in "data": [1, 2]'
     return f". {advice}"
+
+
+def of_input(error: InferenceError, name: str) -> InferenceError:
+    """An error about a member of an input, with the input's name."""
+    if not error.message.startswith(("Unable to parse", "Failed to parse")):
+        return error  # has it already, or is about the document
+    return InferenceError(f"{error.message}, in input '{name}'", error.code)
 
 
 def surplus_elements_error(datatype: str, count: int) -> InferenceError:

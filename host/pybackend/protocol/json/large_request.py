@@ -19,7 +19,13 @@ from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.json.document import MAX_NESTING, parse_document, type_error
-from pybackend.protocol.json.infer_document import check_values, flatten, missing_elements_error, surplus_elements_error
+from pybackend.protocol.json.infer_document import (
+    check_values,
+    flatten,
+    missing_elements_error,
+    of_input,
+    surplus_elements_error,
+)
 from pybackend.protocol.json.infer_request import parse_infer
 from pybackend.protocol.json.outline import CutTensors, Outline, check_skeleton, outline_in_steps
 from pybackend.protocol.json.slices import SLICE_BYTES, outside_texts, unescaped_end
@@ -128,6 +134,12 @@ class SlicedData:
 
     def encode_in_steps(self, limits: BodyLimits) -> Generator[None, None, list[bytes]]:
         """The tensor's wire bytes, in pieces."""
+        try:
+            return (yield from self._pieces(limits))
+        except InferenceError as error:
+            raise of_input(error, self._name) from None
+
+    def _pieces(self, limits: BodyLimits) -> Generator[None, None, list[bytes]]:
         wire: list[bytes] = []
         expected, wire_bytes = self._expected, 0
         at = self._begin
