@@ -10,7 +10,7 @@ from typing import Any
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.tensor import InputTensor, element_count
+from pybackend.inference.tensor import MOST_DIMS, InputTensor, element_count
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat, body_size_error, output_format
@@ -31,7 +31,6 @@ from pybackend.protocol.json.outline import CutTensors
 from pybackend.protocol.json.parameters import apply_json_parameters
 from pybackend.protocol.json.tensor import FLOATS, UNSIGNED, encode_values, is_json_integer
 from pybackend.protocol.limits import (
-    MOST_DIMS,
     BodyLimits,
     classes_in_region_error,
     datatype_error,
