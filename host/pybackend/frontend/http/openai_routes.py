@@ -145,7 +145,7 @@ class OpenAiRoutes:
         )
 
     async def _asked(self, request: Request, parse: Callable[[bytes], Steps[_T]]) -> _T:
-        """What a request's body says."""
+        """A request's body, parsed."""
         with self._counted(request), closing(Arrival(self._frontend, request)) as arrival:
             return await in_turns(parse(await arrival.whole(MAX_BODY_BYTES)))
 

@@ -21,7 +21,7 @@ SLICE_BYTES = 64 * 1024
 """At most 32,768 values: some milliseconds of work."""
 
 _MOST_NESTING = 16
-"""Lists and objects longer than a slice within each other: the text of each is looked at once more."""
+"""Lists and objects longer than a slice within each other: each level is scanned once more."""
 
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _MEMBER = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*+")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)

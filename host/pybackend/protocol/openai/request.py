@@ -287,13 +287,13 @@ _NULL = Raw(b"null")
 
 
 class _Message(Struct):
-    """What the server reads of a message."""
+    """A message, as far as the server reads it."""
 
     content: Raw = _NULL
 
 
 class _Part(Struct):
-    """What the server reads of a part of a message's content."""
+    """A part of a message's content, likewise."""
 
     type: str
     text: Raw = _NULL

@@ -138,7 +138,7 @@ def text_value(text: str, wanted: WantedTensor) -> Any:
 
 
 def json_value(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError if it is none, also where it is nested too deeply for anybody to read."""
+    """The value of a JSON text. Raises ValueError if it is none, or nested too deeply for the parser."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -202,7 +202,8 @@ def _array_in(data: bytes) -> np.ndarray:
     shape, _, dtype = reader(file)
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
         raise ValueError("bytes of its elements are missing")
-    return np.load(io.BytesIO(data), allow_pickle=False)
+    array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+    return array
 
 
 # --- Types ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ MOST_ELEMENTS = 16_000_000
 """Bound of a tensor that the console makes."""
 
 _LONGEST_SIDE = 20_000
-"""Each row of a picture costs memory of its own, and is resized by itself."""
+"""Each row of a picture costs additional memory, and is resized separately."""
 
 SCALES = {"0 to 255": (0.0, 255.0), "0 to 1": (0.0, 1.0), "-1 to 1": (-1.0, 1.0), "ImageNet": (0.0, 1.0)}
 """The values of black and white; ImageNet's are also divided by the deviations of that set."""
