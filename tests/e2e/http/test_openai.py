@@ -284,7 +284,7 @@ def test_a_model_that_says_so_gets_images_in_messages(server):
     ("path", "settings"),
     [
         ("completions", {"temperature": "hot"}),
-        ("completions", {"temperature": 2.5}),
+        ("completions", {"temperature": -1}),
         ("completions", {"top_p": 7}),
         ("completions", {"max_tokens": -1}),
         ("completions", {"max_tokens": "x"}),

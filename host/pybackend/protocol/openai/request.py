@@ -177,7 +177,7 @@ _PENALTY = (Annotated[float, Meta(ge=-2, le=2)], "a number from -2 to 2")
 _COUNT = (Annotated[int, Meta(ge=1)], "a whole number of at least 1")
 
 _SETTINGS: Mapping[str, tuple[Any, str]] = {
-    "temperature": (Annotated[float, Meta(ge=0, le=2)], "a number from 0 to 2"),
+    "temperature": (Annotated[float, Meta(ge=0)], "a number of at least 0"),
     "top_p": (Annotated[float, Meta(ge=0, le=1)], "a number from 0 to 1"),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
