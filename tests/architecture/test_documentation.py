@@ -19,7 +19,7 @@ from pybackend.ipc import channel, stub_messages
 from pybackend.model.ensemble import run as ensemble_run
 from pybackend.modelconfig import options
 from pybackend.observability import custom_metrics
-from pybackend.protocol import infer_plan, limits, plan_cache
+from pybackend.protocol import infer_plan, plan_cache
 from pybackend.protocol.json import large_request
 from pybackend.protocol.json import outline as json_outline
 from pybackend.protocol.json import pieces as json_pieces
@@ -102,7 +102,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("operators/limits", f"sending less than {flow.SLOW_RATE_BYTES_PER_S >> 10} KB a second for"),
         ("operators/limits", {5: "for five seconds, and"}[flow.SLOW_AFTER_SECONDS]),
         ("operators/limits", f"the data of its tensors | {json_outline.LARGEST_SKELETON_BYTES >> 20} MB |"),
-        ("operators/limits", f"| dimensions of a shape | {limits.MOST_DIMS} |"),
+        ("operators/limits", f"| dimensions of a shape | {tensor.MOST_DIMS} |"),
         ("operators/limits", f"(they are ignored) | {request_reader.MOST_TRAILER_BYTES >> 10} KB |"),
     ],
 )

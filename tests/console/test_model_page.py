@@ -250,6 +250,30 @@ def test_mistakes_in_the_form_are_sentences(console: Console, visit: Callable[..
     answer.get_by_text("cannot be read as an array").wait_for()
 
 
+def test_files_that_would_fill_the_memory_are_refused_before_they_are_decoded(
+    console: Console, visit: Callable[..., Visit], tmp_path: Path
+) -> None:
+    page = form(visit(console), "add_sub")
+    answer, field = page.get_by_label("Answer"), page.get_by_label("Input INPUT0")
+    page.get_by_label("Value of INPUT0").fill("[" * 100_000)
+    page.get_by_role("button", name="Send").click()
+    answer.get_by_text("it is nested too deeply").wait_for()
+    page.get_by_label("How INPUT0 is given").get_by_text("File").click()
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000,), }"
+    (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + bytes([len(header), 0]) + header)
+    (tmp_path / "long.json").write_bytes(b"[%b1]" % (b"1," * (5 << 20)))
+    for name, text in (("huge.npy", "bytes of its elements are missing"), ("long.json", "may have 8 MB at most here")):
+        field.locator("input[type=file]").set_input_files(tmp_path / name)
+        page.get_by_text(f"{name}, ").wait_for()
+        page.get_by_role("button", name="Send").click()
+        answer.get_by_text(text).wait_for()
+    from PIL import Image
+
+    Image.new("1", (1, 1_000_000)).save(tmp_path / "tall.png")
+    field.locator("input[type=file]").set_input_files(tmp_path / "tall.png")
+    page.get_by_text("the picture has 1 x 1000000 pixels: a side may have 20,000").wait_for()
+
+
 def test_a_long_stream_stays_small(console: Console, visit: Callable[..., Visit]) -> None:
     page = form(visit(console), "flood")
     page.get_by_label("Value of COUNT").fill("50000")

@@ -389,6 +389,11 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
                 "tests/integration/ipc/test_lies.py::test_calls_with_much_to_carry",
             ),
             ServerAttack(
+                "block other requests by dying with as many open calls as it can make",
+                "10,000 can be open; they are cancelled in slices",
+                "tests/integration/ipc/test_lies.py::test_a_process_that_dies_with_many_open_calls",
+            ),
+            ServerAttack(
                 "take all descriptors of the server by repeatedly requesting output memory",
                 "segments grow in proportion to the existing memory, and each takes one descriptor",
                 "tests/integration/ipc/test_output_memory.py::"
@@ -498,6 +503,11 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
                 "make the server parse millions of dimensions, inputs, parameters or brackets",
                 "limits are checked before anything is converted",
                 "tests/unit/host/protocol/json/test_large_request.py::test_refused_before_it_is_converted",
+            ),
+            ServerAttack(
+                "block other requests with a document of a flat route: hundreds of thousands of members, columns or settings",
+                "documents are weighed in slices before they are parsed; tables are decoded in slices",
+                "tests/integration/http/test_turns.py::test_documents_of_other_routes",
             ),
             ServerAttack(
                 "have a tensor filled with another tensor's values, or refused, by the way that a key is written",

@@ -26,7 +26,7 @@ from pybackend.tools.client.inference import (
     is_decoupled,
     output_names,
 )
-from pybackend.tools.client.values import shape_text
+from pybackend.tools.client.values import json_value, shape_text
 
 _DEFAULT_TIMEOUT_S = 300.0
 
@@ -145,7 +145,7 @@ def _pairs(flag: str, texts: Sequence[str], parser: CommandParser) -> dict[str, 
 def _scalar(text: str) -> Any:
     """A number or truth value in JSON; otherwise the text itself."""
     try:
-        value = json.loads(text)
+        value = json_value(text)
     except ValueError:
         return text
     return value if isinstance(value, bool | int | float | str) else text

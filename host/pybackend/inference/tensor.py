@@ -99,6 +99,9 @@ async def copy_bytes(target: memoryview, source: Buffer) -> None:
 
 INT64_MAX = 2**63 - 1
 
+MOST_DIMS = 64
+"""Dimensions of a shape: numpy's maximum."""
+
 
 def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
     """The number of elements that an input's shape claims.

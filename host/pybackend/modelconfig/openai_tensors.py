@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig, TensorConfig
@@ -28,7 +28,9 @@ class OpenAiTensors:
     logprobs: str  # a JSON list with an object for each token
     tool_calls: str  # a JSON list of OpenAI's tool calls
     embedding_text: str
+    embedding_tokens: str  # the numbers of a text's tokens
     embedding: str
+    chat_parts: frozenset[str]  # the types of parts, beside texts, that messages may have
 
     @property
     def generates(self) -> bool:
@@ -36,7 +38,7 @@ class OpenAiTensors:
 
     @property
     def embeds(self) -> bool:
-        return bool(self.embedding)
+        return bool(self.embedding and (self.embedding_text or self.embedding_tokens))
 
 
 def openai_tensors_in(signature: ModelSignature) -> OpenAiTensors | None:
@@ -52,6 +54,7 @@ class _Role(NamedTuple):
     usual: str
     datatypes: frozenset[str]
     is_input: bool
+    dims: frozenset[int] = frozenset({-1, 1})  # an input takes one element, or as many as there are
 
     @property
     def kind(self) -> str:
@@ -64,6 +67,10 @@ NUMBERS = frozenset({"FP16", "FP32", "FP64"})
 """Datatypes of the tensors, by their kind of contents."""
 
 _TRUTH = frozenset({"BOOL"})
+_TOKENS = frozenset({"INT32", "INT64"})
+
+CHAT_PARTS: Final = "OPENAI_CHAT_PARTS"
+"""The parameter by which a model says what messages may have beside texts."""
 
 _ROLES: Mapping[str, _Role] = {
     "prompt": _Role("OPENAI_PROMPT_INPUT", "text_input", TEXTS, True),
@@ -77,9 +84,10 @@ _ROLES: Mapping[str, _Role] = {
     "logprobs": _Role("OPENAI_LOGPROBS_OUTPUT", "logprobs", TEXTS, False),
     "tool_calls": _Role("OPENAI_TOOL_CALLS_OUTPUT", "tool_calls", TEXTS, False),
     "embedding_text": _Role("OPENAI_EMBEDDING_INPUT", "text", TEXTS, True),
+    "embedding_tokens": _Role("OPENAI_EMBEDDING_TOKENS_INPUT", "input_ids", _TOKENS, True, frozenset({-1})),
     "embedding": _Role("OPENAI_EMBEDDING_OUTPUT", "embedding", NUMBERS, False),
 }
-assert tuple(_ROLES) == tuple(each.name for each in fields(OpenAiTensors))
+assert (*_ROLES, "chat_parts") == tuple(each.name for each in fields(OpenAiTensors))
 
 _TYPE_NAMES = {"BYTES": "TYPE_STRING"}
 
@@ -96,24 +104,26 @@ def openai_tensors_of(config: ModelConfig) -> OpenAiTensors | None:
     Raises ModelConfigError: a parameter names a tensor that is missing or of another kind, or no route can use them.
     """
     named = {name: text for name, text in config.parameters.items() if name.startswith(OPENAI_PREFIX)}
-    known = {role.parameter: role for role in _ROLES.values()}
+    known = [*(role.parameter for role in _ROLES.values()), CHAT_PARTS]
     for name in named:
         if name not in known:
             near = closest(name, known)
-            raise _error(
-                config, f"parameters {name} is unknown: {f'did you mean {near}?' if near else _all_of(list(known))}"
-            )
+            raise _error(config, f"parameters {name} is unknown: {f'did you mean {near}?' if near else _all_of(known)}")
     found = {field: _tensor(config, role, named.get(role.parameter)) for field, role in _ROLES.items()}
-    tensors = OpenAiTensors(**{field: "" if tensor is None else tensor.name for field, tensor in found.items()})
+    parts = frozenset(part.strip() for part in named.get(CHAT_PARTS, "").split(",")) - {""}
+    names = {field: "" if tensor is None else tensor.name for field, tensor in found.items()}
+    tensors = OpenAiTensors(**names, chat_parts=parts)
     generates = tensors.generates and bool(tensors.prompt or tensors.chat)
-    embeds = tensors.embeds and bool(tensors.embedding_text)
     if not named and not _is_complete(config, tensors):
         return None
-    if named and not (generates or embeds):
+    if parts and not (tensors.generates and tensors.chat):
+        raise _error(config, f"parameters {CHAT_PARTS} needs an input for messages: name it by OPENAI_CHAT_INPUT")
+    if named and not (generates or tensors.embeds):
         raise _error(
             config,
             f"parameters {', '.join(sorted(named))} lead nowhere: OpenAI's routes need an output OPENAI_TEXT_OUTPUT with an input "
-            "OPENAI_PROMPT_INPUT or OPENAI_CHAT_INPUT, or OPENAI_EMBEDDING_OUTPUT with OPENAI_EMBEDDING_INPUT",
+            "OPENAI_PROMPT_INPUT or OPENAI_CHAT_INPUT, or OPENAI_EMBEDDING_OUTPUT with OPENAI_EMBEDDING_INPUT or "
+            "OPENAI_EMBEDDING_TOKENS_INPUT",
         )
     if named and not _is_complete(config, tensors):
         unfilled = next(
@@ -147,7 +157,9 @@ def _misfit(tensor: TensorConfig, role: _Role) -> str:
     if tensor.datatype not in role.datatypes:
         expected = " or ".join(sorted(_TYPE_NAMES.get(each, f"TYPE_{each}") for each in role.datatypes))
         return f"must be {expected}, it is {_TYPE_NAMES.get(tensor.datatype, f'TYPE_{tensor.datatype}')}"
-    if role.is_input and any(dim not in {-1, 1} for dim in tensor.dims):
+    if role.dims == {-1}:
+        return "" if tensor.dims == (-1,) else f"must have the dims [-1], its dims are {list(tensor.dims)}"
+    if role.is_input and not role.dims.issuperset(tensor.dims):
         return f"must take one element, its dims are {list(tensor.dims)}"
     return ""
 
@@ -155,7 +167,7 @@ def _misfit(tensor: TensorConfig, role: _Role) -> str:
 def _is_complete(config: ModelConfig, tensors: OpenAiTensors) -> bool:
     """Whether one of the routes sends all the inputs that the model needs."""
     needed = {each.name for each in config.inputs if not each.optional}
-    if tensors.embeds and tensors.embedding_text and needed <= {tensors.embedding_text}:
+    if tensors.embeds and any(needed <= {name} for name in (tensors.embedding_text, tensors.embedding_tokens) if name):
         return True
     return tensors.generates and bool(tensors.prompt or tensors.chat) and needed <= _sent(config, tensors)
 
@@ -163,7 +175,7 @@ def _is_complete(config: ModelConfig, tensors: OpenAiTensors) -> bool:
 def _sent(config: ModelConfig, tensors: OpenAiTensors) -> set[str]:
     sent = {tensors.prompt, tensors.chat, tensors.settings, tensors.stream}
     if tensors.embeds and not tensors.generates:
-        sent = {tensors.embedding_text}
+        sent = {tensors.embedding_text, tensors.embedding_tokens}
     outputs = {each.name for each in config.outputs}
     flags = {
         each.name

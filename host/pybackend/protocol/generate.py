@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from pybackend.errors import ErrorCode, InferenceError, invalid
@@ -28,13 +27,12 @@ from pybackend.protocol.json.infer_response import encode_document, json_values
 from pybackend.protocol.json.large_request import SlicedData
 from pybackend.protocol.json.outline import (
     LARGEST_SKELETON_BYTES,
-    SLICE_BYTES,
     Form,
     Outline,
     outline_in_steps,
-    unescaped_end,
 )
 from pybackend.protocol.json.parameters import custom_parameter
+from pybackend.protocol.json.slices import Weight, weights
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.steps import Steps
 from pybackend.spelling import closest
@@ -117,25 +115,19 @@ def _weigh(skeleton: bytes) -> Steps[int]:
 
     Texts may be long. Their number, and the bytes outside of them, decide how long the parser takes.
     """
-    count = outside = texts = is_inside = begin = 0
-    while begin < len(skeleton):
-        end = min(unescaped_end(skeleton, begin, begin + SLICE_BYTES), len(skeleton))
-        plain = skeleton[begin:end].replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
-        octets = np.frombuffer(plain, np.uint8)
-        quotes, colons = np.flatnonzero(octets == ord('"')), np.flatnonzero(octets == ord(":"))
-        count += int(np.count_nonzero((np.searchsorted(quotes, colons) + is_inside) & 1 == 0))
-        texts += len(quotes)
-        borders = np.concatenate(([0], quotes, [len(plain)]))
-        outside += int(np.diff(borders)[is_inside::2].sum())
-        is_inside = (is_inside + len(quotes)) & 1
-        begin = end
-        if outside > LARGEST_SKELETON_BYTES or count > MOST_MEMBERS or texts > 8 * MOST_MEMBERS:
+    weight = Weight()
+    for weight in weights(skeleton):
+        if (
+            weight.plain_bytes > LARGEST_SKELETON_BYTES
+            or weight.members > MOST_MEMBERS
+            or weight.texts > 4 * MOST_MEMBERS
+        ):
             raise invalid(
                 f"the body has too much beside its texts and its inputs' lists: at most {MOST_MEMBERS} members and "
                 f"{LARGEST_SKELETON_BYTES} bytes can be. Give large inputs as lists beside '{PARAMETERS}', or use /infer"
             )
         yield
-    return count
+    return weight.members
 
 
 def _flat_members(outline: Outline, count: int) -> Iterator[tuple[str, Raw, bool]]:
@@ -253,7 +245,7 @@ def _shape(name: str, dims: tuple[int, ...], nested: list[int], count: int) -> l
 
 
 def generate_document(response: InferenceResponse) -> bytes:
-    """The JSON object for one response, or for the error in it; members are sorted by name."""
+    """The JSON object for one response, or for the error in it; members are sorted by name, NaN and infinities are null."""
     if response.error is not None:
         return encode_error(response.error.message)
     nbytes = sum(len(tensor.data) for tensor in response.outputs)
@@ -265,9 +257,9 @@ def generate_document(response: InferenceResponse) -> bytes:
         )
     members: dict[str, Any] = dict(response.parameters or {})
     for tensor in reversed(response.outputs):  # the first of a name counts
-        values = json_values(tensor, tensor.data)
+        values = json_values(tensor, tensor.data, may_be_binary=False)
         members[tensor.name] = values[0] if len(values) == 1 else values
     members["model_name"], members["model_version"] = response.model_name, response.model_version
     if response.id:
         members["id"] = response.id
-    return encode_document(dict(sorted(members.items())), may_hold_nan=True)
+    return encode_document(dict(sorted(members.items())), may_hold_nan=False)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.request import request_prefix
+from pybackend.inference.tensor import MOST_DIMS
 from pybackend_wire.dtypes import DATATYPES
 
 INT64_MIN = -(2**63)
 UINT64_MAX = 2**64 - 1
-
-MOST_DIMS = 64
-"""Dimensions of a shape: numpy's maximum."""
 
 _FLAG_ADVICE = "Use --http-max-input-size to increase the limit."
 

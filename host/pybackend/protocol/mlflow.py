@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from math import nan, prod
 from typing import Any, NamedTuple
 
@@ -22,12 +22,13 @@ from pybackend.modelconfig.mlflow_columns import columns_in
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.protocol.json.infer_response import encode_document, json_values
 from pybackend.protocol.json.parameters import custom_parameter
+from pybackend.protocol.json.slices import decode_in_steps, weights
 from pybackend.protocol.json.tensor import FLOATS, encode_values
 from pybackend.protocol.steps import Steps
 from pybackend_wire.dtypes import DATATYPES
 
 MAX_BODY_BYTES = 6 * 1024 * 1024
-"""Bound of a request's body, and of the tensors of an answer: JSON is decoded in one go."""
+"""Bound of a request's body, and of the tensors of an answer."""
 
 _MOST_LISTS = 100_000
 """Bound of the lists and objects of a body, and of the rows of a table."""
@@ -35,8 +36,14 @@ _MOST_LISTS = 100_000
 _MOST_CELLS = 1_000_000
 """Bound of the cells of CSV: each is an object of Python, many times as large as its text."""
 
-_MOST_LENIENT_BYTES = 1024 * 1024
-"""Bound of a body with NaN, which is no JSON: the decoder for it is slow."""
+_MOST_COLUMNS = 20_000
+"""Bound of the columns of a table, and of the members of an object."""
+
+_LONGEST_ROW = 512 * 1024
+"""Characters of a row of CSV, which is read in one go."""
+
+_LONGEST_PARAMS = 64 * 1024
+"""Characters of all lists and objects of ``params``: the model gets them as JSON."""
 
 _MOST_PREDICTIONS = 500_000
 _MOST_PARAMS = 256
@@ -66,8 +73,7 @@ def parse_invocation(body: bytes, signature: ModelSignature, version: str, *, is
     if is_csv:
         given: _Given = yield from _csv_table(body)
     else:
-        document = _document(body)
-        yield
+        document = yield from _document(body)
         request.parameters = _parameters(document.pop("params", None))
         given = yield from _given(document)
     for name, values in (yield from _by_input(given, signature)).items():
@@ -85,31 +91,50 @@ def _csv_table(body: bytes) -> Steps[_Table]:
             f"the body has more than {_MOST_LISTS} lines or {_MOST_CELLS} cells: use /infer with binary tensors"
         )
     try:
-        reader = csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True)
+        lines = _Lines(body)
+        reader = csv.reader(lines, strict=True)
         columns = next(reader, [])
         rows = []
+        lines.row_characters = since = 0
         for row in reader:
             if row:
                 rows.append([cell or None for cell in row])
-            if reader.line_num % 1024 == 0:
+            since += lines.row_characters
+            lines.row_characters = 0
+            if since > _SLICE:
+                since = 0
                 yield
     except (UnicodeDecodeError, csv.Error) as error:
         raise invalid(f"the body is no CSV in UTF-8: {error}") from None
-    return _checked_table(columns, rows)
+    return (yield from _checked_table(columns, rows))
 
 
-def _document(body: bytes) -> dict[str, Any]:
-    if body.count(b"[") + body.count(b"{") > _MOST_LISTS:
-        raise invalid(f"the body has more than {_MOST_LISTS} lists and objects: use /infer with binary tensors")
-    try:
-        try:
-            document = msgspec.json.decode(body)
-        except msgspec.DecodeError:
-            if len(body) > _MOST_LENIENT_BYTES or (b"NaN" not in body and b"Infinity" not in body):
-                raise
-            document = json.loads(body)  # what pandas writes has NaN
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise invalid(f"the body is no JSON: {error}") from None
+class _Lines:
+    """The lines of a body, for a reader that takes as many of them as a row has."""
+
+    def __init__(self, body: bytes) -> None:
+        self.row_characters = 0
+        self._text = io.TextIOWrapper(io.BytesIO(body), "utf-8-sig", newline="")
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(_LONGEST_ROW + 1)
+        if not line:
+            raise StopIteration
+        self.row_characters += len(line)
+        if self.row_characters > _LONGEST_ROW:
+            raise invalid(f"a row of the table has more than {_LONGEST_ROW} characters: use /infer with binary tensors")
+        return line
+
+
+def _document(body: bytes) -> Steps[dict[str, Any]]:
+    for weight in weights(body):
+        if weight.containers > _MOST_LISTS:
+            raise invalid(f"the body has more than {_MOST_LISTS} lists and objects: use /infer with binary tensors")
+        yield
+    document = yield from decode_in_steps(body, _MOST_COLUMNS)
     if not isinstance(document, dict):
         raise invalid(f"the body must be a JSON object with one of {', '.join(_FORMS)}")
     return document
@@ -120,15 +145,34 @@ def _parameters(params: Any) -> dict[str, ParameterValue] | None:
         return None
     if not isinstance(params, dict) or len(params) > _MOST_PARAMS:
         raise invalid(f"'params' must be an object with up to {_MOST_PARAMS} members")
-    texts = {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in params.items()}
-    return {name: custom_parameter(name, value) for name, value in texts.items() if value is not None} or None
+    found: dict[str, ParameterValue] = {}
+    left = _LONGEST_PARAMS
+    for name, value in params.items():
+        if isinstance(value, list | dict):
+            text = _bounded_text(value, left)
+            left -= len(text)
+            found[name] = custom_parameter(name, text)
+        elif value is not None:
+            found[name] = custom_parameter(name, value)
+    return found or None
+
+
+def _bounded_text(value: Any, most_characters: int) -> str:
+    """The JSON of a value, made piece by piece so that a long one ends at the bound."""
+    pieces, length = [], 0
+    for piece in json.JSONEncoder().iterencode(value):
+        pieces.append(piece)
+        length += len(piece)
+        if length > most_characters:
+            raise invalid(f"the lists and objects of 'params' have more than {_LONGEST_PARAMS} characters as JSON")
+    return "".join(pieces)
 
 
 def _given(document: dict[str, Any]) -> Steps[_Given]:
     named = [name for name in _FORMS if name in document]
     if len(named) != 1:
         raise invalid(
-            f"the body must have exactly one of {', '.join(_FORMS)}; it has {', '.join(document)[:500] or 'no member'}"
+            f"the body must have exactly one of {', '.join(_FORMS)}; it has {_few(list(islice(document, _MOST_NAMED)))}"
         )
     (form,), value = named, document[named[0]]
     if form == "dataframe_split":
@@ -140,36 +184,66 @@ def _given(document: dict[str, Any]) -> Steps[_Given]:
             columns = range(len(rows[0]) if rows and isinstance(rows[0], list) else 0)
         elif not isinstance(columns, list):
             raise invalid("'columns' of 'dataframe_split' must be a list of names")
-        return _checked_table([str(each) for each in columns], rows)
+        _check_column_count(len(columns))
+        if any(isinstance(each, list | dict) for each in columns):
+            raise invalid("'columns' of 'dataframe_split' must be a list of names, without lists and objects within")
+        return (yield from _checked_table([str(each) for each in columns], rows))
     if form == "dataframe_records":
-        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-            raise invalid("'dataframe_records' must be a list of objects, one for each row")
+        if not isinstance(value, list):
+            raise invalid(_NO_RECORDS)
         return (yield from _of_records(value))
     if form == "instances" and not isinstance(value, list):
         raise invalid("'instances' must be a list with a member for each row")
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+    if isinstance(value, list) and value and isinstance(value[0], dict):
         return (yield from _of_records(value))
     return value if isinstance(value, list | dict) else [value]
 
 
-def _of_records(records: Sequence[Mapping[str, Any]]) -> Steps[_Table]:
-    columns = list(dict.fromkeys(chain.from_iterable(records)))
+_NO_RECORDS = "'dataframe_records' must be a list of objects, one for each row"
+
+
+def _of_records(records: Sequence[Any]) -> Steps[_Table]:
+    columns: dict[str, Any] = {}
+    since = 0
+    for record in records:
+        if not isinstance(record, dict):
+            raise invalid(_NO_RECORDS)
+        columns.update(record)
+        _check_column_count(len(columns))
+        since += 1 + len(record)
+        if since > _SLICE:
+            since = 0
+            yield
     if len(columns) * len(records) > MAX_BODY_BYTES:
         raise invalid(f"the rows of the table have {len(columns)} different columns: write it as 'dataframe_split'")
     rows = []
-    for start in range(0, len(records), _SLICE // 16):
-        rows += [[record.get(name) for name in columns] for record in records[start : start + _SLICE // 16]]
+    for part in _slices(records, len(columns)):
+        rows += [[record.get(name) for name in columns] for record in part]
         yield
-    return _Table(columns, rows)
+    return _Table(list(columns), rows)
 
 
-def _checked_table(columns: Sequence[str], rows: Sequence[Any]) -> _Table:
+def _slices(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
+    """Parts of the rows with as many cells as a step does."""
+    step = _SLICE // max(width, 1) + 1
+    return (rows[start : start + step] for start in range(0, len(rows), step))
+
+
+def _check_column_count(count: int) -> None:
+    if count > _MOST_COLUMNS:
+        raise invalid(f"the table has more than {_MOST_COLUMNS} columns: use /infer with binary tensors")
+
+
+def _checked_table(columns: Sequence[str], rows: Sequence[Any]) -> Steps[_Table]:
+    _check_column_count(len(columns))
     if len(set(columns)) < len(columns):
         raise invalid("two columns of the table have the same name")
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, list) or len(row) != len(columns):
             what = f"{len(row)} values" if isinstance(row, list) else "no list of values"
             raise invalid(f"row {number} of the table has {what}, and there are {len(columns)} columns")
+        if number % _SLICE == 0:
+            yield
     return _Table(columns, rows)
 
 
@@ -183,15 +257,16 @@ def _by_input(given: _Given, signature: ModelSignature) -> Steps[dict[str, Any]]
         return {}
     if isinstance(given, dict):
         if not inputs.keys().isdisjoint(given):
-            return {name: _listed(value) for name, value in given.items() if name in inputs}
-        given = _of_columns(given)
+            return {name: _listed(given[name]) for name in inputs if name in given}
+        given = yield from _of_columns(given)
     if isinstance(given, list):
         if signature.required_input_count <= 1 or len(inputs) == 1:
             return {next(iter(inputs)): given}
         width = len(given[0]) if given and isinstance(given[0], list) else 0
-        given = _checked_table([str(each) for each in range(width)], given)
+        _check_column_count(width)
+        given = yield from _checked_table([str(each) for each in range(width)], given)
     if len(inputs) == 1 and next(iter(inputs)) not in given.columns:
-        return {next(iter(inputs)): _matrix(given, signature)}
+        return {next(iter(inputs)): (yield from _matrix(given, signature))}
     return (yield from _columns(_named(given, signature), signature))
 
 
@@ -226,13 +301,17 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _of_columns(given: Mapping[str, Any]) -> _Table:
+def _of_columns(given: Mapping[str, Any]) -> Steps[_Table]:
     columns = [_listed(value) for value in given.values()]
     if len({len(each) for each in columns}) > 1:
         raise invalid("the lists of 'inputs' have different lengths")
-    if len(columns[0]) > _MOST_LISTS:
+    if columns and len(columns[0]) > _MOST_LISTS:
         raise invalid(f"the lists of 'inputs' have more than {_MOST_LISTS} rows: use /infer with binary tensors")
-    return _Table(list(given), list(zip(*columns, strict=True)))
+    rows, left = [], zip(*columns, strict=True)
+    while part := list(islice(left, _SLICE // max(len(columns), 1) + 1)):
+        rows += part
+        yield
+    return _Table(list(given), rows)
 
 
 def _are_numbers(columns: Sequence[str]) -> bool:
@@ -240,16 +319,21 @@ def _are_numbers(columns: Sequence[str]) -> bool:
     return list(columns) == [str(each) for each in range(len(columns))]
 
 
-def _matrix(table: _Table, signature: ModelSignature) -> Sequence[Any]:
+def _matrix(table: _Table, signature: ModelSignature) -> Steps[Sequence[Any]]:
     """The rows of a table for a model with one input, with the columns in the model's order."""
     names = columns_in(signature)
     if not names or table.columns == names or (_are_numbers(table.columns) and len(table.columns) == len(names)):
         return table.rows
-    lacking = [name for name in names if name not in table.columns]
+    place_of = {name: place for place, name in enumerate(table.columns)}
+    lacking = [name for name in names if name not in place_of]
     if lacking:
         raise invalid(f"the table lacks the columns {_few(lacking)} of model '{signature.model_name}'")
-    places = [table.columns.index(name) for name in names]
-    return [[row[place] for place in places] for row in table.rows]
+    places = [place_of[name] for name in names]
+    rows = []
+    for part in _slices(table.rows, len(places)):
+        rows += [[row[place] for place in places] for row in part]
+        yield
+    return rows
 
 
 def _few(names: Sequence[str]) -> str:
@@ -294,10 +378,8 @@ def _flat(name: str, values: Sequence[Any]) -> Steps[tuple[list[int], Sequence[A
         shape.append(width)
         if len(shape) > _MOST_NESTING:
             raise invalid(f"input '{name}' has lists within {_MOST_NESTING} others")
-        step = _SLICE // max(width, 1) + 1
         flat: list[Any] = []
-        for start in range(0, len(values), step):
-            part = values[start : start + step]
+        for part in _slices(values, width):
             if any(not isinstance(each, list | tuple) or len(each) != width for each in part):
                 raise invalid(f"input '{name}' has lists of different lengths")
             flat.extend(chain.from_iterable(part))
@@ -394,7 +476,7 @@ def predictions(response: InferenceResponse) -> bytes:
         )
     outputs: dict[str, Any] = {}
     for tensor in response.outputs:
-        values, shape = json_values(tensor, tensor.data), list(tensor.shape)
+        values, shape = json_values(tensor, tensor.data, may_be_binary=False), list(tensor.shape)
         is_column = len(values) == (shape[0] if shape else 1)
         outputs.setdefault(tensor.name, list(values) if is_column else _nested(values, shape))
     found: Any = outputs
@@ -402,7 +484,7 @@ def predictions(response: InferenceResponse) -> bytes:
         (found,) = outputs.values()
     elif all(each and not isinstance(each[0], list) for each in outputs.values()) and _are_rows(response):
         found = [dict(zip(outputs, row, strict=True)) for row in zip(*outputs.values(), strict=True)]
-    return encode_document({"predictions": found}, may_hold_nan=True)
+    return encode_document({"predictions": found}, may_hold_nan=False)
 
 
 def _are_rows(response: InferenceResponse) -> bool:

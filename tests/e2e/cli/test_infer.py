@@ -253,6 +253,23 @@ def test_a_file_of_neither_kind(infer, tmp_path):
     )
 
 
+@pytest.mark.parametrize("shape", ["(1000000000000000,)", "(3, -1)", f"({2**64}, 0)", "(" * 3000])
+def test_a_file_that_announces_more_than_it_has(infer, tmp_path, shape):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\0" * 8)
+    done = infer("flat", f"IN=@{tmp_path}/x.npy")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"error: input 'IN': {tmp_path}/x.npy cannot be read as an array: ")
+
+
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_json_that_is_nested_too_deeply(infer, tmp_path, depth):
+    (tmp_path / "x.json").write_text("[" * depth + "]" * depth)
+    done = infer("flat", f"IN=@{tmp_path}/x.json", "--parameter", "x=" + "[" * 100_000)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: input 'IN'")
+
+
 def test_wrong_json_is_explained(infer):
     done = infer("flat", "--input", "IN=[1,")
     assert done.returncode == 1

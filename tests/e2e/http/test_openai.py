@@ -86,6 +86,34 @@ output [
   { name: "embedding" data_type: TYPE_FP32 dims: [ 2 ] }
 ]
 """
+TOKENS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            total = pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy().sum()
+            size = json.loads(request.parameters()).get("dimensions", 3)
+            vector = np.full(min(size, 4), total, np.float32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("embedding", vector)]))
+        return answers
+"""
+TOKENS_CONFIG = f"""
+backend: "python"
+input [ {tensors(input_ids=("TYPE_INT64", [-1]))} ]
+output [ {tensors(embedding=("TYPE_FP32", [-1]))} ]
+"""
+SEER_CONFIG = f"""
+backend: "python"
+input [ {tensors(IN=("TYPE_STRING", [1]))} ]
+output [ {tensors(OUT=("TYPE_STRING", [1]))} ]
+parameters {{ key: "OPENAI_CHAT_INPUT" value {{ string_value: "IN" }} }}
+parameters {{ key: "OPENAI_TEXT_OUTPUT" value {{ string_value: "OUT" }} }}
+parameters {{ key: "OPENAI_CHAT_PARTS" value {{ string_value: "image_url, file" }} }}
+"""
 KEY = "0123456789abcdef"
 BEGUN, CANCELLED = "the script goes on for ever", "the script was cancelled"
 
@@ -98,6 +126,8 @@ def server(tmp_path_factory):
     write_model(repository, "lengths", LENGTHS, LENGTHS_CONFIG)
     write_model(repository, "upper", UPPER, UPPER_CONFIG)
     write_model(repository, "liar", LIAR, LIAR_CONFIG)
+    write_model(repository, "tokens", TOKENS, TOKENS_CONFIG)
+    write_model(repository, "seer", UPPER, SEER_CONFIG)
     keys = repository.parent / "keys"
     keys.write_text(KEY)
     with serving(repository, flags=("--allow-openai", f"--api-key-file={keys}", "--api-key-exempt=health")) as server:
@@ -222,12 +252,71 @@ def test_embeddings_as_numbers_and_as_base64(server):
     assert np.frombuffer(base64.b64decode(encoded[0]["embedding"]), "<f4").tolist() == [3, -1.5]
 
 
+def test_a_model_embeds_numbers_of_tokens_where_it_has_an_input_for_them(server):
+    for given, totals in (([1, 2, 3], [6]), ([[5], [7, 8]], [5, 15])):
+        data = ask(server, "embeddings", model="tokens", input=given).json["data"]
+        assert [each["embedding"] for each in data] == [[total] * 3 for total in totals]
+
+
+def test_embeddings_of_a_wanted_size(server):
+    asked = {"model": "tokens", "input": [1]}
+    assert ask(server, "embeddings", dimensions=2, **asked).json["data"][0]["embedding"] == [1, 1]
+    assert ask(server, "embeddings", dimensions=2, model="lengths", input="a").json["data"][0]["embedding"] == [1, -1.5]
+    for size, body in ((4, {"dimensions": 5, **asked}), (2, {"dimensions": 3, "model": "lengths", "input": "a"})):
+        error = ask(server, "embeddings", status=400, **body).json["error"]
+        message = f"model '{body['model']}' has embeddings of {size} numbers: leave 'dimensions' out"
+        assert (error["message"], error["param"]) == (message, "dimensions")
+
+
+def test_a_model_that_says_so_gets_images_in_messages(server):
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+    asked = {"messages": [{"role": "user", "content": parts}]}
+    said = ask(server, "chat/completions", model="seer", **asked).json["choices"][0]["message"]["content"]
+    assert '"TYPE": "IMAGE_URL"' in said
+    for model, kind in (("script", "image_url"), ("seer", "input_audio")):
+        parts[1]["type"] = kind
+        error = ask(server, "chat/completions", status=400, model=model, **asked).json["error"]
+        assert error["param"] == "messages"
+        assert error["message"].startswith(f"model '{model}' takes no parts of type '{kind}' in messages: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "settings"),
+    [
+        ("completions", {"temperature": "hot"}),
+        ("completions", {"temperature": -1}),
+        ("completions", {"top_p": 7}),
+        ("completions", {"max_tokens": -1}),
+        ("completions", {"max_tokens": "x"}),
+        ("completions", {"presence_penalty": -3}),
+        ("completions", {"frequency_penalty": [1]}),
+        ("completions", {"seed": 0.5}),
+        ("completions", {"logit_bias": {"50256": "x"}}),
+        ("chat/completions", {"max_completion_tokens": 0}),
+        ("chat/completions", {"response_format": "json"}),
+        ("chat/completions", {"tools": {}}),
+        ("chat/completions", {"tool_choice": 1}),
+        ("chat/completions", {"messages": [{"role": "user", "content": {}}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+        ("chat/completions", {"messages": ["Hello"]}),
+        ("embeddings", {"dimensions": 0}),
+    ],
+)
+def test_standard_settings_of_another_kind_are_refused_by_name(server, path, settings):
+    texts = {"prompt": json.dumps(OK), "messages": [{"role": "user", "content": json.dumps(OK)}], "input": "a"}
+    if path != "embeddings":
+        body = {name: texts[name] for name in ("messages" if path.startswith("chat") else "prompt",)}
+        ask(server, path, model="script", **dict.fromkeys(settings) | body)
+    error = ask(server, path, status=400, model="script", **texts | settings).json["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", next(iter(settings)))
+
+
 def test_models_that_the_routes_serve_are_listed(server):
     headers = {"x-api-key": KEY}
     for prefix in ("/v1", "/openai/v1"):
         listed = server.request("GET", f"{prefix}/models", None, headers).json
         names = [each["id"] for each in listed["data"]]
-        assert (listed["object"], names) == ("list", ["lengths", "liar", "script", "upper"])
+        assert (listed["object"], names) == ("list", ["lengths", "liar", "script", "seer", "tokens", "upper"])
     one = server.request("GET", "/v1/models/script", None, headers).json
     assert (one["id"], one["object"], one["owned_by"]) == ("script", "model", "pybackend")
 
@@ -244,6 +333,10 @@ OK = [{"text_output": "x"}]
         ("completions", {"model": "lengths", "prompt": "a"}, 400, "invalid_request_error", "model", None, "generates no text"),
         ("embeddings", {"model": "script", "input": "a"}, 400, "invalid_request_error", "model", None, "has no embeddings"),
         ("completions", {"model": "script", "prompt": [1, 2]}, 400, "invalid_request_error", "prompt", None, "must be a text"),
+        ("embeddings", {"model": "lengths", "input": [1, 2]}, 400, "invalid_request_error", "input", None, "check_embedding_ctx_length=False"),
+        ("embeddings", {"model": "lengths", "input": [1, -2]}, 400, "invalid_request_error", "input", None, "or numbers of tokens"),
+        ("embeddings", {"model": "tokens", "input": "a"}, 400, "invalid_request_error", "input", None, "and no texts"),
+        ("embeddings", {"model": "tokens", "input": [1] * 300_001}, 400, "invalid_request_error", "input", None, "300000 are the most"),
         ("completions", {"model": "script", "prompt": "a", "n": 129}, 400, "invalid_request_error", "n", None, "up to 128 texts"),
         ("completions", {"model": "script", "prompt": "a", "suffix": "b"}, 400, "invalid_request_error", "suffix", None, "do not fill"),
         ("completions", {"model": "script", "prompt": "a", "stop": [""]}, 400, "invalid_request_error", "stop", None, "not empty"),
@@ -268,6 +361,21 @@ def test_bodies_that_are_no_objects_are_refused(server):
     for body in (b"", b"[]", b"{", b'{"model": "\xff"}', b"[" * 100_000, b'{"model": "script", "prompt": "\\ud800"}'):
         reply = server.request("POST", "/v1/completions", body, {"x-api-key": KEY})
         assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error"), (body[:30], reply)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        b",".join(b'"%d":1' % number for number in range(70_000)),
+        b'"prompt":[%b""]' % (b'"",' * 300_000),
+        b'"prompt":[%b1]' % (b"[]," * 1_100_000),
+    ],
+)
+def test_a_body_with_much_beside_its_texts_is_refused_before_it_is_parsed(server, members):
+    body = b'{"model":"script",%b}' % members
+    reply = server.request("POST", "/v1/completions", body, {"x-api-key": KEY})
+    assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+    assert reply.json["error"]["message"].startswith("the body has too much beside its texts: ")
 
 
 def test_a_long_prompt_cannot_be_multiplied(server):

@@ -149,6 +149,8 @@ HOSTILE = {
     "too many bytes": _entry(data=b"\0" * 400_000),
     "negative": _entry(shape=(-1, -1)),
     "huge": _entry(shape=(2**62, 2**62), data=b""),
+    "many strings": _entry(datatype="BYTES", shape=(2**62, 2**62), data=b"\0" * 400_000),
+    "many outputs": msgspec.msgpack.encode([[[str(number), "FP32", (0,), b""] for number in range(100_000)], None]),
     "unknown datatype": _entry(datatype="FP99"),
     "no number of strings": _entry(datatype="BYTES", data=b"\xff\xff\xff\xff"),
     "twice": _entry(times=2),
@@ -174,6 +176,16 @@ def test_hostile_entries_are_no_answers(redis, repository):
         assert len(seen) == len(HOSTILE) + 1  # every one was executed
         server.wait_for("requests are executed instead: ")
         assert "Traceback" not in server.output
+
+
+def test_an_entry_is_refused_by_its_number_of_dimensions_before_they_are_multiplied(redis, repository):
+    with serving(repository, flags=flags(redis)) as server, closing(redis_client.Redis(port=redis.port)) as client:
+        infer(server, "cached", {"IN": array(1)})
+        wait_until(lambda: client.keys("pybackend:response:*"), "the entry")
+        (key,) = client.keys("pybackend:response:*")
+        client.set(key, _entry(shape=(2**62,) * 1000))
+        assert count(server, "cached", array(1)) > 1
+        server.wait_for("requests are executed instead: Expected `array` of length <= 64")
 
 
 def test_values_of_models_in_an_entry_are_encoded(redis, repository):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pybackend.errors import ErrorCode
+from pybackend.frontend.calls import model_calls
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.ipc import channel
 from pybackend.model.model import ModelState
@@ -57,6 +58,14 @@ def engine_and_run(tmp_path_factory, request):
     scripts["calls without end"] = script(
         "for first in range(0, 1 << 40, 1000):\n"
         "    stub.send(*[(CALL, first + n, 'never', -1, False, 0, [], [], None, []) for n in range(1000)])"
+    )
+    scripts["calls and dies"] = script(
+        "import os\n"
+        "for first in range(0, 5000, 1000):\n"
+        "    stub.send(*[(CALL, first + n, 'never', -1, False, 0, [], [], None, []) for n in range(1000)])\n"
+        "stub.send((CALL, 5000, 'nobody', -1, False, 0, [], [], None, []))\n"
+        "stub.until(REPLY)\n"
+        "os._exit(1)"
     )
     scripts["asks without reading"] = script(
         "while True:\n    stub.send(*[(IS_MODEL_READY, 1, 'n', 'v' * 1000)] * 100)"
@@ -278,8 +287,8 @@ def test_a_stream_that_heeds_no_pause(engine_and_run):
 
 
 def test_calls_without_end(engine_and_run, monkeypatch):
-    """They are bounded, and while they come the loop is there for others."""
-    monkeypatch.setattr("pybackend.frontend.calls.model_calls.MOST_OPEN_CALLS", 20_000)
+    """They are bounded, as the refusals are that nobody reads, and while they come the loop is there for others."""
+    monkeypatch.setattr("pybackend.instance.services.MOST_UNREAD_BYTES", 1 << 20)
     engine, run = engine_and_run
     (instance,) = engine.repository.catalogue.find("calls_without_end").instances
     callee = engine.repository.catalogue.find("never")
@@ -296,10 +305,34 @@ def test_calls_without_end(engine_and_run, monkeypatch):
 
     (answer,) = run(scenario())
     assert BROKE.fullmatch(answer.error.message)
-    assert "too many are" in answer.error.message
+    assert "bytes of answers to its calls are unread" in answer.error.message
+    assert max(counts) - waiting_before in {
+        model_calls.MOST_OPEN_CALLS - 1,
+        model_calls.MOST_OPEN_CALLS,
+    }  # perhaps one runs
     # A turn of the loop ends with the frame, of a thousand calls, in which the bound is reached.
     assert max(after - before for before, after in pairwise(counts)) <= 1000 + channel.MESSAGES_AT_ONCE
-    assert callee.pending_count == waiting_before
+    run(until(lambda: callee.pending_count == waiting_before))
+
+
+def test_a_process_that_dies_with_many_open_calls(engine_and_run):
+    """They are cancelled and answered in slices: others are served in between."""
+    engine, run = engine_and_run
+    callee = engine.repository.catalogue.find("never")
+    waiting_before = callee.pending_count
+    counts = [waiting_before]
+
+    async def scenario():
+        flood = asyncio.create_task(answers(engine, "calls and dies", SMALL))
+        while not flood.done() or callee.pending_count > waiting_before:
+            await asyncio.sleep(0)
+            counts.append(callee.pending_count)
+        return await flood
+
+    (answer,) = run(scenario())
+    assert "The process exited with status 1" in answer.error.message
+    assert max(counts) - waiting_before in {4999, 5000}  # perhaps one runs
+    assert max(before - after for before, after in pairwise(counts)) <= 200
 
 
 def test_calls_with_much_to_carry(engine_and_run):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from pybackend.errors import AmbiguousModelError, ErrorCode, InferenceError, Not
 from pybackend.frontend.calls.not_ready import not_ready
 from pybackend.frontend.calls.open_bytes import OpenBytes, call_bytes
 from pybackend.frontend.calls.other_servers import CallAdmission, OtherServers
+from pybackend.frontend.slices import Slices
 from pybackend.inference.pending import PendingRequest, RunningExecution
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
@@ -34,8 +35,11 @@ from pybackend_wire.messages import INLINE_BYTES, TAIL
 MOST_BACKLOG_BYTES = 16 * 1024 * 1024
 """Most bytes, tensors included, that may wait for a stub that does not read; beyond it, its senders are paused."""
 
-MOST_OPEN_CALLS = 100_000
-"""Limit per stub."""
+MOST_OPEN_CALLS = 10_000
+"""Limit per stub. Beyond it, calls are refused."""
+
+_CANCELLED_AT_ONCE = 100
+"""Calls that are cancelled in one turn of the event loop: about as many milliseconds as one connection has of it."""
 
 
 class _WrongCallError(InferenceError):
@@ -181,6 +185,7 @@ class ModelCalls:
         self._turn = loop_turn_of(self._loop)
         self._outboxes: dict[CallingStub, _Outbox] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._slices = Slices()
 
     def count(self, code: int | None) -> None:
         """Count the answer to a call: an error of this code, or a result."""
@@ -198,11 +203,17 @@ class ModelCalls:
         outbox = self._outboxes.get(caller)
         if outbox is None:
             outbox = self._outboxes[caller] = _Outbox()
-        if message.call in outbox.open or len(outbox.open) >= MOST_OPEN_CALLS:
-            raise RemoteProtocolError(f"call {message.call} is open already, or too many are")
+        if message.call in outbox.open:
+            raise RemoteProtocolError(f"call {message.call} is open already")
         call = OpenCall(caller, message, [caller.outputs.read_tensor(place, tail) for place in message.inputs])
         nbytes = call_bytes(message)
         try:
+            if len(outbox.open) >= MOST_OPEN_CALLS:
+                raise InferenceError(
+                    f"instance '{caller.instance_name}' has {MOST_OPEN_CALLS} open calls, and no more can be: wait for answers "
+                    "before sending more",
+                    ErrorCode.UNAVAILABLE,
+                )
             self._open_bytes.acquire(caller, nbytes)
         except InferenceError as error:
             self._refuse(call, error)
@@ -224,16 +235,26 @@ class ModelCalls:
 
     def on_cancelled(self, caller: CallingStub, execution: int) -> None:
         """Nobody waits for an execution any more: cancel its calls too."""
-        for call in self.open_calls(caller):
-            if call.message.execution == execution:
-                call.cancel()
+        self._cancel(call for call in self.open_calls(caller) if call.message.execution == execution)
 
     def on_gone(self, caller: CallingStub) -> None:
         """The stub is gone: drop everything it waits for."""
         outbox = self._outboxes.pop(caller, None)
         if outbox is not None:
-            for call in outbox.open.values():
-                call.cancel()
+            outbox.unsent.clear()
+            self._cancel(outbox.open.values())
+
+    def _cancel(self, calls: Iterable[OpenCall]) -> None:
+        """Cancel calls, the first ones now, and all of them in slices: a model may have thousands."""
+        left = deque(calls)
+
+        def some() -> bool:
+            for _ in range(min(len(left), _CANCELLED_AT_ONCE)):
+                left.popleft().cancel()
+            return bool(left)
+
+        if some():
+            self._slices.add(some)
 
     # Towards the engine
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -53,7 +53,9 @@ from pybackend.protocol.openai.request import (
     parse_embedding_request,
     parse_text_request,
     text_requests,
+    wrong_dimensions_error,
 )
+from pybackend.protocol.steps import Steps, in_turns
 
 _SENDER = Sender("http")
 _JSON = "application/json"
@@ -146,8 +148,7 @@ class OpenAiRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         """The embeddings of texts."""
-        body = await self._body(request)
-        asked = self._parsed(request, partial(parse_embedding_request, body))
+        asked = await self._asked(request, parse_embedding_request)
         rows, tokens = await _unless_left(request, self._embedded(request, asked))
         parts = []
         for part in embedding_documents(asked.model, rows, tokens, is_base64=asked.is_base64):
@@ -169,25 +170,25 @@ class OpenAiRoutes:
             "model_not_found",
         )
 
-    async def _body(self, request: Request) -> bytes:
+    async def _asked(self, request: Request, parse: Callable[[bytes], Steps[_T]]) -> _T:
+        """A request's body, parsed."""
+        with self._counted(request), closing(Arrival(self._frontend, request)) as arrival:
+            return await in_turns(parse(await arrival.whole(MAX_BODY_BYTES)))
+
+    @contextmanager
+    def _counted(self, request: Request, name: str = "") -> Iterator[None]:
+        """Counts an error within as a refusal, perhaps by the model of this name."""
         try:
-            with closing(Arrival(self._frontend, request)) as arrival:
-                return await arrival.whole(MAX_BODY_BYTES)
+            yield
         except InferenceError as error:
-            self._frontend.refused("", error, client_address(request))
+            self._frontend.refused(name, error, client_address(request))
             raise
 
-    def _parsed(self, request: Request, parse: Callable[[], _T]) -> _T:
-        try:
-            return parse()
-        except InferenceError as error:
-            self._frontend.refused("", error, client_address(request))
-            raise
-
-    def _made(self, request: Request, make: Callable[[], list[InferenceRequest]]) -> list[InferenceRequest]:
+    async def _made(self, request: Request, make: Steps[list[InferenceRequest]]) -> list[InferenceRequest]:
         """The requests for the model, with the headers that are forwarded."""
-        made = self._parsed(request, make)
-        forwarded = self._parsed(request, partial(self._frontend.forwarded, written_headers(request)))
+        with self._counted(request):
+            made = await in_turns(make)
+            forwarded = self._frontend.forwarded(written_headers(request))
         if forwarded is not None:
             for each in made:
                 add_parameters(each, forwarded)
@@ -195,7 +196,7 @@ class OpenAiRoutes:
 
     def _open(self, request: Request, name: str) -> Admission:
         """The admission of one inference request; it is counted if there is none."""
-        try:
+        with self._counted(request, name):
             admission = self._engine.open(name, "", _SENDER)
             if openai_tensors_in(admission.signature) is None:
                 raise OpenAiError(
@@ -203,9 +204,6 @@ class OpenAiRoutes:
                     f"/v2/models/{name}/infer",
                     "model",
                 )
-        except InferenceError as error:
-            self._frontend.refused(name, error, client_address(request))
-            raise
         if RECORD in request.scope:
             request.scope[RECORD].asks(admission.model_name, admission.model_version)
         return admission
@@ -213,8 +211,7 @@ class OpenAiRoutes:
     # Texts
 
     async def _texts(self, request: Request, *, is_chat: bool) -> Response:
-        body = await self._body(request)
-        asked = self._parsed(request, partial(parse_text_request, body, is_chat=is_chat))
+        asked = await self._asked(request, partial(parse_text_request, is_chat=is_chat))
         async with AsyncExitStack() as stack:
             texts = _Texts(asked, await self._submitted(request, asked, stack))
             if not asked.streams:
@@ -229,15 +226,12 @@ class OpenAiRoutes:
         admission = self._open(request, asked.model)
         tensors = openai_tensors_in(admission.signature)
         assert tensors is not None
-        made = self._made(request, partial(text_requests, asked, admission.signature, admission.model_version))
+        made = await self._made(request, text_requests(asked, admission.signature, admission.model_version))
         growing = []
         for index, each in enumerate(made):
             stream = ResponseStream(self._submission(request, admission, each, stack))
-            try:
+            with self._counted(request, admission.full_name):
                 await stack.enter_async_context(stream)
-            except InferenceError as error:
-                self._frontend.refused(admission.full_name, error, client_address(request))
-                raise
             growing.append(_Growing(stream, Choice(index, asked, tensors)))
             if index + 1 < len(made):
                 admission = self._open(request, asked.model)
@@ -261,7 +255,7 @@ class OpenAiRoutes:
         tensors = openai_tensors_in(signature)
         assert tensors is not None
         name, count_name = tensors.embedding, tensors.prompt_tokens
-        made = self._made(request, partial(embedding_requests, asked, signature, admission.model_version))
+        made = await self._made(request, embedding_requests(asked, signature, admission.model_version))
         places = asyncio.Semaphore(_AT_ONCE)
 
         async def rows_of(each: InferenceRequest) -> tuple[list[Any], int]:
@@ -281,7 +275,11 @@ class OpenAiRoutes:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         found = [task.result() for task in tasks]
-        return [row for rows, _ in found for row in rows], sum(tokens for _, tokens in found)
+        rows = [row for rows, _ in found for row in rows]
+        wrong = [len(row) for row in rows if asked.dimensions not in {None, len(row)}]
+        if wrong:
+            raise wrong_dimensions_error(asked.model, wrong[0])
+        return rows, sum(tokens for _, tokens in found)
 
 
 class _Growing:

@@ -123,10 +123,10 @@ def _response(found: bytes) -> CachedResponse:
     if len({each.name for each in entry.outputs}) < len(entry.outputs):
         raise ValueError("an entry has two outputs of one name")
     for each in entry.outputs:
-        problem = "" if min(each.shape, default=0) >= 0 else "a negative dimension"
-        if not problem and each.datatype == "BYTES":
-            problem = _elements_problem(each.data, prod(each.shape))
-        elif not problem and len(each.data) != prod(each.shape) * ITEMSIZE.get(each.datatype, -1):
+        count, problem = prod(each.shape), ""
+        if each.datatype == "BYTES":
+            problem = _elements_problem(each.data, count)
+        elif len(each.data) != count * ITEMSIZE.get(each.datatype, -1):
             problem = f"{len(each.data)} bytes for {each.datatype[:10]} {list(each.shape)[:10]}"
         if problem:
             raise ValueError(f"an entry's output '{one_line(each.name[:100])}' has {problem}")

@@ -10,15 +10,20 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import OutputTensor
+from pybackend.inference.tensor import INT64_MAX, MOST_DIMS, OutputTensor
 
 ENTRY_BYTES = 512
 """Size of an entry apart from its tensors: key, names, shapes and the objects that hold them, generously estimated."""
+
+
+_MOST_OUTPUTS = 10_000
+_MOST_PARAMETERS = 65_536
 
 
 class CachedOutput(Struct, array_like=True, frozen=True):
@@ -26,15 +31,18 @@ class CachedOutput(Struct, array_like=True, frozen=True):
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=INT64_MAX)], ...], Meta(max_length=MOST_DIMS)]
     data: bytes
 
 
 class CachedResponse(Struct, array_like=True, frozen=True):
-    """A successful response: its outputs in the model's order, and its parameters."""
+    """A successful response: its outputs in the model's order, and its parameters.
 
-    outputs: Sequence[CachedOutput]
-    parameters: Mapping[str, ParameterValue] | None
+    An entry that other programs may have written has the bounds of these types once it is decoded.
+    """
+
+    outputs: Annotated[Sequence[CachedOutput], Meta(max_length=_MOST_OUTPUTS)]
+    parameters: Annotated[Mapping[str, ParameterValue], Meta(max_length=_MOST_PARAMETERS)] | None
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest, ParameterValue, RequestFlags
-from pybackend.inference.tensor import InputTensor
+from pybackend.inference.tensor import MOST_DIMS, InputTensor
 from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
@@ -22,7 +22,6 @@ from pybackend.protocol.grpc.contents import cut_contents, encode_contents
 from pybackend.protocol.grpc.message import InferMessage, parse_part
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, OutputFormat
 from pybackend.protocol.limits import (
-    MOST_DIMS,
     BodyLimits,
     classes_in_region_error,
     datatype_error,

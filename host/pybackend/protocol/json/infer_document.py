@@ -10,7 +10,7 @@ from typing import Any
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder, RegionOutput, RegionPart, tensor_in_region
 from pybackend.inference.request import InferenceRequest
-from pybackend.inference.tensor import InputTensor, element_count
+from pybackend.inference.tensor import MOST_DIMS, InputTensor, element_count
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.classification import ClassRequest
 from pybackend.protocol.infer_plan import InferPlan, OutputFormat, body_size_error, output_format
@@ -32,7 +32,6 @@ from pybackend.protocol.json.outline import CutTensors
 from pybackend.protocol.json.parameters import apply_json_parameters
 from pybackend.protocol.json.tensor import FLOATS, UNSIGNED, encode_values, is_json_integer
 from pybackend.protocol.limits import (
-    MOST_DIMS,
     BodyLimits,
     classes_in_region_error,
     datatype_error,
@@ -100,6 +99,14 @@ class DocumentReader:
         """One input, with its JSON data or with the size of its binary data."""
         parameters = _input_source(item)
         name = as_string(member(item, "name"), "name")
+        try:
+            return self._read_tensor(name, item, parameters, names, request)
+        except InferenceError as error:
+            raise of_input(error, name) from None
+
+    def _read_tensor(
+        self, name: str, item: dict[str, Any], parameters: dict[str, Any], names: set[str], request: InferenceRequest
+    ) -> tuple[InputTensor, int | None]:
         datatype = as_string(member(item, "datatype"), "datatype")
         dims = as_array(member(item, "shape"), "shape")
         if len(dims) > MOST_DIMS:
@@ -204,6 +211,13 @@ def _parameters(parent: dict[str, Any]) -> dict[str, Any]:
 def _no_source(item: dict[str, Any]) -> str:
     advice = misspelt(item, "data") or 'Add the elements, as in "data": [1, 2]'
     return f". {advice}"
+
+
+def of_input(error: InferenceError, name: str) -> InferenceError:
+    """An error about a member of an input, with the input's name."""
+    if not error.message.startswith(("Unable to parse", "Failed to parse")):
+        return error  # has it already, or is about the document
+    return InferenceError(f"{error.message}, in input '{name}'", error.code)
 
 
 def surplus_elements_error(datatype: str, count: int) -> InferenceError:

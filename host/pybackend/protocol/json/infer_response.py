@@ -196,31 +196,37 @@ def document_head(response: InferenceResponse) -> bytes:
     return encode_document(document, may_hold_nan=document.parameters is not UNSET).removesuffix(b"]}")
 
 
-def json_values(tensor: OutputTensor, data: Buffer) -> Sequence[Any]:
-    """An output's elements as JSON values."""
+def json_values(tensor: OutputTensor, data: Buffer, *, may_be_binary: bool = True) -> Sequence[Any]:
+    """An output's elements as JSON values; the route has a binary form for outputs, or not."""
     try:
         return decode_values(tensor.datatype, data)
     except UnicodeDecodeError:
-        raise not_text_error(tensor) from None
+        raise not_text_error(tensor, may_be_binary=may_be_binary) from None
     except BytesTensorError as error:
         raise InferenceError(f"the model's output '{tensor.name}' is broken: {error}") from None
 
 
-def not_text_error(tensor: OutputTensor) -> InferenceError:
+def not_text_error(tensor: OutputTensor, *, may_be_binary: bool = True) -> InferenceError:
     """The error for an output that cannot be sent as JSON."""
-    return invalid(
-        f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON. Please use the binary data "
-        "format for output: set 'binary_data' in its parameters, or name no outputs and set 'binary_data_output' in "
-        "the request's"
+    advice = (
+        "Please use the binary data format for output: set 'binary_data' in its parameters, or name no outputs and set "
+        "'binary_data_output' in the request's"
+        if may_be_binary
+        else "This route sends JSON only: ask /infer for the output in the binary data format"
     )
+    return invalid(f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent as JSON. {advice}")
 
 
 def encode_document(document: Any, *, may_hold_nan: bool) -> bytes:
-    """JSON of a document, with bare ``NaN`` and ``Infinity``, and ``?`` for text that UTF-8 cannot hold."""
+    """JSON of a document, with ``?`` for text that UTF-8 cannot hold.
+
+    NaN and infinities are bare ``NaN`` and ``Infinity`` if it ``may_hold_nan``, and else ``null``, as strict JSON has it.
+    """
     try:
         text = _encode(document)
     except UnicodeEncodeError:
-        return _encode_literally(document)
+        text = _encode_literally(document)
+        return text if may_hold_nan else _encode(json.loads(text))
     # msgspec writes NaN and infinities as null, which otherwise occurs only inside strings.
     if may_hold_nan and b"null" in text:
         return _encode_literally(document)

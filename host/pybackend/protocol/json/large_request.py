@@ -11,7 +11,6 @@ from operator import add
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.region import NO_REGIONS, RegionFinder
@@ -20,9 +19,16 @@ from pybackend.inference.validation import validate_header
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.json.document import MAX_NESTING, parse_document, type_error
-from pybackend.protocol.json.infer_document import check_values, flatten, missing_elements_error, surplus_elements_error
+from pybackend.protocol.json.infer_document import (
+    check_values,
+    flatten,
+    missing_elements_error,
+    of_input,
+    surplus_elements_error,
+)
 from pybackend.protocol.json.infer_request import parse_infer
-from pybackend.protocol.json.outline import CutTensors, Outline, check_skeleton, outline_in_steps, unescaped_end
+from pybackend.protocol.json.outline import CutTensors, Outline, check_skeleton, outline_in_steps
+from pybackend.protocol.json.slices import SLICE_BYTES, outside_texts, unescaped_end
 from pybackend.protocol.json.tensor import decode_list, encode_values, opening_depth
 from pybackend.protocol.limits import BodyLimits
 from pybackend_wire.dtypes import ITEMSIZE
@@ -99,9 +105,6 @@ def _copy(pieces: list[bytes], room: memoryview) -> Generator[None, None, None]:
             yield
 
 
-SLICE_BYTES = 64 * 1024
-"""At most 32,768 elements: some milliseconds of work."""
-
 LONGEST_NUMBER_BYTES = 64 * 1024
 
 _SPACES = b" \t\r\n"
@@ -131,6 +134,12 @@ class SlicedData:
 
     def encode_in_steps(self, limits: BodyLimits) -> Generator[None, None, list[bytes]]:
         """The tensor's wire bytes, in pieces."""
+        try:
+            return (yield from self._pieces(limits))
+        except InferenceError as error:
+            raise of_input(error, self._name) from None
+
+    def _pieces(self, limits: BodyLimits) -> Generator[None, None, list[bytes]]:
         wire: list[bytes] = []
         expected, wire_bytes = self._expected, 0
         at = self._begin
@@ -161,7 +170,11 @@ class SlicedData:
         at, in_text, depth = begin, 0, self._depth
         while True:
             stop = min(unescaped_end(self._text, at, at + SLICE_BYTES), self._end)
-            octets, in_text = self._outside_texts(at, stop, in_text)
+            part = bytes(self._text[at:stop])
+            if self._datatype == "BYTES":
+                octets, in_text = outside_texts(part, in_text)
+            else:
+                octets = np.frombuffer(part, np.uint8)
             cut = stop
             if stop < self._end:
                 commas = np.flatnonzero(octets == ord(","))
@@ -181,15 +194,6 @@ class SlicedData:
                 )
             at = stop  # within one long text
             yield
-
-    def _outside_texts(self, begin: int, end: int, in_text: int) -> tuple[npt.NDArray[np.uint8], int]:
-        """The octets of a part, zeros for those of texts; and 1 if it ends within a text, as it begins with ``in_text``."""
-        part = bytes(self._text[begin:end])
-        if self._datatype != "BYTES":
-            return np.frombuffer(part, np.uint8), 0
-        octets = np.frombuffer(part.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
-        inside = (np.cumsum(octets == ord('"'), dtype=np.uint8) + in_text) & 1
-        return np.where(inside, 0, octets), int(inside[-1])
 
     def _encode(self, begin: int, end: int, depth: int) -> tuple[int, bytes]:
         """How many elements a slice has, and their wire bytes."""

@@ -16,6 +16,7 @@ import numpy as np
 from pybackend.errors import invalid
 from pybackend.inference.tensor import InputTensor
 from pybackend.protocol.json.document import MAX_NESTING, NESTING_TEXT
+from pybackend.protocol.json.slices import unescaped_end
 
 LARGEST_SKELETON_BYTES = 1024 * 1024
 SLICE_BYTES = 256 * 1024
@@ -132,12 +133,6 @@ def check_skeleton(nbytes: int, most_bytes: int = LARGEST_SKELETON_BYTES) -> Non
             f"request JSON has more than {most_bytes} bytes beside its tensors' data. Shapes, names and "
             "parameters never take so much; send large values as tensors"
         )
-
-
-def unescaped_end(text: bytes | bytearray, begin: int, end: int) -> int:
-    """The end of a part, or one more if an escape would be cut there. ``begin`` is within none."""
-    part = text[begin:end]
-    return end + (len(part) - len(part.rstrip(b"\\"))) % 2
 
 
 def outline_in_steps(text: bytes | bytearray, form: Form = INFER) -> Generator[None, None, Outline]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
 from pybackend.errors import ServerError
 from pybackend_wire.bytes_tensor import encode_elements
@@ -122,17 +124,30 @@ def file_value(data: bytes, path: Path, wanted: WantedTensor) -> Any:
 def text_value(text: str, wanted: WantedTensor) -> Any:
     """The value of a JSON text, or of plain text for a BYTES input. Raises ServerError if it is neither."""
     try:
-        value = json.loads(text)
+        value = json_value(text)
     except ValueError as error:
         if wanted.datatype == "BYTES" and not text.startswith(("[", '"')):
             return text
         with suppress(ValueError):
-            return json.loads(f"[{text}]")  # numbers with commas between them
+            return json_value(f"[{text}]")  # numbers with commas between them
         raise ServerError(
             f"input '{wanted.name}' wants {wanted}: {_short(text)} is not JSON ({error}). Write a JSON value such as "
             "[1, 2, 3], @FILE.npy, @FILE.json, @FILE.csv, or - for standard input"
         ) from None
     return text if wanted.datatype == "BYTES" and not isinstance(value, str | list) else value
+
+
+def json_value(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError if it is none, or nested too deeply for the parser."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def is_npy(data: bytes) -> bool:
+    """Whether a file's contents are an array saved with ``numpy.save()``."""
+    return data.startswith(_NPY_MAGIC)
 
 
 def _table(data: bytes, path: Path, wanted: WantedTensor) -> np.ndarray:
@@ -161,16 +176,16 @@ def _table(data: bytes, path: Path, wanted: WantedTensor) -> np.ndarray:
 
 
 def _parsed(data: bytes, source: str, wanted: WantedTensor) -> Any:
-    if data.startswith(_NPY_MAGIC):
+    if is_npy(data):
         try:
-            return np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError) as error:
+            return _array_in(data)
+        except Exception as error:  # noqa: BLE001  headers are parsed as Python, which raises anything
             raise ServerError(
                 f"input '{wanted.name}': {source} cannot be read as an array: {error}. Save strings as an array of "
                 "dtype S or U"
             ) from None
     try:
-        return json.loads(data)
+        return json_value(data)
     except ValueError as error:
         reason = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         raise ServerError(
@@ -178,12 +193,25 @@ def _parsed(data: bytes, source: str, wanted: WantedTensor) -> Any:
         ) from None
 
 
+def _array_in(data: bytes) -> np.ndarray:
+    """The array in the contents of a .npy file; it is not made unless its bytes are there."""
+    file = io.BytesIO(data)
+    reader = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(file))
+    if reader is None:
+        raise ValueError("it is no plain array")
+    shape, _, dtype = reader(file)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
+        raise ValueError("bytes of its elements are missing")
+    array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
 # --- Types ----------------------------------------------------------------------------------------------------------
 
 
 def _array_of(value: Any, wanted: WantedTensor) -> np.ndarray:
     if isinstance(value, dict) or value is None:
-        raise ServerError(f"input '{wanted.name}' wants {wanted}, not {_short(json.dumps(value))}")
+        raise ServerError(f"input '{wanted.name}' wants {wanted}, not {_quoted(value)}")
     try:
         if wanted.datatype == "BYTES":
             return _array_of_strings(value)
@@ -191,7 +219,7 @@ def _array_of(value: Any, wanted: WantedTensor) -> np.ndarray:
         return array if array.dtype.kind in "biuU" else _exact(array, value)
     except ValueError as error:
         raise ServerError(
-            f"input '{wanted.name}' wants {wanted}; {_short(json.dumps(value))} is not an array of that type: {error}"
+            f"input '{wanted.name}' wants {wanted}; {_quoted(value)} is not an array of that type: {error}"
         ) from None
 
 
@@ -215,7 +243,7 @@ def _array_of_strings(value: Any) -> np.ndarray:
     array = np.empty(len(elements), object)
     for index, element in enumerate(elements):
         if not isinstance(element, str | bytes):
-            raise ValueError(f"{json.dumps(element)} is not a string")  # noqa: TRY004  one kind for the caller
+            raise ValueError(f"{_quoted(element)} is not a string")  # noqa: TRY004  one kind for the caller
         array[index] = element.encode() if isinstance(element, str) else element
     return array.reshape(shape)
 
@@ -296,6 +324,14 @@ def _shaped(array: np.ndarray, wanted: WantedTensor) -> np.ndarray:
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return all(size in (-1, given) for given, size in zip(shape, wanted, strict=True))
+
+
+def _quoted(value: Any) -> str:
+    """A value in an error."""
+    try:
+        return _short(json.dumps(value))
+    except RecursionError:
+        return "a value that is nested too deeply"
 
 
 def _short(text: str) -> str:

@@ -18,6 +18,8 @@ from pybackend.tools.client.values import (
     Tensor,
     WantedTensor,
     file_value,
+    is_npy,
+    json_value,
     random_tensor,
     shape_text,
     tensor_of,
@@ -30,7 +32,10 @@ from pybackend_wire.dtypes import DATATYPES
 
 _MOST_TYPED = 200_000
 _MOST_SAMPLE = 64
-_MOST_ELEMENTS = 16_000_000
+_MOST_TEXT_FILE_BYTES = 8 * 1024 * 1024
+"""Bound of a file of JSON or CSV: each of its values is an object of Python, many times as large as its text."""
+
+_LONGEST_NUMBER = 19
 _VALUE, _FILE, _RANDOM, _NONE = "Value", "File", "Random", "Leave out"
 
 
@@ -159,9 +164,9 @@ class InputField:
         if mode == _NONE:
             return None
         if mode == _RANDOM:
-            if np.prod([max(1, size) for size in self.wanted.shape], dtype=np.float64) > _MOST_ELEMENTS:
+            if np.prod([max(1, size) for size in self.wanted.shape], dtype=np.float64) > pictures.MOST_ELEMENTS:
                 raise ServerError(
-                    f"input '{self.wanted.name}' has more than {_MOST_ELEMENTS:,} elements: send it with `pybackend infer`"
+                    f"input '{self.wanted.name}' has more than {pictures.MOST_ELEMENTS:,} elements: send it with `pybackend infer`"
                 )
             return random_tensor(self.wanted)
         if mode == _VALUE:
@@ -182,6 +187,12 @@ class InputField:
         if self._layout is not None and pictures.opened(data) is not None:
             crops = self._fit.value != "Stretch"
             return pictures.array_of_picture(data, self.wanted, self._layout, self._scale.value, crops=crops)
+        is_text = self.wanted.datatype != "BYTES" or name.endswith(".json")
+        if is_text and not is_npy(data) and len(data) > _MOST_TEXT_FILE_BYTES:
+            raise ServerError(
+                f"input '{self.wanted.name}': a file of JSON or CSV may have {_MOST_TEXT_FILE_BYTES >> 20} MB at most here: save larger "
+                "arrays with numpy.save()"
+            )
         return file_value(data, Path(name), self.wanted)
 
 
@@ -228,7 +239,7 @@ class Options:
         text = (self._parameters.value or "").strip()
         if text:
             try:
-                given = json.loads(text)
+                given = json_value(text)
             except ValueError as error:
                 raise ServerError(f"the parameters are no JSON: {error}") from None
             found = given if isinstance(given, dict) else {"": None}
@@ -240,7 +251,9 @@ class Options:
             sequence = (self._sequence.value or "").strip()
             if not sequence:
                 raise ServerError("a request to this model belongs to a sequence: write a number or a text as its name")
-            found["sequence_id"] = int(sequence) if sequence.isdecimal() else sequence
+            found["sequence_id"] = (
+                int(sequence) if sequence.isdecimal() and len(sequence) <= _LONGEST_NUMBER else sequence
+            )
             found["sequence_start"], found["sequence_end"] = bool(self._start.value), bool(self._end.value)
         return found
 

@@ -15,11 +15,11 @@ from pybackend.errors import ServerError
 from pybackend.tools.client.inference import Request
 from pybackend.tools.client.values import Tensor, WantedTensor, random_tensor, shape_text
 from pybackend.tools.console.frame import icon_button, say
+from pybackend.tools.console.pictures import MOST_ELEMENTS
 from pybackend_wire.bytes_tensor import LENGTH_BYTES
 from pybackend_wire.dtypes import BY_CONFIG_NAME, DATATYPES
 
 _MOST_KEPT, _MOST_KEPT_BYTES = 50, 64 * 1024 * 1024
-_MOST_ELEMENTS = 16_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +111,8 @@ def _sample_tensor(name: str, spec: Mapping[str, Any], batch: tuple[int, ...]) -
     datatype = BY_CONFIG_NAME[spec["data_type"]].name
     wanted = WantedTensor(name, datatype, (*batch, *map(int, spec.get("dims", ()))))
     count = prod(wanted.shape)
-    if count > _MOST_ELEMENTS:
-        raise ServerError(f"the sample's input '{name}' has more than {_MOST_ELEMENTS:,} elements")
+    if count > MOST_ELEMENTS:
+        raise ServerError(f"the sample's input '{name}' has more than {MOST_ELEMENTS:,} elements")
     if not spec.get("zero_data"):
         return random_tensor(wanted)
     size = DATATYPES[datatype].itemsize or LENGTH_BYTES  # a text of no letters is its length

@@ -15,6 +15,12 @@ from pybackend_wire.dtypes import DATATYPES
 
 MOST_PIXELS = 40_000_000
 
+MOST_ELEMENTS = 16_000_000
+"""Bound of a tensor that the console makes."""
+
+_LONGEST_SIDE = 20_000
+"""Each row of a picture costs additional memory, and is resized separately."""
+
 SCALES = {"0 to 255": (0.0, 255.0), "0 to 1": (0.0, 1.0), "-1 to 1": (-1.0, 1.0), "ImageNet": (0.0, 1.0)}
 """The values of black and white; ImageNet's are also divided by the deviations of that set."""
 
@@ -65,7 +71,7 @@ def layout_of(wanted: WantedTensor) -> Layout | None:
 def opened(data: bytes) -> Image.Image | None:
     """The picture in a file, which has not been decoded yet; None if it is none.
 
-    Raises ServerError for a picture with too many pixels.
+    Raises ServerError for a picture with too many pixels, or with too long a side.
     """
     try:
         picture = Image.open(io.BytesIO(data), formats=_FORMATS)
@@ -75,6 +81,10 @@ def opened(data: bytes) -> Image.Image | None:
         return None
     if picture.width * picture.height > MOST_PIXELS:
         raise _too_large()
+    if max(picture.size) > _LONGEST_SIDE:
+        raise ServerError(
+            f"the picture has {picture.width} x {picture.height} pixels: a side may have {_LONGEST_SIDE:,}, cut it first"
+        )
     return picture
 
 
@@ -95,8 +105,10 @@ def array_of_picture(data: bytes, wanted: WantedTensor, layout: Layout, scale: s
     except (OSError, ValueError, SyntaxError) as error:
         raise ServerError(f"input '{wanted.name}': the picture is broken: {error}") from None
     size = (turned.width if layout.width < 0 else layout.width, turned.height if layout.height < 0 else layout.height)
-    if size[0] * size[1] > MOST_PIXELS:
-        raise _too_large()
+    if size[0] * size[1] * layout.channels > MOST_ELEMENTS:
+        raise ServerError(
+            f"input '{wanted.name}' would have more than {MOST_ELEMENTS:,} elements: make the picture smaller first"
+        )
     if size != turned.size:
         turned = ImageOps.fit(turned, size) if crops else turned.resize(size)
     array = _scaled(np.asarray(turned), scale, wanted)

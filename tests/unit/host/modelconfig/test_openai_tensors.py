@@ -41,6 +41,8 @@ def test_tensors_with_usual_names_need_no_parameter() -> None:
     embeds = tensors("text:STRING", "embedding:FP32")
     assert embeds is not None
     assert (embeds.generates, embeds.embeds) == (False, True)
+    by_tokens = tensors("input_ids:INT64", "embedding:FP32")
+    assert by_tokens is None, "an input of one element holds no list of tokens"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,14 @@ def test_other_models_are_none_of_openais(inputs: str, outputs: str) -> None:
         ({"PROMPT_INPUT": "n"}, "names input 'n', which must be TYPE_STRING, it is TYPE_FP32"),
         ({"PROMPT_INPUT": "q"}, "parameters OPENAI_PROMPT_INPUT lead nowhere: OpenAI's routes need an output"),
         ({"PROMPT_INPUT": "q", "TEXT_OUTPUT": "answer"}, "input 'n' is required, and OpenAI's routes do not send it"),
+        (
+            {"EMBEDDING_TOKENS_INPUT": "q", "EMBEDDING_OUTPUT": "answer"},
+            "must be TYPE_INT32 or TYPE_INT64, it is TYPE_STRING",
+        ),
+        (
+            {"PROMPT_INPUT": "q", "TEXT_OUTPUT": "answer", "CHAT_PARTS": "file"},
+            "needs an input for messages: name it by OPENAI_CHAT_INPUT",
+        ),
         ({"EMBEDDING_INPUT": "q", "EMBEDDING_OUTPUT": "answer"}, "which must be TYPE_FP16 or TYPE_FP32 or TYPE_FP64"),
     ],
 )
