@@ -98,7 +98,7 @@ class FrontEnds:
                 settings,
                 engine,
                 launcher,
-                FrontEndSandbox(sandbox, _name(index)),
+                FrontEndSandbox(sandbox, _name(index), BACKLOG),
                 services,
                 keys,
                 request_log,
