@@ -198,11 +198,11 @@ ATTACKS = [
     send_a_clients_message_elsewhere,
     connect_by_sending,
     bind_a_clients_connection,
-    connect_its_listener,
     let_nobody_wait,
     take_the_clients_of_all_front_ends,
     take_clients_of_its_core,
     read_the_machines_addresses,
+    connect_its_listener,
     shut_its_listener_down,
     trace_the_server,
     read_the_servers_memory,
@@ -224,7 +224,7 @@ def main(arguments):
             got[attack.__name__] = repr(attack())
         except OSError as error:
             got[attack.__name__] = f"stopped: {error.strerror}"
+    told.sendall(json.dumps(got).encode())
     client, _ = _listening.accept()
     client.sendall(b"served")
-    told.sendall(json.dumps(got).encode())
     return 0

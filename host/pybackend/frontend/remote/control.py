@@ -21,6 +21,13 @@ class Ready(Struct, array_like=True, frozen=True, gc=False, tag=64):
     """I can accept connections."""
 
 
+class Accepting(Struct, array_like=True, frozen=True, gc=False, tag=69):
+    """I accept the connections of a port, or cannot: then ``failure`` says why."""
+
+    service: Service
+    failure: Annotated[str, Meta(max_length=200)]
+
+
 class OpenTunnel(Struct, array_like=True, frozen=True, gc=False, tag=65):
     """I need a tunnel for a client: ``client`` and ``server`` are the ends of its connection, None for a Unix socket."""
 
@@ -139,5 +146,5 @@ class Stop(Struct, array_like=True, frozen=True, gc=False, tag=103):
     """Accept no more connections, and end after the last answer."""
 
 
-FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed
+FromFrontEnd = Ready | Accepting | OpenTunnel | Alive | Line | Accessed
 FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop | Keys
