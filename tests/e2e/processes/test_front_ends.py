@@ -313,8 +313,6 @@ def test_a_unix_socket_is_shared(repository, tmp_path):
         repository, flags=("--front-ends=2", f"--http-address=unix:{path}", "--allow-grpc=false"), ready=False
     ) as server:
         server.wait_for("Started HTTPService")
-        with listener_of(next(iter(front_ends(server)))) as shared:  # as any of them could do
-            shared.setblocking(True)
         for _ in range(6):
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(DEADLINE_S)
@@ -440,8 +438,11 @@ def listener_of(pid: int) -> socket.socket:
 def test_a_listener_that_was_shut_down_is_bound_again(repository, tmp_path, kind, dies):
     """A captured front end that its system-call filter does not stop may have done so, and then die."""
     path = tmp_path / "http.sock"
-    address = [f"--http-address=unix:{path}"] * (kind == "unix")
-    with serving(repository, flags=("--front-ends=2", "--allow-grpc=false", *address), ready=False) as server:
+    flags = ("--front-ends=1",) if kind == "tcp" else ("--front-ends=2", f"--http-address=unix:{path}")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as elsewhere,
+        serving(repository, flags=(*flags, "--allow-grpc=false"), ready=False) as server,
+    ):
         server.wait_for("1 of 1 model is ready")
         before = front_ends(server)
         for pid in before:
@@ -449,10 +450,13 @@ def test_a_listener_that_was_shut_down_is_bound_again(repository, tmp_path, kind
                 os.kill(pid, signal.SIGSTOP)
             with listener_of(pid) as listener:
                 listener.shutdown(socket.SHUT_RDWR)
+                if kind == "tcp":  # then it cannot even listen again
+                    listener.connect_ex(elsewhere.getsockname())
             if dies:
                 os.kill(pid, signal.SIGKILL)
         wait_until(
-            lambda: len(front_ends(server)) == 2 and not before.keys() & front_ends(server).keys(), "none was replaced"
+            lambda: len(front_ends(server)) == len(before) and not before.keys() & front_ends(server).keys(),
+            "none was replaced",
         )
 
         def answers() -> bool:
