@@ -10,7 +10,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,15 @@ class FrontEnd:
         sock, certificates = self._sockets[asked.service], self._certificates.get(asked.service)
         port = self._http if asked.service == "http" else self._grpc
         assert port is not None
-        self._do(port.start(sock, certificates))
+        self._do(self._accept(asked.service, port.start(sock, certificates)))
+
+    async def _accept(self, service: control.Service, starting: Awaitable[None]) -> None:
+        failure = ""
+        try:
+            await starting
+        except OSError as error:
+            failure = error.strerror or "unknown"
+        self._channel.post(control.Accepting(service, failure))
 
     def _on_look(self, asked: control.Look) -> None:
         self._channel.post(control.Alive(asked.number, sum(port.connection_count for port in self._ports)))

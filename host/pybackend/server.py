@@ -354,11 +354,11 @@ class Server:
         if self._http is not None:
             self._http.look_after()
             serve = partial(HttpConnection, self._http)
-            services["http"] = Service(sockets.http, sockets.http_tls, serve)
+            services["http"] = Service("HTTP", sockets.http, sockets.http_tls, serve)
         if self._grpc is not None:
             self._grpc.look_after()
-            services["grpc"] = Service(sockets.grpc, sockets.grpc_tls, connections(self._grpc))
-        self._front_ends = FrontEnds(
+            services["grpc"] = Service("GRPC", sockets.grpc, sockets.grpc_tls, connections(self._grpc))
+        self._front_ends = front_ends = FrontEnds(
             self._settings,
             self.engine,
             self._launcher,
@@ -370,6 +370,7 @@ class Server:
         )
         self._repository.catalogue.ensembles.watchers.append(self._front_ends.check)
         self.engine.spread_settings = self._front_ends.spread_settings
+        self.engine.takes_clients = lambda: front_ends.accept
         await self._front_ends.start()
 
     async def _open_ports(self, sockets: _Sockets) -> None:

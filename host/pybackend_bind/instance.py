@@ -28,6 +28,7 @@ from pybackend_sdk.tensor import Tensor
 from pybackend_stub.channel import HostChannel
 from pybackend_stub.loop import StubLoop
 from pybackend_stub.model_modules import ModelModules
+from pybackend_stub.process import ThreadWatch
 from pybackend_stub.runtimes import SharedRuntime, attach, detach, enter
 from pybackend_wire.host_messages import Load, ModelToLoad
 from pybackend_wire.stub_messages import Completed
@@ -253,6 +254,9 @@ class _Loop(StubLoop):
         self._instance.load(model, runtime, lambda _file, **_: cast("type", lambda: kind(bound, function)))
         self._channel.say(Completed(None))
         return True
+
+    def _watch_thread(self) -> ThreadWatch:
+        return ThreadWatch()  # which does not begin: the process is the program's
 
     def _expect_forks(self) -> None:
         """Do nothing: the connection with the server is what forks must let go of, see pybackend_bind.beside."""

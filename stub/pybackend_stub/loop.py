@@ -15,7 +15,7 @@ from pybackend_stub.imports import when_imported
 from pybackend_stub.instance import ModelInstance
 from pybackend_stub.memory import StubMemory
 from pybackend_stub.model_output import flush_output
-from pybackend_stub.process import be_called
+from pybackend_stub.process import ThreadWatch, be_called
 from pybackend_stub.receiver import Attendant, Receiver, Work
 from pybackend_stub.runtime import StubRuntime
 from pybackend_wire.errors import ErrorCode
@@ -64,6 +64,18 @@ class StubLoop:
 
     def run(self) -> int:
         """Serve until the host sends FINALIZE or goes away; returns the exit status."""
+        watch = self._watch_thread()
+        try:
+            return self._serve(watch)
+        finally:
+            watch.end()
+
+    def _watch_thread(self) -> ThreadWatch:
+        watch = ThreadWatch()
+        watch.begin()
+        return watch
+
+    def _serve(self, watch: ThreadWatch) -> int:
         execute, take_work = self._execute, self._receiver.take_work
         try:
             self._channel.greet(np.__version__, self._confined or {})
@@ -82,6 +94,7 @@ class StubLoop:
                 else:
                     error = self._finalize()
                     self._receiver.end()
+                    watch.end()  # the interpreter may end with the host's next word
                     self._channel.say(Finalized(None if error is None else self._failure(error)))
                     flush_output()
                     return 0

@@ -51,6 +51,26 @@ def bear_mark(mark: int) -> None:
             pass
 
 
+class ThreadWatch:
+    """Ends the process with status 1 if a thread ends before its code does, as by ``pthread_exit``: nobody else would notice."""
+
+    _key: Any = None
+
+    def begin(self) -> None:
+        """Watch the calling thread."""
+        if ThreadWatch._key is None:
+            key = ctypes.c_uint()
+            if LIBC.pthread_key_create(ctypes.byref(key), LIBC._exit):  # called with the key's value when a thread ends
+                return
+            ThreadWatch._key = key
+        LIBC.pthread_setspecific(ThreadWatch._key, ctypes.c_void_p(1))
+
+    def end(self) -> None:
+        """The thread's code is about to end."""
+        if ThreadWatch._key is not None:
+            LIBC.pthread_setspecific(ThreadWatch._key, None)
+
+
 def show_memory(shown: bool) -> None:
     """Allow or forbid other processes of the same user to inspect this one, as debuggers do."""
     if sys.platform.startswith("linux"):

@@ -14,6 +14,7 @@ from tests.support.gates import Gate, wait_until
 from tests.support.server import ServerProcess, serving
 
 TWO = "instance_group [ { count: 2 kind: KIND_CPU } ]"
+GROUPED = 'parameters { key: "PROCESS_GROUP" value: { string_value: "group" } }'
 CLIENTS = 8
 
 SIGKILLED = (
@@ -41,6 +42,9 @@ def server(repository):
     """One model for each test, because a model that dies often is restarted more and more slowly."""
     for name in ("own", "before", "during", "readiness", "stormy", "bystander"):
         write_victim(repository, name)
+    write_victim(repository, "lone_thread")
+    for name in ("grouped_thread", "neighbour"):
+        write_victim(repository, name, GROUPED)
     for name in ("pair", "stormy_pair"):
         write_victim(repository, name, TWO)
     with serving(repository) as server:
@@ -96,6 +100,15 @@ def test_the_request_that_kills_its_process_learns_the_cause(server, death):
     reply = ask(server, "own", death)
     assert (reply.status, reply.error) == (500, unhealthy("own_0", CAUSES[death]))
     assert told(server, "own", "echo again") == "again"
+
+
+@pytest.mark.parametrize("model", ["lone_thread", "grouped_thread"])
+def test_a_thread_that_ends_itself_takes_the_process_with_it(server, model):
+    """The host hears from nobody else that the model will not answer."""
+    reply = ask(server, model, "end_thread")
+    assert (reply.status, reply.error) == (500, unhealthy(f"{model}_0", "The process exited with status 1."))
+    for each in (model, "neighbour"):
+        assert told(server, each, "echo again") == "again"
 
 
 @pytest.mark.spec("srv-P07")

@@ -18,7 +18,7 @@ output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]
 VICTIM = (
     GATE
     + """
-import ctypes, json
+import ctypes, json, threading
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -57,6 +57,10 @@ class TritonPythonModel:
 
     def abort(self, _):
         os.abort()
+
+    def end_thread(self, _):
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()  # which keeps the process
+        ctypes.CDLL(None).pthread_exit(None)
 """
 )
 """Commands: ``echo TEXT``, ``pid``, ``gate NAME``, ``exit STATUS``, ``segv``, ``abort``.

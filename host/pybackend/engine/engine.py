@@ -68,6 +68,8 @@ class InferenceEngine:
         self.refusals = Refusals(repository.catalogue.known_name)
         # returns once every process that accepts requests goes by the present settings of the log and of traces
         self.spread_settings: Callable[[], Awaitable[None]] = _nothing
+        # whether clients can connect
+        self.takes_clients: Callable[[], bool] = lambda: True
         self.regions = regions or ClientRegions(enabled=False)  # shared memory that clients have registered
         self.figures = RepositoryFigures(repository)  # of the models, for reports
         self.control = repository.control  # loads and unloads models on request
@@ -89,7 +91,7 @@ class InferenceEngine:
 
     async def is_ready(self) -> bool:
         """True if clients should send requests: the server runs and, if readiness is strict, every model is ready."""
-        if self.state is not EngineState.READY:
+        if self.state is not EngineState.READY or not self.takes_clients():
             return False
         if not self._strict_readiness:
             return True

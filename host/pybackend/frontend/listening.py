@@ -4,8 +4,10 @@ import errno
 import fcntl
 import ipaddress
 import os
+import select
 import socket
 import stat
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +17,9 @@ from pybackend.errors import ServerError
 from pybackend.settings import LOCAL_ADDRESS
 
 BACKLOG = 1024
+
+_ACCEPT_S = struct.pack("@ll", 0, 1000)
+"""How long to wait for a connection in a socket that was made to wait, as seconds and microseconds."""
 
 _ALL_ADDRESSES = frozenset({"0.0.0.0", "::"})  # noqa: S104  what a socket says of itself
 
@@ -63,6 +68,8 @@ def bind_for(count: int, address: str, port: int, service: str, *, reuse_port: b
     """
     first = bind(address, port, service, reuse_port=reuse_port)
     if isinstance(first, LocalSocket):
+        # Any of the processes could make it wait for connections, and all others with it.
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ACCEPT_S)
         return [first] * count
     if not reuse_port:  # it has shown that nobody else listens there
         port = first.getsockname()[1]
@@ -77,6 +84,13 @@ def bind_for(count: int, address: str, port: int, service: str, *, reuse_port: b
             sock.close()
         raise
     return bound
+
+
+def listens(sock: socket.socket) -> bool:
+    """False if a listening socket was shut down, by another process that has it."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and not poll.poll(0)
 
 
 def _bind_error(error: OSError, address: str, port: int, service: str, *, reuse_port: bool) -> ServerError:

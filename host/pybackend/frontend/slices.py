@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 
 Step = Callable[[], bool]
@@ -49,6 +49,20 @@ class Slices:
         finally:
             self._steps.popleft()
         return bool(self._steps)
+
+
+def in_slices(jobs: Iterator[Callable[[], object]]) -> Step:
+    """Do so many short jobs, as a step for :class:`Slices`."""
+
+    def step() -> bool:
+        end_s = monotonic() + SLICE_S
+        for job in jobs:
+            job()
+            if monotonic() > end_s:
+                return True
+        return False
+
+    return step
 
 
 class TurnShare:

@@ -21,13 +21,14 @@ _OOM_SCORE_ADJ = 500
 class FrontEndSandbox:
     """The sandbox of one front end, and of its successors.
 
-    It reaches no file and no address, starts nothing, and runs as a separate user where the server can give it one.
+    It reaches no file and no address, starts nothing, and runs as a separate user where the server can give it one. ``backlog`` is how
+    many connections wait in its listening sockets.
 
     Attributes:
         missing: layers that are not in force, with reasons, as the latest process has reported.
     """
 
-    def __init__(self, sandbox: Sandbox, name: str) -> None:
+    def __init__(self, sandbox: Sandbox, name: str, backlog: int) -> None:
         self._sandbox = sandbox
         self._name = name
         self.missing: dict[str, str] = {}
@@ -60,6 +61,7 @@ class FrontEndSandbox:
             gid=self._gid,
             network=False,
             unix_sockets=False,
+            backlog=backlog,
             subprocesses=False,
             changes_modes=False,
             oom_score_adj=_OOM_SCORE_ADJ,

@@ -37,6 +37,9 @@ _F_SETOWN, _F_SETOWN_EX = 8, 15
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SCHED_CORE = 1, 35, 62
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0xF000, 0x2000, 0x6000
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
+_SHUT_WR, _MSG_FASTOPEN = 1, 0x20000000
+_IPPROTO_TCP, _TCP_NODELAY = 6, 1
+_TCGETS, _TIOCOUTQ, _FIONREAD, _FIONBIO, _FIOCLEX = 0x5401, 0x5411, 0x541B, 0x5421, 0x5451
 _NO_CHANGE = 0xFFFFFFFF
 _SIGKILL = 9
 
@@ -164,7 +167,29 @@ def _checks(confinement: Confinement, pid: int, signals_are_scoped: bool) -> "Di
         checks["sched_setaffinity"] = _only(0, own, number=0 if confinement.subprocesses else errno.EPERM)
     if not confinement.subprocesses and not signals_are_scoped:
         checks.update(_signals(confinement, pid))
+    if confinement.backlog:
+        checks.update(_accepting(confinement.backlog))
     return checks
+
+
+def _accepting(backlog: int) -> "Dict[str, List[Instruction]]":
+    """Leave of the calls for sockets what it takes to accept connections and to serve them.
+
+    A connection could otherwise be disconnected, and connected to another address; a listener could be made to take the clients of
+    all that share its port, or none for ever.
+    """
+    return {
+        "connect": _refused(errno.EPERM),
+        "bind": _refused(errno.EPERM),
+        "listen": _only(1, [backlog]),
+        "shutdown": _only(1, [_SHUT_WR]),  # the other direction ends a listener
+        # An address could only be that of another peer.
+        "sendto": [*_unless(_is_zero(4)), *_without(3, _MSG_FASTOPEN)],
+        "sendmsg": _without(2, _MSG_FASTOPEN),
+        "sendmmsg": _refused(errno.EPERM),
+        "setsockopt": [*_unless([_argument(1), (_EQUAL, 1, 0, _IPPROTO_TCP)]), *_only(2, [_TCP_NODELAY])],
+        "ioctl": _only(1, [_TCGETS, _TIOCOUTQ, _FIONREAD, _FIONBIO, _FIOCLEX]),
+    }
 
 
 def _signals(confinement: Confinement, pid: int) -> "Dict[str, List[Instruction]]":
@@ -261,6 +286,22 @@ def _allowed() -> "List[Instruction]":
 
 def _refused(number: int) -> "List[Instruction]":
     return [(_RETURN, 0, 0, _ERROR | number)]
+
+
+def _is_zero(index: int) -> "List[Instruction]":
+    """Go on behind the next instruction if all of an argument is zero."""
+    upper = (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * index + _UPPER_HALF)
+    return [_argument(index), (_EQUAL, 0, 2, 0), upper, (_EQUAL, 1, 0, 0)]
+
+
+def _unless(condition: "List[Instruction]") -> "List[Instruction]":
+    """Refuse a call unless a condition holds, which then goes on behind the next instruction."""
+    return [*condition, *_refused(errno.EPERM)]
+
+
+def _without(index: int, bits: int) -> "List[Instruction]":
+    """Allow a call if an argument has none of these bits."""
+    return [_argument(index), (_ANY_BIT, 0, 1, bits), *_refused(errno.EPERM), *_allowed()]
 
 
 def _masked(index: int, mask: "Optional[int]") -> "List[Instruction]":

@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -406,20 +407,92 @@ def test_a_front_end_that_lies_is_killed_and_others_go_on(server):
     wait_until(lambda: victim not in front_ends(server) and len(front_ends(server)) == 2, "no other took its place")
 
 
-def channel_of(pid: int) -> socket.socket:
-    """A copy of the socket through which a front end speaks with the server."""
+def sockets_of(pid: int) -> Iterator[socket.socket]:
+    """Copies of the sockets of a process, each until the next one is asked for."""
     pidfd_getfd, libc = 438, ctypes.CDLL(None)
     opened = os.pidfd_open(pid)
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             if os.readlink(link).startswith("socket:"):
-                copy = socket.socket(fileno=libc.syscall(pidfd_getfd, opened, int(link.name), 0))
-                if (copy.family, copy.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-                    return copy
-                copy.close()
+                with socket.socket(fileno=libc.syscall(pidfd_getfd, opened, int(link.name), 0)) as copy:
+                    yield copy
     finally:
         os.close(opened)
-    raise AssertionError(f"process {pid} has no such socket")
+
+
+def channel_of(pid: int) -> socket.socket:
+    """A copy of the socket through which a front end speaks with the server."""
+    return next(
+        each.dup() for each in sockets_of(pid) if (each.family, each.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    )
+
+
+def listener_of(pid: int) -> socket.socket:
+    """A copy of a front end's only listening socket."""
+    return next(each.dup() for each in sockets_of(pid) if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_listener_that_was_shut_down_is_bound_again(repository, tmp_path, kind, dies):
+    """A captured front end that its system-call filter does not stop may have done so, and then die."""
+    path = tmp_path / "http.sock"
+    flags = ("--front-ends=1",) if kind == "tcp" else ("--front-ends=2", f"--http-address=unix:{path}")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as elsewhere,
+        serving(repository, flags=(*flags, "--allow-grpc=false"), ready=False) as server,
+    ):
+        server.wait_for("1 of 1 model is ready")
+        before = front_ends(server)
+        for pid in before:
+            if dies:
+                os.kill(pid, signal.SIGSTOP)
+            with listener_of(pid) as listener:
+                listener.shutdown(socket.SHUT_RDWR)
+                if kind == "tcp":  # then it cannot even listen again
+                    listener.connect_ex(elsewhere.getsockname())
+            if dies:
+                os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: len(front_ends(server)) == len(before) and not before.keys() & front_ends(server).keys(),
+            "none was replaced",
+        )
+
+        def answers() -> bool:
+            try:
+                with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as client:
+                    client.settimeout(DEADLINE_S)
+                    client.connect(str(path) if kind == "unix" else ("127.0.0.1", server.port))
+                    client.sendall(head("GET", "/v2/health/ready"))
+                    return client.recv(12) == b"HTTP/1.1 200"
+            except ConnectionError:
+                return False
+
+        wait_until(answers, "nobody answers")
+        assert [answers() for _ in range(20)] == [True] * 20
+        assert "never retrieved" not in server.output
+
+
+@pytest.mark.faults
+def test_a_front_end_that_cannot_be_started_is_not_ready(server):
+    """Readiness says so through the other, as long as clients of its part of the port have to wait."""
+    with ExitStack() as stack:
+        (victim, _), (_, connection) = one_of_each(server, stack).items()
+        name = front_ends(server)[victim]
+
+        def status() -> int:
+            connection.send(head("GET", "/v2/health/ready"))
+            return connection.reply().status
+
+        def is_told() -> bool:
+            for pid, each in front_ends(server).items():
+                if each == name:
+                    os.kill(pid, signal.SIGKILL)
+            return status() == 400
+
+        wait_until(is_told, "readiness does not tell")
+        wait_until(lambda: status() == 200, "it does not come back")
 
 
 @pytest.mark.faults

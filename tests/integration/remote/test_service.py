@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from pybackend.engine.answers import RefusalReason
 from pybackend.errors import ErrorCode
+from pybackend.frontend import slices
 from pybackend.frontend.remote import control, loans, messages, service
-from pybackend.frontend.remote.channel import Channel, socket_pair
+from pybackend.frontend.remote.channel import MOST_MESSAGES, Channel, socket_pair
 from pybackend.frontend.remote.service import FrontEndService
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES
@@ -65,10 +66,11 @@ class ScriptedFrontEnd:
             takes_descriptors=True,
         )
 
-    def _on_messages(self, heard: list[Any], descriptors: list[int]) -> None:
+    def _on_messages(self, heard: list[Any], descriptors: list[int]) -> list[Any]:
         self.descriptors.extend(descriptors)
         for message in heard:
             self._heard.put_nowait(message)
+        return []
 
     async def hears(self, kind: type) -> Any:
         async with asyncio.timeout(TIMEOUT_S):
@@ -101,9 +103,15 @@ def engine_and_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "identity", IDENTITY, identity_config())
     write_model(repository, "slow", SLOW, identity_config())
-    with running_engine(repository, explicit=True, startup_models=("identity", "slow")) as (engine, run):
+    write_model(repository, "pair", IDENTITY, PAIR)
+    with running_engine(repository, explicit=True, startup_models=("identity", "slow", "pair")) as (engine, run):
         yield engine, run, repository
 
+
+PAIR = """
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "OTHER" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
 
 SLOW = """
 import time
@@ -354,7 +362,7 @@ def test_the_memory_of_a_request_that_breaks_a_rule_comes_back(
     front_end: ScriptedFrontEnd, run: Run, engine: Any
 ) -> None:
     async def main() -> None:
-        handle = await front_end.opens()
+        handle = await front_end.opens("pair")
         memory, mapping = await front_end.gets_memory(handle, LARGE.nbytes)
         mapping.close()
         each = "FP32", [len(LARGE)], LARGE.nbytes, messages.IN_BLOCK
@@ -364,7 +372,56 @@ def test_the_memory_of_a_request_that_breaks_a_rule_comes_back(
         )
         assert await front_end.ended == "a request names memory that it may not use"
         front_end.service.end()
-        await returned(engine.open("identity").model)
+        await returned(engine.open("pair").model)
+
+    run(main())
+
+
+def test_a_frame_of_much_work_leaves_others_their_turns(
+    front_end: ScriptedFrontEnd, run: Run, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One front end asks for the most that a frame holds, another one for one thing right behind it."""
+    monkeypatch.setattr(service, "_SLICE_NS", 0)
+    flood = [messages.Open("identity", "", "http")] * (MOST_MESSAGES - 1) + [messages.Open("last", "", "http")]
+
+    async def main() -> None:
+        other = ScriptedFrontEnd(engine)
+        try:
+            last = asyncio.create_task(front_end.hears(messages.Unopened))
+            for message in flood:
+                front_end.channel.post(message)
+            front_end.channel.flush()
+            assert (await other.asks(messages.Open("first", "", "http"), messages.Unopened)).name == "first"
+            assert not last.done()
+            assert (await last).name == "last"
+        finally:
+            other.close()
+
+    run(main())
+
+
+def test_the_end_of_a_front_end_leaves_others_their_turns(
+    front_end: ScriptedFrontEnd, run: Run, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many requests it had open."""
+    monkeypatch.setattr(slices, "SLICE_S", 0)
+    most = 300
+
+    async def main() -> None:
+        other = ScriptedFrontEnd(engine)
+        try:
+            slow = await front_end.opens("slow")
+            for ticket in range(most):
+                front_end.channel.post(small_infer(ticket, slow))
+            await front_end.asks(messages.Open("nothing", "", "http"), messages.Unopened)
+            model = engine.open("slow").model
+            assert model.open_requests.count == most
+            front_end.service.end()
+            await other.asks(messages.Open("nothing", "", "http"), messages.Unopened)
+            assert model.open_requests.count
+            await returned(model)
+        finally:
+            other.close()
 
     run(main())
 
@@ -401,6 +458,15 @@ LIES: dict[str, Callable[[int], Any]] = {
     "a preamble that is none": lambda handle: small_infer(1, handle, preamble=b"\xc1"),
     "a preamble with a datatype that there is not": lambda handle: small_infer(
         1, handle, preamble=preamble(("IN", "FP33", [4], 16, 0))
+    ),
+    "more inputs than its model has": lambda handle: small_infer(
+        1, handle, preamble=preamble(("IN", "FP32", [4], 16, 0), ("OTHER", "FP32", [4], 16, 0)), data=bytes(32)
+    ),
+    "more outputs than its model has": lambda handle: small_infer(
+        1, handle, preamble=preamble(("IN", "FP32", [4], 16, 0), requested=("OUT", "OTHER"))
+    ),
+    "more places for outputs than its model has": lambda handle: small_infer(
+        1, handle, regions=messages.Regions([], {name: messages.RegionPlace("r", 0, 16) for name in ("OUT", "OTHER")})
     ),
     "two inputs of one name": lambda handle: small_infer(
         1, handle, preamble=preamble(("IN", "FP32", [4], 8, 0), ("IN", "FP32", [4], 8, 0))

@@ -1,10 +1,11 @@
 """One end of the socket between the engine's process and a front end's, on the event loop: frames of many messages.
 
-A frame is what was posted in one turn of the loop: a msgpack array of messages. It leaves in datagrams (SOCK_SEQPACKET) of up to
-64 KB, whose first byte says whether more of the frame follows. File descriptors travel with the first datagram of a frame.
+A frame is a msgpack array of messages that were posted in one turn of the loop: as many as fit into a datagram (SOCK_SEQPACKET) of up
+to 64 KB. A larger message is a frame by itself, of several datagrams: the first byte of each says whether more of the frame follows.
+File descriptors travel with the first datagram of a frame.
 
-The engine does not trust what it reads here: frames are bounded, messages are checked while they are decoded, and descriptors are
-not taken.
+The engine does not trust what it reads here: frames are bounded, messages are checked while they are decoded, those that take long
+wait for another turn of the loop, and descriptors are not taken.
 """
 
 import array
@@ -16,7 +17,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -52,10 +53,19 @@ _LATER = frozenset({errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOME
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
 
-_encode_into = msgspec.msgpack.Encoder().encode_into
+_ARRAY = b"\xdd%b"
+"""What precedes the messages of a frame: the beginning of a msgpack array, and their number."""
 
-OnMessages = Callable[[list[Any], list[int]], None]
-"""Handles the messages of a frame, and takes the descriptors that came with it, which it must close."""
+_HEAD_BYTES = 6
+
+_encoder = msgspec.msgpack.Encoder()
+_encode, _encode_into = _encoder.encode, _encoder.encode_into
+
+OnMessages = Callable[[list[Any], list[int]], list[Any]]
+"""Handles the messages of a frame, and takes the descriptors that came with it, which it must close.
+
+Returns the messages that have to wait for another turn of the loop. Nothing else is read before.
+"""
 
 Take = Callable[[list[Any], list[int]], tuple[list[Any], list[int]]]
 """Handles those messages of a frame that cannot wait for their turn; returns the others with their descriptors."""
@@ -66,9 +76,23 @@ OnEnd = Callable[[RemoteProtocolError | None], None]
 Decode = Callable[[memoryview], list[Any]]
 
 
-def decoder(message: Any) -> Decode:
-    """A function that decodes and checks a frame of messages of this type, usually a union of tagged structs."""
-    return msgspec.msgpack.Decoder(Annotated[list[message], Meta(max_length=MOST_MESSAGES)]).decode
+class Decoders(NamedTuple):
+    """Functions that decode and check frames."""
+
+    one: Decode  # of one message
+    many: Decode
+
+
+def decoders(message: Any) -> Decoders:
+    """The decoders of frames of messages of this type, usually a union of tagged structs."""
+    one, many = (
+        msgspec.msgpack.Decoder(Annotated[list[message], Meta(max_length=most)]).decode for most in (1, MOST_MESSAGES)
+    )
+    return Decoders(one, many)
+
+
+_Part = tuple[bytes, list[int]]
+"""A datagram, and the descriptors that travel with it."""
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -87,7 +111,7 @@ class Channel:
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        decode: Decode,
+        decode: Decoders,
         on_messages: OnMessages,
         on_end: OnEnd,
         *,
@@ -111,7 +135,7 @@ class Channel:
         self._messages: list[Any] = []
         self._descriptors: list[int] = []
         self._tellers: list[int] = []
-        self._backlog: deque[tuple[bytes, list[int]]] = deque()
+        self._backlog: deque[_Part] = deque()
         self._ahead: deque[tuple[list[Any], list[int]]] = deque()
         self.backlog_bytes = 0  # how much was sent that the socket has not accepted yet
         self._waiting: list[Callable[[], None]] = []
@@ -156,62 +180,57 @@ class Channel:
         except (ValueError, OverflowError, TypeError):
             self._flush_apart()
             return
-        if len(frame) > MOST_FRAME_BYTES and len(messages) > 1:
+        if len(frame) > _PART_BYTES:
             self._flush_apart()
             return
         frame[0] = _LAST
         messages.clear()
         self._tellers.clear()
-        if len(frame) > _PART_BYTES or self._backlog or descriptors:
+        if self._backlog or descriptors:
             self._descriptors = []
-            self._send_slowly(frame, descriptors)
+            self._keep([(bytes(frame), descriptors)], None)
             return
         try:
             self._socket.send(frame)
         except OSError as error:
-            self._keep([bytes(frame)], [], error)
+            self._keep([(bytes(frame), [])], error)
 
     def _flush_apart(self) -> None:
-        """Send each message in a separate frame: they are too long together, or one of them cannot be sent."""
+        """Send messages in several frames: they are too long together, or one of them cannot be sent."""
         messages, self._messages = self._messages, []
         descriptors, self._descriptors = self._descriptors, []
         tellers, self._tellers = self._tellers, []
         self._frame = bytearray()
         of_message = dict(zip(tellers, descriptors, strict=True))
+        parts: list[_Part] = []
+        frame: list[bytes] = []
+        size, told = _HEAD_BYTES, []
         for number, message in enumerate(messages):
             own = [of_message[number]] if number in of_message else []
-            frame = bytearray(1)
             try:
-                _encode_into([message], frame, 1)
+                encoded = _encode(message)
             except (ValueError, OverflowError, TypeError):  # others must not wait for it
                 log.exception("a message between the server's processes cannot be sent")
                 _close_all(own)
                 continue
-            frame[0] = _LAST
-            if self.is_open:
-                self._send_slowly(frame, own)
-            else:
-                _close_all(own)
+            if frame and size + len(encoded) > _PART_BYTES:
+                parts += _parts(frame, told)
+                frame, size, told = [], _HEAD_BYTES, []
+            frame.append(encoded)
+            size += len(encoded)
+            told += own
+        if frame:
+            parts += _parts(frame, told)
+        self._keep(parts, None)
 
-    def _send_slowly(self, frame: bytearray, descriptors: list[int]) -> None:
-        """Send a frame that has several parts, or descriptors, or must wait behind others."""
-        size = _PART_BYTES - 1
-        with memoryview(frame) as view:
-            contents = [bytes(view[start : start + size]) for start in range(1, len(frame), size)]
-        parts = [b"%c%b" % (_MORE, content) for content in contents[:-1]] + [b"%c%b" % (_LAST, contents[-1])]
-        if len(frame) > _PART_BYTES:
-            self._frame = bytearray()
-        self._keep(parts, descriptors, None)
-
-    def _keep(self, parts: Sequence[bytes], descriptors: list[int], error: OSError | None) -> None:
+    def _keep(self, parts: Sequence[_Part], error: OSError | None) -> None:
         """Send parts as soon as the socket accepts them."""
         if error is not None and error.errno not in _LATER:
             return  # reading reports the end, after the peer's last messages
         was_empty = not self._backlog
         for part in parts:
-            self._backlog.append((part, descriptors))
-            self.backlog_bytes += len(part)
-            descriptors = []
+            self._backlog.append(part)
+            self.backlog_bytes += len(part[0])
         if was_empty:
             self.loop.add_writer(self._descriptor, self._writable)
             if error is None:
@@ -282,9 +301,11 @@ class Channel:
         if not count:
             self._end(None)
             return None
+        decode = self._decode.many
         if self._buffer[0] == _LAST and not self._parts:
             frame = view[1:count]
         else:
+            decode = self._decode.one
             self._parts += view[1:count]
             if len(self._parts) > self._most_frame_bytes:
                 self._end(RemoteProtocolError(f"a frame has more than {self._most_frame_bytes} bytes"))
@@ -293,7 +314,7 @@ class Channel:
                 return None
             frame, self._parts = memoryview(self._parts), bytearray()
         try:
-            return self._decode(frame)
+            return decode(frame)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._end(RemoteProtocolError(f"a frame does not decode: {error}"))
             return None
@@ -324,17 +345,23 @@ class Channel:
             self._writable()
 
     def _handle_ahead(self) -> None:
-        while self._ahead and self.is_open:
-            self._handle(*self._ahead.popleft())
+        while self._ahead and self.is_open and self._handle(*self._ahead.popleft()):
+            pass
 
-    def _handle(self, messages: list[Any], descriptors: list[int]) -> None:
+    def _handle(self, messages: list[Any], descriptors: list[int]) -> bool:
+        """Have messages handled; False if some of them wait for another turn."""
         try:
-            self._on_messages(messages, descriptors)
+            rest = self._on_messages(messages, descriptors)
+            if rest and self.is_open:
+                self._ahead.appendleft((rest, descriptors))
+                self.loop.call_soon(self._handle_ahead)
+                return False
         except RemoteProtocolError as error:
             self._end(error)
         except Exception:  # the event loop would only log it, and those who wait for answers would wait for ever
             log.exception("a message between the server's processes could not be handled")
             self._end(RemoteProtocolError("a message could not be handled, see the log"))
+        return True
 
     # The end
 
@@ -370,6 +397,20 @@ class Channel:
             on_end = self._on_end
             self.close()
             on_end(error)
+
+
+def _parts(messages: list[bytes], descriptors: list[int]) -> list[_Part]:
+    """The datagrams of a frame."""
+    size = _PART_BYTES - 1
+    frame = b"".join((_ARRAY % len(messages).to_bytes(4, "big"), *messages))
+    starts = range(0, len(frame), size)
+    return [
+        (
+            b"%c%b" % (_MORE if start + size < len(frame) else _LAST, frame[start : start + size]),
+            descriptors if not start else [],
+        )
+        for start in starts
+    ]
 
 
 def _close_all(descriptors: list[int]) -> None:

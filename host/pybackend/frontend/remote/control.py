@@ -21,6 +21,13 @@ class Ready(Struct, array_like=True, frozen=True, gc=False, tag=64):
     """I can accept connections."""
 
 
+class Accepting(Struct, array_like=True, frozen=True, gc=False, tag=69):
+    """I accept the connections of a port, or cannot: then ``failure`` says why."""
+
+    service: Service
+    failure: Annotated[str, Meta(max_length=200)]
+
+
 class OpenTunnel(Struct, array_like=True, frozen=True, gc=False, tag=65):
     """I need a tunnel for a client: ``client`` and ``server`` are the ends of its connection, None for a Unix socket."""
 
@@ -62,7 +69,7 @@ class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
     about: Annotated[dict[str, str], Meta(max_length=10)]
 
 
-class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=69):
+class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=70):
     """I was told to stop, and models have all that may still come on connections that clients have."""
 
 
@@ -147,5 +154,5 @@ class CloseIdle(Struct, array_like=True, frozen=True, gc=False, tag=105):
     """Wait no longer for clients that keep their connections."""
 
 
-FromFrontEnd = Ready | OpenTunnel | Alive | Line | Accessed | Quiet
+FromFrontEnd = Ready | Accepting | OpenTunnel | Alive | Line | Accessed | Quiet
 FromEngine = Certificates | Begin | Listen | Tunnel | NoTunnel | Look | LogLevel | Stop | CloseIdle | Keys

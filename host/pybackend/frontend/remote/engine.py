@@ -347,7 +347,7 @@ class RemoteEngine:
 
     # Messages
 
-    def _on_messages(self, heard: list[Any], descriptors: list[int]) -> None:
+    def _on_messages(self, heard: list[Any], descriptors: list[int]) -> list[Any]:
         handlers = self.handlers
         if len(heard) > 1:
             # Handlers may look ahead: the end of a version must not be heard before its beginning.
@@ -358,6 +358,7 @@ class RemoteEngine:
                 handler(message)
             else:
                 self.descriptor_handlers[type(message)](message, descriptors.pop(0))
+        return []
 
     def _take_urgent(self, heard: list[Any], descriptors: list[int]) -> tuple[list[Any], list[int]]:
         """Handle the messages for which somebody waits; returns the others."""
@@ -491,6 +492,12 @@ class RemoteEngine:
             raise InferenceError(
                 f"{request.prefix}the request has {size} bytes of names, parameters and small tensors, and {_MOST_INFER_BYTES} are the "
                 "most that a front end takes: send fewer of them",
+                ErrorCode.UNAVAILABLE,
+            )
+        if len(self.waiting) >= messages.MOST_OPEN_REQUESTS:
+            raise InferenceError(
+                f"{request.prefix}{len(self.waiting)} requests have no answer yet, which are the most of a front end: try again later, "
+                "or start the server with more of them (--front-ends)",
                 ErrorCode.UNAVAILABLE,
             )
         self._ticket = ticket = self._ticket + 1

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from itertools import count
+from functools import partial
+from itertools import chain, count
 from weakref import WeakKeyDictionary
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel
+from pybackend.frontend.slices import Slices, in_slices
 from pybackend.inference.region import IN_REGION
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, OutputTensor
@@ -280,11 +282,11 @@ class OutputLoans:
                 self._channel.post(messages.Detached(number))
 
     def end(self) -> None:
+        """The front end is gone: the memory of its responses is released, in slices."""
         lent, self._lent = self._lent, {}
-        for each in lent.values():
-            _release(*each)
+        releases = (partial(_release, *each) for each in lent.values())
+        Slices().add(in_slices(chain(releases, (self._copies.close,))))
         self._attached.clear()
-        self._copies.close()
         dropping, self._dropping = self._dropping, {}
         for unanswered in dropping.values():
             unanswered.then()

@@ -266,8 +266,8 @@ class FrontEndMemory:
 
     def _post_released(self) -> None:
         released, self._released = self._released, []
-        for start in range(0, len(released), messages.MOST_ITEMS):
-            self._engine.channel.post(messages.Release(released[start : start + messages.MOST_ITEMS]))
+        for start in range(0, len(released), messages.MOST_RELEASED):
+            self._engine.channel.post(messages.Release(released[start : start + messages.MOST_RELEASED]))
 
     def on_drop_readers(self, told: messages.DropReaders) -> None:
         """Memory of a model's process is short: disconnect slow clients whose responses lie there."""

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from pybackend.engine.answers import RefusalReason
 from pybackend.frontend.remote import control
-from pybackend.frontend.remote.channel import decoder
+from pybackend.frontend.remote.channel import decoders
 from pybackend.inference.request import PACKED_ALIGNMENT_BYTES
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
@@ -31,6 +31,12 @@ Blocks = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MOST_ITEMS)]
 """Blocks of input memory: the number of the segment, and the offset."""
 
 Protocol = Literal["http", "grpc"]
+
+MOST_RELEASED = 1024
+"""Most responses in a message that releases them."""
+
+MOST_OPEN_REQUESTS = 100_000
+"""Most requests of one front end that have no final response."""
 
 MOST_NAME_CHARACTERS = 8192
 """Longer than the full name of any model, and than any version."""
@@ -134,7 +140,7 @@ class Flow(Struct, array_like=True, frozen=True, gc=False, tag=4):
 class Release(Struct, array_like=True, frozen=True, gc=False, tag=5):
     """The outputs of these responses were sent."""
 
-    numbers: Annotated[list[Natural], Meta(max_length=MOST_ITEMS)]
+    numbers: Annotated[list[Natural], Meta(max_length=MOST_RELEASED)]
 
 
 class NeedMemory(Struct, array_like=True, frozen=True, gc=False, tag=6):
@@ -347,7 +353,7 @@ class Settle(Struct, array_like=True, frozen=True, gc=False, tag=43):
     number: Natural
 
 
-from_front_end = decoder(
+from_front_end = decoders(
     Open
     | Infer
     | Cancel
@@ -363,9 +369,9 @@ from_front_end = decoder(
     | Room
     | control.FromFrontEnd
 )
-"""Decodes frames of a front end."""
+"""Decode frames of a front end."""
 
-from_engine = decoder(
+from_engine = decoders(
     Opened
     | Unopened
     | Closed
@@ -382,4 +388,4 @@ from_engine = decoder(
     | MakeRoom
     | control.FromEngine
 )
-"""Decodes frames of the engine."""
+"""Decode frames of the engine."""

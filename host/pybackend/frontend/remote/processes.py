@@ -20,7 +20,7 @@ from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import KnownKeys
 from pybackend.frontend.access.restrictions import digest_of
 from pybackend.frontend.flow import ClientMemory
-from pybackend.frontend.listening import BACKLOG, release
+from pybackend.frontend.listening import BACKLOG, LocalSocket, bind_for, listens, release
 from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import socket_pair
 from pybackend.frontend.remote.service import FrontEndService, set_done
@@ -57,13 +57,34 @@ _SETTLING_S = _ROOM_S = 1.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
-    """A port that front ends serve: a socket for each of them, and what the engine's process answers through their tunnels."""
+    """A port that front ends serve: a socket for each of them, and what the engine's process answers through their tunnels.
 
-    sockets: Sequence[socket.socket]
+    Attributes:
+        title: its name in messages.
+    """
+
+    title: str
+    sockets: list[socket.socket]
     certificates: PortCertificates | None
     serve: Serve
+
+    def __post_init__(self) -> None:
+        first = self.sockets[0]
+        self._place = (first.address, 0) if isinstance(first, LocalSocket) else first.getsockname()[:2]
+
+    def bind_again(self, index: int) -> None:
+        """Put a new listening socket in the place of one that was shut down. Raises ServerError if the address is unavailable."""
+        dead = self.sockets[index]
+        dead.close()
+        new = bind_for(1, *self._place, self.title, reuse_port=True)[0]
+        try:
+            new.listen(BACKLOG)
+        except OSError as error:
+            new.close()
+            raise ServerError(f"failed to start {self.title} service: it cannot listen: {error.strerror}") from error
+        self.sockets[:] = [new if each is dead else each for each in self.sockets]
 
 
 class FrontEndFigures(NamedTuple):
@@ -98,7 +119,7 @@ class FrontEnds:
                 settings,
                 engine,
                 launcher,
-                FrontEndSandbox(sandbox, _name(index)),
+                FrontEndSandbox(sandbox, _name(index), BACKLOG),
                 services,
                 keys,
                 request_log,
@@ -195,6 +216,11 @@ class FrontEnds:
     def drop_readers(self, is_part: Callable[[Buffer], bool], nbytes: int, then: Callable[[], None]) -> bool:
         """Disconnect slow clients; see :meth:`pybackend.frontend.flow.ClientMemory.drop_readers`."""
         return _ask_all([partial(each.drop_readers, is_part, nbytes) for each in self._all], then)
+
+    @property
+    def accept(self) -> bool:
+        """False while one of them cannot accept connections. One that is started again for the first time in a row can do so soon."""
+        return not any(each.is_out for each in self._all)
 
     @property
     def figures(self) -> list[FrontEndFigures]:
@@ -296,6 +322,7 @@ class FrontEnd:
         self._sandbox = sandbox
         self._services = services
         self._listening: list[control.Service] = []
+        self._accepting: set[control.Service] = set()
         self._backoff = RestartBackoff()
         self._process: StubProcess | None = None
         self._service: FrontEndService | None = None
@@ -325,7 +352,8 @@ class FrontEnd:
             await self._gone.wait()
             if self._stops:
                 return
-            self._backoff.on_death()
+            if self._is_ready.is_set():  # otherwise it has failed once more in the same row
+                self._backoff.on_death()
             log.error(
                 "%s %s, and its connections have ended with it. %s%s",
                 self._name,
@@ -353,13 +381,17 @@ class FrontEnd:
         except OSError as error:
             self._gone.set()
             raise ServerError(f"a socket cannot be made: {error.strerror}") from error
-        own = {name: service.sockets[self._index].fileno() for name, service in self._services.items()}
         try:
+            for name in self._listening:
+                if not self._listens(name):
+                    self._services[name].bind_again(self._index)
+            own = {name: service.sockets[self._index].fileno() for name, service in self._services.items()}
             process = self._launcher.start_host_program(
                 self._name, _PROGRAM, sockets, list(own.values()), self._sandbox.confinement
             )
         except ServerError:
-            sockets[0].close()
+            for end in sockets:
+                end.close()
             self._gone.set()
             raise
         self._process = process
@@ -372,6 +404,7 @@ class FrontEnd:
                 control.OpenTunnel: tunnels.open,
                 control.Alive: self._on_alive,
                 control.Ready: self._on_ready,
+                control.Accepting: self._on_accepting,
                 control.Line: self._write,
                 control.Accessed: self._log_access,
                 control.Quiet: lambda _told: self.is_quiet.set(),
@@ -404,6 +437,7 @@ class FrontEnd:
         self._cause = self._cause or self._process.exit_cause
         self._process = self._service = None
         self.connection_count = 0
+        self._accepting.clear()
         asked, self._asked = self._asked, {}
         for each in asked.values():
             set_done(each)
@@ -440,6 +474,21 @@ class FrontEnd:
         self._listening.append(service)
         if self._is_ready.is_set():
             self.post(control.Listen(service))
+
+    def _listens(self, name: control.Service) -> bool:
+        """False if its socket for a port was shut down, or could not be bound again."""
+        sock = self._services[name].sockets[self._index]
+        return sock.fileno() >= 0 and listens(sock)
+
+    def _on_accepting(self, told: control.Accepting) -> None:
+        if told.failure:
+            self._end(f"was killed, because it cannot accept connections of {told.service}: {told.failure}")
+        self._accepting.add(told.service)
+
+    @property
+    def is_out(self) -> bool:
+        """True if it cannot accept connections, although it was started again."""
+        return self._backoff.restarts > 1 and not self._accepting.issuperset(self._listening)
 
     def _ask(self) -> int:
         number = next(self._numbers)
@@ -515,6 +564,8 @@ class FrontEnd:
         if not self._asked:
             self._ask()
         verdict = self._attention.verdict(*_state_of(self._process.pid))
+        if not all(map(self._listens, self._listening)):
+            verdict = "its listening socket was shut down"
         if verdict:
             self._end(f"was killed, because {verdict}")
 

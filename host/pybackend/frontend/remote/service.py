@@ -23,6 +23,7 @@ from pybackend.errors import ErrorCode, InferenceError, NotServingError, Unknown
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import Channel, OnEnd
 from pybackend.frontend.remote.loans import InputLoans, OutputLoans
+from pybackend.frontend.slices import SLICE_S, Slices, in_slices
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.region import RegionOutput, tensor_in_region
 from pybackend.inference.request import InferenceRequest
@@ -39,13 +40,13 @@ from pybackend_wire.messages import INLINE_BYTES
 MOST_HANDLES = 10_000
 """Most versions that one front end has opened: names are clients', and each may be spelled in many ways."""
 
-MOST_OPEN_REQUESTS = 1_000_000
-
 MOST_PREAMBLES, LARGEST_PREAMBLE_BYTES = 1024, 4096
 """Limits of the memory of preambles of each version."""
 
 MOST_PREAMBLES_BYTES = 512 * 1024
 """Most bytes of the preambles of all versions that one front end has opened; what they mean takes up to 60 times as much."""
+
+_SLICE_NS = int(SLICE_S * 1e9)
 
 _LONGEST_WAY_NS = 60 * 1_000_000_000
 """No request takes longer from a front end to here: whatever says so says nothing."""
@@ -105,11 +106,13 @@ class OpenVersion:
         return model
 
     def read(self, preamble: bytes) -> KnownPreamble:
-        """The meaning of a preamble, not yet checked against the signature."""
+        """The meaning of a preamble. Of the signature, it was only checked that it has as many inputs and outputs."""
         try:
             read = _read_preamble(preamble)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise RemoteProtocolError(f"a preamble does not decode: {error}") from error
+        if len(read.inputs) > len(self.signature.inputs) or len(read.requested_outputs) > len(self.signature.outputs):
+            raise RemoteProtocolError("a request with more inputs or outputs than its model has")
         if len({each.name for each in read.inputs}) < len(read.inputs) or not all(
             each.datatype in ITEMSIZE for each in read.inputs
         ):
@@ -191,11 +194,15 @@ class FrontEndService:
         }
         self.check()
 
-    def _on_messages(self, heard: list[Any], _descriptors: list[int]) -> None:
-        self._now_ns = time.monotonic_ns()
-        handlers = self.handlers
-        for message in heard:
+    def _on_messages(self, heard: list[Any], _descriptors: list[int]) -> list[Any]:
+        """Handle messages for as long as a client may keep a turn of the loop."""
+        self._now_ns = now_ns = time.monotonic_ns()
+        handlers, end_ns = self.handlers, now_ns + _SLICE_NS
+        for number, message in enumerate(heard, 1):
             handlers[type(message)](message)
+            if time.monotonic_ns() > end_ns:
+                return heard[number:]
+        return []
 
     # Versions
 
@@ -290,7 +297,7 @@ class FrontEndService:
     def _infer(self, asked: messages.Infer) -> None:
         ticket, preamble, data = asked.ticket, asked.preamble, asked.data
         opened, open_requests, now_ns = self._versions.get(asked.handle), self._open, self._now_ns
-        if opened is None or ticket in open_requests or len(open_requests) >= MOST_OPEN_REQUESTS:
+        if opened is None or ticket in open_requests or len(open_requests) >= messages.MOST_OPEN_REQUESTS:
             raise RemoteProtocolError("a request with a handle that stands for no version, or with a ticket in use")
         known = opened.preambles.get(preamble) or opened.read(preamble)
         if len(data) != known.inline_bytes:
@@ -341,6 +348,8 @@ class FrontEndService:
     def _find_inputs(self, request: InferenceRequest, asked: messages.Infer, known: KnownPreamble) -> None:
         """Find the inputs that lie in blocks or regions; the others are there."""
         blocks, regions = iter(asked.blocks or ()), asked.regions
+        if regions is not None and len(regions.outputs) > len(self._version(asked.handle).signature.outputs):
+            raise RemoteProtocolError("a request with more places for outputs than its model has")
         parts = iter(() if regions is None else regions.inputs)
         find = self._engine.regions.find
         try:
@@ -435,8 +444,7 @@ class FrontEndService:
         """The front end is gone: its requests are cancelled, and its memory comes back."""
         self._is_over = True
         self.channel.close()
-        for pending in list(self._open.values()):
-            pending.cancel()
+        Slices().add(in_slices(pending.cancel for pending in list(self._open.values())))
         self._outputs.end()
         self._inputs.end()
         self._versions.clear()

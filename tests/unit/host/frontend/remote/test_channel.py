@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pybackend.frontend.remote import channel as channel_module
-from pybackend.frontend.remote.channel import MOST_MESSAGES, Channel, decoder, socket_pair
+from pybackend.frontend.remote.channel import MOST_MESSAGES, Channel, decoders, socket_pair
 
 
 class Word(msgspec.Struct, array_like=True, tag=1):
@@ -22,7 +22,7 @@ class Number(msgspec.Struct, array_like=True, tag=2):
     value: int
 
 
-DECODE = decoder(Word | Number)
+DECODE = decoders(Word | Number)
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -36,7 +36,8 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 class End:
     """One end: what it has heard, and how it ended."""
 
-    def __init__(self, sock: socket.socket, **options: Any) -> None:
+    def __init__(self, sock: socket.socket, most_at_once: int = MOST_MESSAGES, **options: Any) -> None:
+        self.most_at_once = most_at_once
         self.frames: list[list[Any]] = []
         self.descriptors: list[int] = []
         self.ended: list[str | None] = []
@@ -44,10 +45,13 @@ class End:
         loop = asyncio.get_running_loop()
         self.channel = Channel(loop, sock, DECODE, self._on_messages, self._on_end, **options)
 
-    def _on_messages(self, messages: list[Any], descriptors: Any) -> None:
-        self.frames.append(messages)
-        self.descriptors.extend(descriptors)
+    def _on_messages(self, messages: list[Any], descriptors: Any) -> list[Any]:
+        now, later = messages[: self.most_at_once], messages[self.most_at_once :]
+        self.frames.append(now)
+        if not later:
+            self.descriptors.extend(descriptors)
         self._changed.set()
+        return later
 
     def _on_end(self, error: Exception | None) -> None:
         self.ended.append(None if error is None else str(error))
@@ -113,15 +117,48 @@ async def test_a_message_that_cannot_be_encoded_holds_up_no_other(
 
 
 @in_loop
-async def test_messages_that_are_too_long_together_arrive_apart(
-    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(channel_module, "MOST_FRAME_BYTES", 100_000)
+async def test_a_message_that_fits_into_no_datagram_arrives_apart(sockets: Sockets) -> None:
+    """Of the others, as many as fit into one come together."""
     ours, theirs = End(sockets[0]), End(sockets[1])
-    sent = [Word("x" * 70_000), Word("y" * 70_000)]
+    sent = [Word(str(number) * size) for number, size in enumerate((1, 70_000, 70_000, 60_000, 5_000, 5_000, 1))]
     for message in sent:
         ours.channel.post(message)
-    assert await theirs.hears(2) == sent
+    assert await theirs.hears(len(sent)) == sent
+    assert [len(frame) for frame in theirs.frames] == [1, 1, 1, 2, 2]
+
+
+@in_loop
+async def test_messages_that_have_to_wait_come_in_later_turns_and_in_order(sockets: Sockets) -> None:
+    """Whatever is sent behind them waits, too, and the loop goes on in between."""
+    ours, theirs = End(sockets[0], most_at_once=2), End(sockets[1])
+    sent = [Number(number) for number in range(8)]
+    for message in sent[:5]:
+        theirs.channel.post(message)
+    theirs.channel.flush()
+    for message in sent[5:]:
+        theirs.channel.post(message)
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if not ours.frames or len(ours.frames) < 5:
+            loop.call_soon(turn)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(turn)
+    assert await ours.hears(8) == sent
+    assert [len(frame) for frame in ours.frames] == [2, 2, 1, 2, 1]
+    assert turns >= 4
+
+
+@in_loop
+async def test_several_messages_in_a_frame_of_several_parts_end_the_channel(sockets: Sockets) -> None:
+    """Such a frame could take any time to decode."""
+    ours = End(sockets[0])
+    sockets[1].send(b"\1" + msgspec.msgpack.encode([Word("a"), Word("b")]))
+    sockets[1].send(b"\0")
+    assert "does not decode" in str(await ours.end())
 
 
 @in_loop
