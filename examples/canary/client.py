@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tasks
 
-from pybackend.client import Client, RefusedError
+from pybackend_client import Client, RefusedError
 
 CANDIDATES = Path(__file__).resolve().parent / "candidates"
 

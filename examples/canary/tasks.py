@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pybackend.client import Client, ClientError
+from pybackend_client import Client, ClientError
 
 MODEL = "risk"
 CONTROL = f"/v2/repository/models/{MODEL}"

@@ -1,8 +1,8 @@
-"""Calls scale and count_up with pybackend.client: arrays by name, a typed error, and a stream."""
+"""Calls scale and count_up with pybackend_client: arrays by name, a typed error, and a stream."""
 
 import argparse
 
-from pybackend.client import Client, InvalidRequestError, WrongInputError
+from pybackend_client import Client, InvalidRequestError, WrongInputError
 
 
 def main():

@@ -66,33 +66,33 @@ def _imported(row: Row[Any]) -> object:
         ) from None
 
 
-STORAGE: Row[RemoteStorage] = Row("repositories in cloud storage", "pybackend.repository.mirror.storage", "STORAGE")
+STORAGE: Row[RemoteStorage] = Row("repositories in cloud storage", "pybackend_addons.storage.storage", "STORAGE")
 
 CACHES: Mapping[str, Row[CacheKind]] = {
     "local": Row("a response cache in memory", "pybackend.model.cache.local", "LOCAL"),
-    "redis": Row("a response cache in Redis", "pybackend.model.cache.redis", "REDIS"),
+    "redis": Row("a response cache in Redis", "pybackend_addons.redis.response_cache", "REDIS"),
 }
 """The kinds of response caches, by their names in ``--cache-config``."""
 
-OPENAI: Row[Api] = Row("OpenAI's API", "pybackend.frontend.http.openai_api", "OPENAI")
-MLFLOW: Row[Api] = Row("the API of MLflow's server", "pybackend.frontend.http.mlflow_api", "MLFLOW")
+OPENAI: Row[Api] = Row("OpenAI's API", "pybackend_addons.openai.api", "OPENAI")
+MLFLOW: Row[Api] = Row("the API of MLflow's server", "pybackend_addons.mlflow.api", "MLFLOW")
 
 APIS: Mapping[str, Row[Api]] = {"openai": OPENAI, "mlflow": MLFLOW}
 """APIs beside v2 on the port for HTTP, by the names of their settings and of their extras in signatures."""
 
 _API_FLAGS: Sequence[Row[FlagOwner]] = (
-    Row(OPENAI.what, "pybackend.cli.api_flags", "OPENAI", ("--allow-openai",)),
-    Row(MLFLOW.what, "pybackend.cli.api_flags", "MLFLOW", ("--allow-mlflow",)),
+    Row(OPENAI.what, "pybackend_addons.api_flags", "OPENAI", ("--allow-openai",)),
+    Row(MLFLOW.what, "pybackend_addons.api_flags", "MLFLOW", ("--allow-mlflow",)),
 )
 
 _EXTRAS: Mapping[str, Row[Callable[[ModelConfig], object]]] = {
-    "openai": Row(OPENAI.what, "pybackend.modelconfig.openai_tensors", "openai_tensors_of"),
-    "mlflow": Row(MLFLOW.what, "pybackend.modelconfig.mlflow_columns", "columns_of"),
+    "openai": Row(OPENAI.what, "pybackend_addons.openai.tensors", "openai_tensors_of"),
+    "mlflow": Row(MLFLOW.what, "pybackend_addons.mlflow.columns", "columns_of"),
 }
 
 CLOUDS: Row[FurtherPorts] = Row(
     "the ports for SageMaker and Vertex AI",
-    "pybackend.frontend.http.clouds",
+    "pybackend_addons.clouds.ports",
     "CLOUDS",
     (
         "--allow-sagemaker",
@@ -105,19 +105,19 @@ CLOUDS: Row[FurtherPorts] = Row(
 )
 
 OTHER_SERVERS: Row[OtherServersMaker] = Row(
-    "calls of models to those of other servers", "pybackend.frontend.calls.pool_calls", "POOLS"
+    "calls of models to those of other servers", "pybackend_addons.ray.pool_calls", "POOLS"
 )
 
 FRAMEWORK_FILES: Row[Callable[[Path], str | None]] = Row(
-    "models from files of frameworks", "pybackend.tools.importing.detection", "title_of"
+    "models from files of frameworks", "pybackend_tools.importing.detection", "title_of"
 )
 """Words for what lies at a path that is no repository of models; None for everything unknown."""
 
-CONSOLE: Row[Companion] = Row("the console", "pybackend.tools.console.companion", "CONSOLE", ("--console",))
+CONSOLE: Row[Companion] = Row("the console", "pybackend_tools.console.companion", "CONSOLE", ("--console",))
 
 RAY: Row[Runner] = Row(
     "several machines by Ray",
-    "pybackend.ray.runner",
+    "pybackend_addons.ray.runner",
     "RAY",
     (
         "--replicas",
@@ -153,94 +153,96 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
     "write models": {
         "new": Command(
             "write a model to begin with, and a test and a client for it",
-            run=Row("`pybackend new`", "pybackend.cli.new_command", "run_new"),
+            run=Row("`pybackend new`", "pybackend_tools.terminal.new_command", "run_new"),
         ),
         "import": Command(
             "make an entry of a repository from a file of a framework",
-            run_with=Row("`pybackend import`", "pybackend.cli.import_command", "run_import"),
+            run_with=Row("`pybackend import`", "pybackend_tools.importing.import_command", "run_import"),
         ),
         "optimize": Command(
             "make one from the form of a file that serves it best",
-            run_with=Row("`pybackend optimize`", "pybackend.cli.optimize_command", "run_optimize"),
+            run_with=Row("`pybackend optimize`", "pybackend_tools.optimizer.optimize_command", "run_optimize"),
         ),
         "dev": Command(
             "serve models, and load them again when a file is saved",
-            run_with=Row("`pybackend dev`", "pybackend.cli.dev_command", "run_dev"),
+            run_with=Row("`pybackend dev`", "pybackend_tools.terminal.dev_command", "run_dev"),
         ),
         "check": Command(
             "validate the models of a repository without running them",
-            run=Row("`pybackend check`", "pybackend.cli.check_command", "run_check"),
+            run=Row("`pybackend check`", "pybackend_tools.terminal.check_command", "run_check"),
         ),
         "infer": Command(
             "send one request to a model and print the response",
-            run_with=Row("`pybackend infer`", "pybackend.cli.infer_command", "run_infer"),
+            run_with=Row("`pybackend infer`", "pybackend_tools.terminal.infer_command", "run_infer"),
         ),
         "client": Command(
             "write a typed client for one model of a running server",
-            run=Row("`pybackend client`", "pybackend.cli.client_command", "run_client"),
+            run=Row("`pybackend client`", "pybackend_tools.terminal.client_command", "run_client"),
         ),
         "graph": Command(
             "draw the ensembles of a repository",
-            run=Row("`pybackend graph`", "pybackend.cli.graph", "run_graph"),
+            run=Row("`pybackend graph`", "pybackend_tools.terminal.graph", "run_graph"),
         ),
         "export-config": Command(
             "print the complete configuration of a model",
-            run_with=Row("`pybackend export-config`", "pybackend.cli.export_config_command", "run_export_config"),
+            run_with=Row(
+                "`pybackend export-config`", "pybackend_tools.terminal.export_config_command", "run_export_config"
+            ),
         ),
     },
     "serve them": {
         "serve": Command("serve the models of a repository"),
         "analyze": Command(
             "find the configuration of models that serves them best on this machine",
-            run_with=Row("`pybackend analyze`", "pybackend.cli.analyze_command", "run_analyze"),
+            run_with=Row("`pybackend analyze`", "pybackend_tools.analyzer.analyze_command", "run_analyze"),
         ),
         "doctor": Command(
             "check whether this machine can run a server",
-            run=Row("`pybackend doctor`", "pybackend.cli.doctor_command", "run_doctor"),
+            run=Row("`pybackend doctor`", "pybackend_tools.terminal.doctor_command", "run_doctor"),
         ),
         "export": Command(
             "write the file with which Kubernetes or Ray Serve runs a repository",
-            run_with=Row("`pybackend export`", "pybackend.cli.export_command", "run_export"),
+            run_with=Row("`pybackend export`", "pybackend_addons.ray.export_command", "run_export"),
         ),
     },
     "control a running server": {
         "status": Command(
             "list its models",
-            run=Row("`pybackend status`", "pybackend.cli.control_command", "run_status"),
+            run=Row("`pybackend status`", "pybackend_tools.terminal.control_command", "run_status"),
         ),
         "stack": Command(
             "show where a model hangs",
-            run=Row("`pybackend stack`", "pybackend.cli.control_command", "run_stack"),
+            run=Row("`pybackend stack`", "pybackend_tools.terminal.control_command", "run_stack"),
         ),
         "top": Command(
             "show requests, failures and times of its models, live",
-            run=Row("`pybackend top`", "pybackend.cli.top_command", "run_top"),
+            run=Row("`pybackend top`", "pybackend_tools.terminal.top_command", "run_top"),
         ),
         "console": Command(
             "show it in the browser, and try its models there",
-            run=Row("`pybackend console`", "pybackend.cli.console_command", "run_console"),
+            run=Row("`pybackend console`", "pybackend_tools.console.console_command", "run_console"),
         ),
         "load": Command(
             "load a model",
-            run=Row("`pybackend load`", "pybackend.cli.control_command", "run_load"),
+            run=Row("`pybackend load`", "pybackend_tools.terminal.control_command", "run_load"),
         ),
         "traffic": Command(
             "distribute requests over a model's versions",
-            run=Row("`pybackend traffic`", "pybackend.cli.control_command", "run_traffic"),
+            run=Row("`pybackend traffic`", "pybackend_tools.terminal.control_command", "run_traffic"),
         ),
         "unload": Command(
             "unload a model",
-            run=Row("`pybackend unload`", "pybackend.cli.control_command", "run_unload"),
+            run=Row("`pybackend unload`", "pybackend_tools.terminal.control_command", "run_unload"),
         ),
     },
     "environments of models": {
         "pack": Command(
             "pack an environment",
-            run=Row("`pybackend pack`", "pybackend.cli.pack_command", "run_pack"),
+            run=Row("`pybackend pack`", "pybackend_tools.pack.pack_command", "run_pack"),
         ),
         "env": Command(
             "inspect and maintain them",
-            run=Row("`pybackend env`", "pybackend.cli.env_command", "run_env"),
+            run=Row("`pybackend env`", "pybackend_tools.pack.env_command", "run_env"),
         ),
     },
     "others": {"version": Command("print the version")},

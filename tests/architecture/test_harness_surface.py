@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from pybackend_sdk import testing
-from pybackend_sdk.testing import HarnessError, ModelHarness
+import pybackend_testing as testing
+from pybackend_testing import HarnessError, ModelHarness
 
 NAMES = [
     "ConfigError",
@@ -49,7 +49,7 @@ def test_these_names_and_no_others():
 @pytest.mark.parametrize("name", NAMES)
 def test_each_is_there_and_documented(name):
     assert inspect.getdoc(getattr(testing, name))
-    assert getattr(testing, name).__module__.startswith("pybackend_sdk.testing.")
+    assert getattr(testing, name).__module__.startswith("pybackend_testing.")
 
 
 def test_errors_have_one_base():

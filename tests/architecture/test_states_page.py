@@ -7,16 +7,16 @@ import pytest
 
 from pybackend.engine.engine import EngineState
 from pybackend.frontend.http.connection import TRANSITIONS, State
-from pybackend.frontend.http2.stream import StreamState
 from pybackend.instance.settings import InstanceState
 from pybackend.model.model import ModelState
+from pybackend_http2.stream import StreamState
 from pybackend_wire.messages import LEGAL, StubMessage, StubState
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture" / "states.md").read_text()
 PLACES = {
     "pybackend.engine.EngineState": EngineState,
     "pybackend.frontend.http.connection.State": State,
-    "pybackend.frontend.http2.stream.StreamState": StreamState,
+    "pybackend_http2.stream.StreamState": StreamState,
     "pybackend.model.model.ModelState": ModelState,
     "pybackend.instance.settings.InstanceState": InstanceState,
     "pybackend_wire.messages.StubState": StubState,

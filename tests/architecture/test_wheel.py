@@ -63,8 +63,8 @@ def test_metadata(wheel, names):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert entry_points == (
         "[console_scripts]\npybackend = pybackend.cli:main\ntritonserver = pybackend.cli:tritonserver\n\n"
-        "[mlflow.deployments]\npybackend = pybackend.mlflow_deployments\n\n"
-        "[pytest11]\npybackend = pybackend_sdk.testing.pytest_plugin\n"
+        "[mlflow.deployments]\npybackend = pybackend_tools.importing.mlflow_deployments\n\n"
+        "[pytest11]\npybackend = pybackend_testing.pytest_plugin\n"
     )
 
 

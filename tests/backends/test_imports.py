@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pybackend.modelconfig.parser import format_config_text
-from pybackend.tools.client.connection import Connection
-from pybackend.tools.importing.detection import detect
-from pybackend.tools.importing.run import backed_by, with_parameters
-from pybackend.tools.importing.trial import Trial, answers_to
-from pybackend.tools.importing.verification import FrameworkModel, compare
+from pybackend_client.connection import Connection
+from pybackend_client.trial import Trial, answers_to
+from pybackend_tools.importing.detection import detect
+from pybackend_tools.importing.run import backed_by, with_parameters
+from pybackend_tools.importing.verification import FrameworkModel, compare
 from tests.support.server import serving
 
 # TensorFlow and torch take long to start, and warn about themselves.

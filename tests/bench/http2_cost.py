@@ -14,7 +14,7 @@ import h2.config
 import h2.connection
 import h2.events
 
-from pybackend.frontend.http2 import (
+from pybackend_http2 import (
     AnswerForm,
     Config,
     HeaderBlock,

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import tritonclient.http as httpclient
 
-from pybackend.ray.cluster import KEY_HEADER
-from pybackend.ray.haproxy import find_program
+from pybackend_addons.ray.cluster import KEY_HEADER
+from pybackend_addons.ray.haproxy import find_program
 from tests.bench import bodies, grpc_workloads, repositories
 from tests.bench.loadgen import Load, LoadResult, drive
 from tests.bench.progress import show

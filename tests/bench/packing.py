@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.tools.pack.contents import file_of
-from pybackend.tools.pack.writer import write_archive
+from pybackend_tools.pack.contents import file_of
+from pybackend_tools.pack.writer import write_archive
 from tests.bench import instances, progress, repositories
 from tests.bench.plan import Plan
 from tests.bench.turns import alternating

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from pybackend.cli.options import parse_serve_flags
-from pybackend.ray.cluster import cluster_of
-from pybackend.tools.kubernetes import Deployment, Load, objects
+from pybackend_addons.ray.cluster import cluster_of
+from pybackend_addons.ray.kubernetes import Deployment, Load, objects
 from tests.support.command_line import ray_settings
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.warm_start import run_command

@@ -1,4 +1,4 @@
-"""``pybackend.client`` over HTTP and gRPC, for threads and for coroutines, and the module that ``pybackend client`` writes."""
+"""``pybackend_client`` over HTTP and gRPC, for threads and for coroutines, and the module that ``pybackend client`` writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import grpc
 import numpy as np
 import pytest
 
-from pybackend.client import (
+from pybackend.schema.messages import message_class
+from pybackend_client import (
     AccessError,
     AsyncClient,
     Client,
@@ -31,7 +32,6 @@ from pybackend.client import (
     UnreachableError,
     WrongInputError,
 )
-from pybackend.schema.messages import message_class
 from tests.support.gates import wait_until
 from tests.support.repositories import copy_model, identity_config, write_model
 from tests.support.server import serving
@@ -446,7 +446,7 @@ def test_the_written_module_calls_the_model(server, tmp_path):
 from add_sub_client import AddSub
 from repeat_client import Repeat
 from script_client import Script
-from pybackend.client import Client
+from pybackend_client import Client
 with Client("{server.url}", api_key="{KEY}") as client:
     print(AddSub(client).infer(INPUT0=[1, 2, 3, 4], INPUT1=[1, 1, 1, 1]).OUTPUT0)
     print([each.VALUE for each in Repeat(client).stream(VALUES=[5], DELAYS_MS=[0])])

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend_sdk.testing import InputError, ModelHarness
+from pybackend_testing import InputError, ModelHarness
 
 pytest.importorskip("pybackend", reason="config.pbtxt is read by the server's package")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend_sdk.testing import InputError, ModelHarness
-from pybackend_sdk.testing import __all__ as names
+from pybackend_testing import InputError, ModelHarness
+from pybackend_testing import __all__ as names
 
 pytest.importorskip("pybackend", reason="config.pbtxt is read by the server's package")
 
@@ -26,7 +26,7 @@ def test_examples_pass(name, source, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = subprocess.run(
         [
-            sys.executable, "-m", "pytest", "-p", "pybackend_sdk.testing.pytest_plugin", "-c", os.devnull, "--rootdir",
+            sys.executable, "-m", "pytest", "-p", "pybackend_testing.pytest_plugin", "-c", os.devnull, "--rootdir",
             str(tmp_path), "-p", "no:cacheprovider", "-W", "error", "-q", name,
         ],
         cwd=tmp_path, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},

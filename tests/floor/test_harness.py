@@ -29,7 +29,7 @@ import unittest
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from pybackend_sdk.testing import InputError, ModelHarness
+from pybackend_testing import InputError, ModelHarness
 
 
 class TestModel(unittest.TestCase):
@@ -117,7 +117,7 @@ def test_with_pytest(project):
     row = environments.Row(sys.version_info.minor, numpy_major=2, msgpack=False)
     python = _python(environments.python_with, "pytest", row)
     (project / "test_model.py").write_text(PYTEST)
-    done = _run(python, project, "-m", "pytest", "-q", "-p", "pybackend_sdk.testing.pytest_plugin", "-W", "error")
+    done = _run(python, project, "-m", "pytest", "-q", "-p", "pybackend_testing.pytest_plugin", "-W", "error")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
 
@@ -128,7 +128,7 @@ def test_on_the_command_line(row, project):
     python = _python(environments.python_of, row)
     arguments = (
         "-m",
-        "pybackend_sdk.testing",
+        "pybackend_testing",
         "add_sub",
         "--input",
         "INPUT0=[1, 2, 3, 4]",

@@ -11,7 +11,7 @@ from tests.floor import environments
 FORKS = """
 import asyncio, json, sys
 from pathlib import Path
-from pybackend.tools.doctor.trial import greeting
+from pybackend_tools.doctor.trial import greeting
 from pybackend.environment.environment import Environment
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.stub_process import AdoptedProcess

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pybackend.ray import build_from_config
+from pybackend_addons.ray import build_from_config
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.warm_start import run_command
 

@@ -84,7 +84,7 @@ def hostile_environment(environment, place):
 
 HARNESS = """
 import sys
-from pybackend_sdk.testing import ModelHarness
+from pybackend_testing import ModelHarness
 with ModelHarness(sys.argv[1]) as harness:
     assert harness.infer(x=[1.0])["y"].tolist() == [2.0]
 """

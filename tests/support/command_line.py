@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from pybackend.cli.commands import runnable
 from pybackend.cli.options import parse
-from pybackend.ray.cluster import Cluster
-from pybackend.ray.flags import cluster_settings
 from pybackend.settings import Settings
+from pybackend_addons.ray.cluster import Cluster
+from pybackend_addons.ray.flags import cluster_settings
 
 
 def serve_settings(arguments: Sequence[str]) -> Settings:

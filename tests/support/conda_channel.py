@@ -190,8 +190,8 @@ def _tar(members: Sequence[tuple[str, Path | bytes]]) -> bytes:
 
 
 def _python(channel: Path, minor: int) -> None:
-    from pybackend.tools.pack.interpreter import probe
-    from pybackend.tools.pack.python_tree import copy_interpreter
+    from pybackend_tools.pack.interpreter import probe
+    from pybackend_tools.pack.python_tree import copy_interpreter
 
     interpreter = probe(interpreters()[minor])
     assert interpreter is not None
@@ -221,8 +221,8 @@ def small_interpreter(minor: int) -> Path:
     """A CPython 3.``minor`` in a directory of its own with less to compile: what is packed with it is packed sooner."""
 
     def make(directory: Path) -> None:
-        from pybackend.tools.pack.interpreter import probe
-        from pybackend.tools.pack.python_tree import copy_interpreter
+        from pybackend_tools.pack.interpreter import probe
+        from pybackend_tools.pack.python_tree import copy_interpreter
 
         interpreter = probe(interpreters()[minor])
         assert interpreter is not None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import hpack
 
-from pybackend.frontend.http2 import (
+from pybackend_http2 import (
     Config,
     HeaderBlock,
     RemoteProtocolError,

@@ -76,10 +76,10 @@ def _sources() -> str:
     """What has packed them: other code may pack something else."""
     import hashlib
 
-    import pybackend.tools.pack
+    import pybackend_tools.pack
 
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(pybackend.tools.pack.__file__).parent.glob("*.py")):
+    for path in sorted(Path(pybackend_tools.pack.__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,6 +1,6 @@
 """The clients: one model, its inputs by position or name, single samples or batches.
 
-They are thin: :mod:`pybackend.client` does the work. URLs with ``grpc://`` need grpcio, which the extra ``client`` installs.
+They are thin: :mod:`pybackend_client` does the work. URLs with ``grpc://`` need grpcio, which the extra ``client`` installs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from pybackend.client import (
-    AsyncClient,
-    AsyncModel,
-    Client,
-    ClientError,
-    ConnectionLostError,
-    DeadlineError,
-    Model,
-    ModelNotFoundError,
-    UnreachableError,
-    WrongInputError,
-)
 from pybackend_bind.client.auth import create_auth_headers
 from pybackend_bind.client.exceptions import (
     PyTritonClientClosedError,
@@ -41,6 +29,18 @@ from pybackend_bind.client.exceptions import (
     PyTritonClientValueError,
 )
 from pybackend_bind.model_config import TritonModelConfig
+from pybackend_client import (
+    AsyncClient,
+    AsyncModel,
+    Client,
+    ClientError,
+    ConnectionLostError,
+    DeadlineError,
+    Model,
+    ModelNotFoundError,
+    UnreachableError,
+    WrongInputError,
+)
 
 _INIT_S, _INFERENCE_S = 300.0, 60.0
 _PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}

@@ -11,7 +11,7 @@ import pytest
 
 from pybackend.process.bundle import server_directories
 from pybackend.process.diagnostics_key import HEADER
-from pybackend.tools.client.connection import Connection
+from pybackend_client.connection import Connection
 from tests.support.server import ServerProcess
 
 MODEL = """

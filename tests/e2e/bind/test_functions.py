@@ -16,7 +16,6 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from pybackend.client import Client
 from pybackend_bind.client import DecoupledModelClient, ModelClient, PyTritonClientInferenceServerError
 from pybackend_bind.decorators import (
     batch,
@@ -36,6 +35,7 @@ from pybackend_bind.exceptions import (
 )
 from pybackend_bind.model_config import DynamicBatcher, ModelConfig, ModelWarmup, Tensor, WarmupInput
 from pybackend_bind.triton import RemoteTriton, Triton, TritonConfig, TritonLifecyclePolicy, TritonSecurityConfig
+from pybackend_client import Client
 from tests.support.gates import wait_until
 from tests.support.repositories import write_model
 

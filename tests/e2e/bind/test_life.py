@@ -19,11 +19,11 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from pybackend.client import Client, UnavailableError
 from pybackend_bind.decorators import batch
 from pybackend_bind.exceptions import PyTritonRuntimeError, PyTritonUnrecoverableError, PyTritonValidationError
 from pybackend_bind.model_config import ModelConfig, Tensor
 from pybackend_bind.triton import Triton, TritonConfig
+from pybackend_client import Client, UnavailableError
 from tests.support.gates import wait_until
 from tests.support.server import DEADLINE_S, free_of_processes
 

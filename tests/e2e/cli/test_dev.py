@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pybackend.cli import main
-from pybackend.cli.dev_command import parse_dev
 from pybackend.errors import ServerError
+from pybackend_tools.terminal.dev_command import parse_dev
 from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from pybackend.cli.command_parser import UsageError
-from pybackend.cli.new_command import TEMPLATES, run_new
 from pybackend.errors import ServerError
+from pybackend_tools.terminal.new_command import TEMPLATES, run_new
 from tests.support.server import ServerProcess
 
 ANSWERS = {

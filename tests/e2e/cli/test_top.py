@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pybackend.cli.commands import run
-from pybackend.tools.client.connection import Connection
-from pybackend.tools.client.figures import Source, rows_between
+from pybackend_client.connection import Connection
+from pybackend_client.figures import Source, rows_between
 from tests.support.inference import infer
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import DEADLINE_S, serving

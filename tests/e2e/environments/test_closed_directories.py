@@ -23,8 +23,8 @@ def place():
 
 READ = """
 import pathlib, sys
-from pybackend.tools.pack.errors import PackError
-from pybackend.tools.pack.reader import read_specification
+from pybackend_tools.pack.errors import PackError
+from pybackend_tools.pack.reader import read_specification
 try:
     read_specification(pathlib.Path(sys.argv[1]))
 except PackError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend_sdk.testing import (
+from pybackend_testing import (
     FinalizeError,
     HarnessError,
     InferenceFailed,
@@ -23,7 +23,7 @@ from pybackend_sdk.testing import (
     OutputError,
     Request,
 )
-from pybackend_sdk.testing.errors import ModelException
+from pybackend_testing.errors import ModelException
 from tests.support.debug_adapter import DebugClient, line_of
 from tests.support.environments import foreign_minors, packed, tree
 from tests.support.gates import wait_until
@@ -331,7 +331,7 @@ def test_pytest_takes_an_environment(tmp_path, cache):
 
 def test_the_command_takes_an_environment(tmp_path, cache):
     directory = write_model(tmp_path, "m", MODEL, IN_OUT)
-    command = [sys.executable, "-m", "pybackend_sdk.testing", str(directory), "--input", "IN=[0]", "--environment"]
+    command = [sys.executable, "-m", "pybackend_testing", str(directory), "--input", "IN=[0]", "--environment"]
     done = subprocess.run([*command, tree()], capture_output=True, text=True, check=False, timeout=60)
     assert f"OUT: float32 [2] [3., {foreign_minors()[0]}.]" in done.stdout, done.stderr
 
@@ -413,7 +413,7 @@ def test_a_command_that_cannot_run(arguments, message):
 ROOT = Path(__file__).resolve().parents[3]
 BARE = """
 import sys
-from pybackend_sdk.testing import HarnessError, ModelHarness
+from pybackend_testing import HarnessError, ModelHarness
 FLOAT = {"data_type": "TYPE_FP32", "dims": [-1]}
 config = {"input": [{"name": "IN", **FLOAT}], "output": [{"name": "OUT", **FLOAT}]}
 try:

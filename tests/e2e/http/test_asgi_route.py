@@ -20,13 +20,13 @@ from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.app import make_app
-from pybackend.frontend.http.cloud import CloudApp
-from pybackend.frontend.http.cloud_settings import CloudSettings
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
 from pybackend.settings import KeyExemption
+from pybackend_addons.clouds.application import CloudApp
+from pybackend_addons.clouds.settings import CloudSettings
 from tests.e2e.http.models import write_models
 from tests.support.connection import binary_body, connected, head, post, post_chunked
 from tests.support.engine import engine_on

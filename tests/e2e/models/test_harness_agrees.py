@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybackend_sdk.testing import InputError, LoadError, ModelHarness
+from pybackend_testing import InputError, LoadError, ModelHarness
 from tests.support.inference import infer, strings
 from tests.support.laboratory import write_laboratory
 from tests.support.repositories import tensors, write_model
 from tests.support.server import serving
 
-pytestmark = pytest.mark.filterwarnings("ignore::pybackend_sdk.testing.OutputWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::pybackend_testing.OutputWarning")
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 STATUS = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pybackend.client import Client
+from pybackend_client import Client
 from tests.support.log_lines import log_lines
 from tests.support.repositories import write_model
 from tests.support.served import served

@@ -161,7 +161,7 @@ def _unpack_zst(archive, directory):
 @pytest.mark.thorough
 def test_environment_that_is_there_is_packed_as_it_lies(channel, tmp_path):
     """Edits by hand are kept, other environments and conda's cache are not touched, nothing is written into it."""
-    from pybackend.tools.pack import conda
+    from pybackend_tools.pack import conda
 
     order = conda.CondaOrder(
         [channel.as_uri()], [f"python 3.{second_minor()}.*", "greeter", "awkward"], prefix=tmp_path / "prefix"

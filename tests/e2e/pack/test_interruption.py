@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pybackend.tools.pack.scratch import scratch_directory
+from pybackend_tools.pack.scratch import scratch_directory
 from tests.support.conda_channel import write_wheel
 from tests.support.gates import wait_until
 from tests.support.packed_environments import PACK_DEADLINE_S, run_pack

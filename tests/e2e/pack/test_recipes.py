@@ -10,9 +10,9 @@ from packaging.requirements import Requirement
 
 from pybackend.environment.manifest import host_platform
 from pybackend.modelconfig.backends import backends_with_recipes, lock_of, recipe_of
-from pybackend.tools.pack.lock import read_lock
-from pybackend.tools.pack.reader import read_specification
-from pybackend.tools.pack.specification import identity
+from pybackend_tools.pack.lock import read_lock
+from pybackend_tools.pack.reader import read_specification
+from pybackend_tools.pack.specification import identity
 from tests.floor.environments import interpreters
 from tests.support.backend_locks import places
 from tests.support.conda_channel import kept, write_wheel

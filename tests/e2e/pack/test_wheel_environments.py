@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pybackend.environment.prefixes import rewrite_prefixes
-from pybackend.tools.pack.interpreter import probe
-from pybackend.tools.pack.python_tree import copy_interpreter
+from pybackend_tools.pack.interpreter import probe
+from pybackend_tools.pack.python_tree import copy_interpreter
 from tests.floor.environments import interpreters
 from tests.support.conda_channel import write_wheel
 from tests.support.packed_environments import ask, manifest, run_pack, unpacked

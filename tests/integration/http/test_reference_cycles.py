@@ -20,15 +20,15 @@ from pybackend.frontend.grpc.connection import GrpcConnection
 from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.infer_body import StreamedBody
-from pybackend.frontend.http2 import RequestHead, ServerConnection, Stream
-from pybackend.frontend.http2.control import ControlFrames
-from pybackend.frontend.http2.core import ConnectionCore
-from pybackend.frontend.http2.header_decoder import HeaderDecoder
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest
 from pybackend.instance.session import StubSession
 from pybackend.ipc.channel import StubChannel
 from pybackend.protocol.grpc.arriving import ArrivingMessage
+from pybackend_http2 import RequestHead, ServerConnection, Stream
+from pybackend_http2.control import ControlFrames
+from pybackend_http2.core import ConnectionCore
+from pybackend_http2.header_decoder import HeaderDecoder
 from pybackend_wire.framing import FrameDecoder
 from tests.integration.http.test_shortcut import serving
 from tests.support.connection import post

@@ -9,7 +9,7 @@ import shutil
 import grpc
 import pytest
 
-from pybackend.frontend.http2 import Config, HeaderBlock, RemoteProtocolError, ServerConnection
+from pybackend_http2 import Config, HeaderBlock, RemoteProtocolError, ServerConnection
 from tests.support.http2 import receive_all
 
 OK = HeaderBlock([(b":status", b"200"), (b"content-type", b"application/octet-stream")])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ModelLoadError, ServerError
-from pybackend.repository.mirror import bucket, download
-from pybackend.repository.mirror.bucket import Patience
-from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend_addons.storage import bucket, download
+from pybackend_addons.storage.bucket import Patience
+from pybackend_addons.storage.mirrors import Mirrors
 from tests.support.s3_server import BUCKET, CREDENTIALS, Gate, S3Server, s3_server
 
 IMPATIENT = Patience(total_s=0.3, first_pause_s=0.01)

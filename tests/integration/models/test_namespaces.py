@@ -8,7 +8,7 @@ import pytest
 
 from pybackend.errors import AmbiguousModelError, InferenceError
 from pybackend.inference.request import InferenceRequest
-from pybackend.repository.mirror.mirrors import Mirrors
+from pybackend_addons.storage.mirrors import Mirrors
 from tests.support.engine import engine_on, input_tensor, output_array
 from tests.support.ensembles import write_ensemble
 from tests.support.model_control import CONFIG

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.scaling import COMPUTING, WAITING, waiting_query, waiting_share, wanted_servers
+from pybackend_addons.ray.scaling import COMPUTING, WAITING, waiting_query, waiting_share, wanted_servers
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus (Debian: apt-get install prometheus)")

@@ -13,10 +13,10 @@ from pybackend.frontend.compression import DEFLATED_SLICE_BYTES, Coding, deflate
 from pybackend.frontend.grpc.errors import OK_TRAILERS, CallError, answer_head, trailers, trailers_only
 from pybackend.frontend.grpc.length_prefixed import PREFIX
 from pybackend.frontend.grpc.peer import Peer
-from pybackend.frontend.http2 import ErrorCode, Stream
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc.response import EncodedMessage
+from pybackend_http2 import ErrorCode, Stream
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from pybackend.frontend.grpc.errors import INTERNAL, OK_TRAILERS, SHUTTING_DOWN,
 from pybackend.frontend.grpc.head import CallHead, Refusal, context_of
 from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES, PREFIX, MessageReader, whole_message
 from pybackend.frontend.grpc.peer import Peer
-from pybackend.frontend.http2 import Fields, RemoteProtocolError, ServerConnection, Stream, StreamReceiver
 from pybackend.frontend.request_log import RequestRecord, begin_trace
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.protocol.grpc.status import GrpcStatus
+from pybackend_http2 import Fields, RemoteProtocolError, ServerConnection, Stream, StreamReceiver
 
 log = logging.getLogger(__name__)
 

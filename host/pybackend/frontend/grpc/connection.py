@@ -19,7 +19,10 @@ from pybackend.frontend.grpc.head import CallHead
 from pybackend.frontend.grpc.methods import MethodTable
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.upkeep import Upkeep
-from pybackend.frontend.http2 import (
+from pybackend.frontend.substitute import DirectReceiver
+from pybackend.frontend.tls import Secured
+from pybackend.inference.response import InferenceResponse
+from pybackend_http2 import (
     ErrorCode,
     RemoteProtocolError,
     RequestHead,
@@ -27,9 +30,6 @@ from pybackend.frontend.http2 import (
     Stream,
     StreamReceiver,
 )
-from pybackend.frontend.substitute import DirectReceiver
-from pybackend.frontend.tls import Secured
-from pybackend.inference.response import InferenceResponse
 
 log = logging.getLogger(__name__)
 

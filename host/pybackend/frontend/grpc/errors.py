@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from pybackend.errors import InferenceError
-from pybackend.frontend.http2 import HeaderBlock
 from pybackend.frontend.request_log import RequestRecord
 from pybackend.protocol.grpc.status import STATUS, GrpcStatus
+from pybackend_http2 import HeaderBlock
 
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _OK = (b":status", b"200")

@@ -12,7 +12,6 @@ from pybackend.engine.admission import Admission, Route
 from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS
 from pybackend.frontend.grpc.frontend import GrpcFrontend, Memory
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
-from pybackend.frontend.http2 import AnswerForm, Stream
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
@@ -22,6 +21,7 @@ from pybackend.protocol.grpc.request import sequence_of
 from pybackend.protocol.grpc.response import id_field, message_format
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
 from pybackend.protocol.recurring import Recurring
+from pybackend_http2 import AnswerForm, Stream
 
 MOST_FORMS, LONGEST_FORM_BYTES = 512, 4096
 """Limits of the memory of answers, a few MB in all: stubs choose the names of outputs."""

@@ -10,7 +10,6 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.head import CallPolicy, read_metadata, use_of_metadata
-from pybackend.frontend.http2 import Config, PingRules
 from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog
 from pybackend.protocol.grpc.layouts import MessageLayout, MessageLayouts
@@ -22,6 +21,7 @@ from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
 from pybackend.protocol.steps import Steps
 from pybackend.settings import GrpcSettings, KeepaliveSettings
+from pybackend_http2 import Config, PingRules
 
 PROTOCOL = "grpc"
 """The protocol's name in metrics and logs."""

@@ -13,9 +13,9 @@ from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import CREDENTIALS, concealed
 from pybackend.frontend.grpc.errors import CallError, http_error, trailers_only
 from pybackend.frontend.grpc.length_prefixed import ACCEPTED, ENCODINGS
-from pybackend.frontend.http2 import Fields, HeaderBlock, RequestHead, Use
 from pybackend.frontend.request_log import ContextFields, trace_context
 from pybackend.protocol.grpc.status import GrpcStatus
+from pybackend_http2 import Fields, HeaderBlock, RequestHead, Use
 
 _CALL = re.compile(rb"application/grpc(\+proto)?\s*(;|\Z)", re.IGNORECASE)
 """The content type of a call: messages are in protobuf, and not in JSON or another encoding."""

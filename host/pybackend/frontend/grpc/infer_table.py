@@ -10,7 +10,7 @@ from pybackend.frontend.grpc.infer_handler import InferHandler
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.stream_handler import StreamInferHandler
-from pybackend.frontend.http2 import RequestHead, Stream
+from pybackend_http2 import RequestHead, Stream
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -16,7 +16,6 @@ from pybackend.frontend.grpc.infer_table import InferTable, begin_call
 from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.method_handler import Method, MethodHandler
 from pybackend.frontend.grpc.peer import Peer
-from pybackend.frontend.http2 import RequestHead, Stream
 from pybackend.modelconfig.parser import serialize_config
 from pybackend.observability.logging import LOG
 from pybackend.protocol.documents.metadata import tensor_documents
@@ -31,6 +30,7 @@ from pybackend.protocol.documents.settings import log_changes, log_values, trace
 from pybackend.protocol.grpc.message import check_load_fields
 from pybackend.protocol.grpc.status import GrpcStatus
 from pybackend.schema.messages import message_class
+from pybackend_http2 import RequestHead, Stream
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"

@@ -5,10 +5,10 @@ from typing import Any
 
 from pybackend.frontend.flow import Flow
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.http2 import ServerConnection
 from pybackend.frontend.listener import is_secure
 from pybackend.frontend.slices import Slices, TurnShare
 from pybackend.inference.response import InferenceResponse
+from pybackend_http2 import ServerConnection
 
 
 class Peer:

@@ -8,8 +8,8 @@ from pybackend.frontend.flow import IDLE_SECONDS, STALLED_SECONDS, UNCOUNTED_BYT
 from pybackend.frontend.grpc.call import open_calls, open_messages
 from pybackend.frontend.grpc.errors import CallError
 from pybackend.frontend.grpc.peer import Peer
-from pybackend.frontend.http2 import ErrorCode
 from pybackend.protocol.grpc.status import GrpcStatus
+from pybackend_http2 import ErrorCode
 
 log = logging.getLogger(__name__)
 

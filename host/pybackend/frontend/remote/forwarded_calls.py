@@ -24,7 +24,14 @@ from pybackend.frontend.grpc.head import CallHead, CallPolicy, spelled
 from pybackend.frontend.grpc.infer_table import INFER, STREAM_INFER, InferTable, begin_call
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http.infer_frontend import InferFrontend
-from pybackend.frontend.http2 import (
+from pybackend.frontend.remote.engine import RemoteEngine
+from pybackend.frontend.remote.forwarding import forwards_all
+from pybackend.frontend.remote.tunnels import Tunnel, Tunneller
+from pybackend.frontend.request_log import RequestLog
+from pybackend.frontend.tls import Secured
+from pybackend.protocol.grpc.status import GrpcStatus
+from pybackend.settings import GrpcSettings
+from pybackend_http2 import (
     Config,
     Fields,
     HeaderBlock,
@@ -35,14 +42,7 @@ from pybackend.frontend.http2 import (
     encode_request,
     frames,
 )
-from pybackend.frontend.http2.settings import INITIAL_WINDOW_SIZE
-from pybackend.frontend.remote.engine import RemoteEngine
-from pybackend.frontend.remote.forwarding import forwards_all
-from pybackend.frontend.remote.tunnels import Tunnel, Tunneller
-from pybackend.frontend.request_log import RequestLog
-from pybackend.frontend.tls import Secured
-from pybackend.protocol.grpc.status import GrpcStatus
-from pybackend.settings import GrpcSettings
+from pybackend_http2.settings import INITIAL_WINDOW_SIZE
 
 _WINDOW_BYTES: Final = 1024 * 1024
 """Data that the engine's process may send on a stream before its client has taken it."""

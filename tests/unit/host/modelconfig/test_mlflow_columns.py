@@ -3,10 +3,10 @@
 import pytest
 
 from pybackend.errors import ModelConfigError
-from pybackend.modelconfig.mlflow_columns import columns_of
 from pybackend.modelconfig.normalisation import with_scheduling
 from pybackend.modelconfig.parser import parse_config_text
 from pybackend.modelconfig.schema import from_document
+from pybackend_addons.mlflow.columns import columns_of
 
 
 def columns(text: str) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ import pytest
 
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.normalisation import with_scheduling
-from pybackend.modelconfig.openai_tensors import OpenAiTensors, openai_tensors_of
 from pybackend.modelconfig.parser import parse_config_text
 from pybackend.modelconfig.schema import from_document
+from pybackend_addons.openai.tensors import OpenAiTensors, openai_tensors_of
 
 
 def tensors(inputs: str, outputs: str, **parameters: str) -> OpenAiTensors | None:

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import KEY_HEADER, Cluster, Report, Roster
-from pybackend.ray.entrance_access import EntranceFiles
-from pybackend.ray.haproxy import Runtime, configuration, find_program, write_lists
+from pybackend_addons.ray.cluster import KEY_HEADER, Cluster, Report, Roster
+from pybackend_addons.ray.entrance_access import EntranceFiles
+from pybackend_addons.ray.haproxy import Runtime, configuration, find_program, write_lists
 
 DEADLINE_S = 60.0
 

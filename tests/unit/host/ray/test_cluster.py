@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.ray.cluster import Pool, cluster_of, serve_config
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
+from pybackend_addons.ray.cluster import Pool, cluster_of, serve_config
 from tests.support.command_line import ray_settings, serve_settings
 from tests.support.repositories import write_model
 

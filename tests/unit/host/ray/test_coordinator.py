@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from pybackend.pools import DEFAULT_POOL
-from pybackend.ray.cluster import Change, Cluster, Outcome, Pool, Report
-from pybackend.ray.coordinator import Coordinator
+from pybackend_addons.ray.cluster import Change, Cluster, Outcome, Pool, Report
+from pybackend_addons.ray.coordinator import Coordinator
 
 DEADLINE_S = 60.0
 

@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from pybackend.frontend.access.api_keys import NO_KEY, WRONG_KEY
-from pybackend.ray.entrance_access import EntranceFiles
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
+from pybackend_addons.ray.entrance_access import EntranceFiles
 from tests.unit.host.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
 
 KEY, OTHER_KEY = "a-key-of-a-client", "another-key-of-one"

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from pybackend.ray.cluster import Pool, Report
+from pybackend_addons.ray.cluster import Pool, Report
 from tests.unit.host.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
 
 

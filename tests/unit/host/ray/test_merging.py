@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pybackend.ray.merging import labelled, merged_statistics
+from pybackend_addons.ray.merging import labelled, merged_statistics
 
 
 def statistics(count: int, last: int, *sizes: int) -> dict:

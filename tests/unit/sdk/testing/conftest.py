@@ -9,7 +9,7 @@ import time
 import pytest
 
 from pybackend_sdk.runtime import current_runtime
-from pybackend_sdk.testing import ModelHarness
+from pybackend_testing import ModelHarness
 
 PREAMBLE = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n"
 

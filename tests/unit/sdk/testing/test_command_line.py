@@ -1,4 +1,4 @@
-"""``python -m pybackend_sdk.testing``: what it prints, and what it says about mistakes."""
+"""``python -m pybackend_testing``: what it prints, and what it says about mistakes."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 import pybackend_sdk
 import pybackend_wire
-from pybackend_sdk.testing.command_line import main
+from pybackend_testing.command_line import main
 from tests.unit.sdk.testing.conftest import DECOUPLED, configuration
 
 PASS = """
@@ -231,7 +231,7 @@ def test_as_a_command(write):
 
     def command(*arguments):
         return subprocess.run(
-            [sys.executable, "-W", "error", "-m", "pybackend_sdk.testing", *arguments],
+            [sys.executable, "-W", "error", "-m", "pybackend_testing", *arguments],
             env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pybackend_sdk.testing import ConfigError, HarnessError, ModelHarness
+from pybackend_testing import ConfigError, HarnessError, ModelHarness
 from tests.unit.sdk.testing.conftest import configuration
 
 HAS_SERVER = importlib.util.find_spec("pybackend") is not None
@@ -183,7 +183,7 @@ def test_the_sdk_alone_is_enough(tmp_path, write):
     folders = {os.path.dirname(os.path.dirname(package.__file__)) for package in (pybackend_sdk, pybackend_wire, np)}
     code = (
         "import sys; sys.modules['pybackend'] = None\n"
-        "from pybackend_sdk.testing import ModelHarness\n"
+        "from pybackend_testing import ModelHarness\n"
         f"with ModelHarness({str(directory)!r}, config={configuration()!r}) as harness:\n"
         "    print(harness.infer(IN=[1.0, 2.0])['OUT'].tolist())\n"
     )

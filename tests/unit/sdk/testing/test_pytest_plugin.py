@@ -36,7 +36,7 @@ def run(write, tmp_path):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         done = subprocess.run(
             [
-                sys.executable, "-m", "pytest", "-p", "pybackend_sdk.testing.pytest_plugin", "-c", os.devnull,
+                sys.executable, "-m", "pytest", "-p", "pybackend_testing.pytest_plugin", "-c", os.devnull,
                 "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-W", "error", "-q", *arguments, str(path),
             ],
             env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,

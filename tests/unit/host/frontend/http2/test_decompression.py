@@ -4,8 +4,8 @@ import hpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.frontend.http2.decompression import Decompressor
-from pybackend.frontend.http2.huffman import decode_huffman
+from pybackend_http2.decompression import Decompressor
+from pybackend_http2.huffman import decode_huffman
 
 LIST_BYTES = 4096
 TEXTS = st.one_of(st.sampled_from([b"a", b"b", b"te", b":path", b"", b"x" * 300]), st.binary(max_size=20))

@@ -3,7 +3,7 @@
 import hpack
 import pytest
 
-from pybackend.frontend.http2 import Config, ErrorCode, HeaderBlock, RemoteProtocolError
+from pybackend_http2 import Config, ErrorCode, HeaderBlock, RemoteProtocolError
 from tests.support.http2 import (
     ACK,
     CONTINUATION,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.frontend.http2 import HeaderBlock, LocalProtocolError
+from pybackend_http2 import HeaderBlock, LocalProtocolError
 
 NAMES = st.one_of(
     st.sampled_from([b"content-type", b"grpc-status", b"date"]), st.from_regex(rb"\A[a-z][a-z0-9-]{0,200}\Z")

@@ -4,8 +4,8 @@ import hpack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.frontend.http2 import Config
-from pybackend.frontend.http2.header_decoder import HeaderDecoder
+from pybackend_http2 import Config
+from pybackend_http2.header_decoder import HeaderDecoder
 from tests.support.http2 import POST, block
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.frontend.http2 import Config, LocalProtocolError, RemoteProtocolError
+from pybackend_http2 import Config, LocalProtocolError, RemoteProtocolError
 from tests.support.http2 import (
     CONTINUATION,
     DATA,

@@ -7,9 +7,9 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.frontend.http2 import Config, ErrorCode, RemoteProtocolError, StreamError, Use
-from pybackend.frontend.http2.fields import STATIC_TABLE
-from pybackend.frontend.http2.header_decoder import HeaderDecoder
+from pybackend_http2 import Config, ErrorCode, RemoteProtocolError, StreamError, Use
+from pybackend_http2.fields import STATIC_TABLE
+from pybackend_http2.header_decoder import HeaderDecoder
 from tests.support.fuzzing import examples
 from tests.support.reachable import texts_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pybackend.frontend.http2 import Config, ErrorCode, LocalProtocolError, StreamState
+from pybackend_http2 import Config, ErrorCode, LocalProtocolError, StreamState
 from tests.support.http2 import (
     ACK,
     DATA,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pybackend.frontend.http2 import AnswerForm, Config, HeaderBlock, RemoteProtocolError
+from pybackend_http2 import AnswerForm, Config, HeaderBlock, RemoteProtocolError
 from tests.support import http2
 from tests.support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, Server
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from pybackend.repository.mirror.object_cache import KnownNames, ObjectCache
-from pybackend.repository.mirror.url import parse_url
+from pybackend_addons.storage.object_cache import KnownNames, ObjectCache
+from pybackend_addons.storage.url import parse_url
 
 
 def linked_to_a_device(path):

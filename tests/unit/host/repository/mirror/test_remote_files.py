@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pybackend.errors import ModelLoadError
-from pybackend.repository.mirror.remote_files import RemoteFile, remote_model
+from pybackend_addons.storage.remote_files import RemoteFile, remote_model
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.repository.mirror.url import RepositoryUrl, parse_url
 from pybackend.repository.remote import is_url
+from pybackend_addons.storage.url import RepositoryUrl, parse_url
 
 FORMS = {
     "s3://bucket/some/path": ("s3", "bucket", "some/path", "", ""),

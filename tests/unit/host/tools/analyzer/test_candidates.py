@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pybackend.modelconfig.parser import parse_config_json, parse_config_text
-from pybackend.tools.analyzer.candidates import Candidate, Space, candidate_of, edited, override
+from pybackend_tools.analyzer.candidates import Candidate, Space, candidate_of, edited, override
 
 TEXT = """\
 # A comment with "quotes" and { brackets.

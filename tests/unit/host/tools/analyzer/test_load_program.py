@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.tools.analyzer.load_program import Client
+from pybackend_tools.analyzer.load_program import Client
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.tools.analyzer.page import write_whole
+from pybackend_tools.analyzer.page import write_whole
 
 
 def test_a_file_that_cannot_be_written_leaves_no_part(tmp_path: Path) -> None:

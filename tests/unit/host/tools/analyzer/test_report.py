@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.tools.analyzer.analysis import Outcome, Results, read_results
-from pybackend.tools.analyzer.candidates import Candidate
-from pybackend.tools.analyzer.goal import Goal
-from pybackend.tools.analyzer.measurement import Answers, Inside, Rung
-from pybackend.tools.analyzer.report import csv_text, html_text, verdict
+from pybackend_tools.analyzer.analysis import Outcome, Results, read_results
+from pybackend_tools.analyzer.candidates import Candidate
+from pybackend_tools.analyzer.goal import Goal
+from pybackend_tools.analyzer.measurement import Answers, Inside, Rung
+from pybackend_tools.analyzer.report import csv_text, html_text, verdict
 
 NAME = "<script>alert(1)</script>"
 TEXT = 'backend: "python"\nmax_batch_size: 8\n# <b>\n'

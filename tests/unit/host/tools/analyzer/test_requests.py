@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.tools.analyzer.requests import from_file
+from pybackend_tools.analyzer.requests import from_file
 
 CONFIG = {"name": "m", "max_batch_size": 8, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}]}
 

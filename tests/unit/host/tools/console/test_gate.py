@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pybackend.errors import SettingError
-from pybackend.tools.console.gate import MOST_UPLOAD_BYTES, SESSION, Gate, Place
+from pybackend_tools.console.gate import MOST_UPLOAD_BYTES, SESSION, Gate, Place
 
 HERE = {"host": "127.0.0.1:8003"}
 

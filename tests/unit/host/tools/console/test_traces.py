@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pybackend.tools.console.traces import Part, Step, steps_of, traces_in
+from pybackend_tools.console.traces import Part, Step, steps_of, traces_in
 
 
 def document(number: int, parent: int | None, model: str, *moments: tuple[str, int], **more: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The sentences of the doctor's findings."""
 
-from pybackend.tools.doctor.finding import not_in_force
+from pybackend_tools.doctor.finding import not_in_force
 
 
 def test_each_missing_layer_is_a_sentence():

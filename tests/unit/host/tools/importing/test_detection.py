@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.tools.importing.detection import detect
-from pybackend.tools.importing.kinds import LIGHTGBM
+from pybackend_tools.importing.detection import detect
+from pybackend_tools.importing.kinds import LIGHTGBM
 
 FOREST = b"tree\nversion=v4\nend of trees\n"
 

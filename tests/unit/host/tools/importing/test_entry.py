@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.tools.importing import entry as entry_module
-from pybackend.tools.importing.entry import StagedEntry, place_of
+from pybackend_tools.importing import entry as entry_module
+from pybackend_tools.importing.entry import StagedEntry, place_of
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.tools.importing.detection import detect
-from pybackend.tools.importing.kinds import JOBLIB, LIGHTGBM, MLFLOW, PICKLE
-from pybackend_sdk.testing import LoadError, ModelHarness
+from pybackend_testing import LoadError, ModelHarness
+from pybackend_tools.importing.detection import detect
+from pybackend_tools.importing.kinds import JOBLIB, LIGHTGBM, MLFLOW, PICKLE
 
 yaml = pytest.importorskip("yaml")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend.tools.importing.trial import cause_of
+from pybackend_client.trial import cause_of
 
 BEFORE, AFTER = (
     "Failed to process the request(s) for model 'm_0_0', message: ",

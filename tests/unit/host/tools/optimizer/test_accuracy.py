@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.tools.optimizer.accuracy import (
+from pybackend_tools.optimizer.accuracy import (
     Difference,
     Metric,
     MetricError,

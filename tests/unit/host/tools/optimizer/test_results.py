@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pybackend.tools.analyzer.goal import Goal
-from pybackend.tools.analyzer.measurement import Answers, Rung
-from pybackend.tools.optimizer.accuracy import Difference, Tolerance
-from pybackend.tools.optimizer.forms import Form
-from pybackend.tools.optimizer.report import csv_text, html_text
-from pybackend.tools.optimizer.results import Demands, Outcome, Results
+from pybackend_tools.analyzer.goal import Goal
+from pybackend_tools.analyzer.measurement import Answers, Rung
+from pybackend_tools.optimizer.accuracy import Difference, Tolerance
+from pybackend_tools.optimizer.forms import Form
+from pybackend_tools.optimizer.report import csv_text, html_text
+from pybackend_tools.optimizer.results import Demands, Outcome, Results
 
 NAME = "<script>alert(1)</script>"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.tools.importing.kinds import LIGHTGBM
-from pybackend.tools.optimizer.search import FormError, written
+from pybackend_tools.importing.kinds import LIGHTGBM
+from pybackend_tools.optimizer.search import FormError, written
 
 FOREST = b"tree\nversion=v4\nend of trees\n"
 

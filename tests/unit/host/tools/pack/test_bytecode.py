@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.tools.pack.bytecode import SourceFile, compile_modules
-from pybackend.tools.pack.errors import PackError
+from pybackend_tools.pack.bytecode import SourceFile, compile_modules
+from pybackend_tools.pack.errors import PackError
 
 TAG = sys.implementation.cache_tag
 

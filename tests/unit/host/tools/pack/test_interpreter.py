@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from pybackend.tools.pack.errors import SpecificationError
-from pybackend.tools.pack.interpreter import find_interpreter, probe
+from pybackend_tools.pack.errors import SpecificationError
+from pybackend_tools.pack.interpreter import find_interpreter, probe
 from tests.floor.environments import interpreters
 
 OWN = ".".join(map(str, sys.version_info[:2]))

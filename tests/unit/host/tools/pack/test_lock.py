@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pybackend.tools.pack.errors import OutputError, SpecificationError
-from pybackend.tools.pack.lock import Lock, read_lock
+from pybackend_tools.pack.errors import OutputError, SpecificationError
+from pybackend_tools.pack.lock import Lock, read_lock
 
 LOCK = Lock("hash", "linux-x86_64", "3.12.1", [{"name": "python"}], ["numpy==2.0"])
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pybackend.tools.pack.errors import SpecificationError, UnpackableError
-from pybackend.tools.pack.reader import read_specification
-from pybackend.tools.pack.specification import (
+from pybackend_tools.pack.errors import SpecificationError, UnpackableError
+from pybackend_tools.pack.reader import read_specification
+from pybackend_tools.pack.specification import (
     CondaPackages,
     CondaPrefix,
     VirtualEnvironment,

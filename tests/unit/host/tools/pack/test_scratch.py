@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from pybackend.tools.pack.errors import OutputError
-from pybackend.tools.pack.scratch import check_writable, draft_of, scratch_directory
+from pybackend_tools.pack.errors import OutputError
+from pybackend_tools.pack.scratch import check_writable, draft_of, scratch_directory
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pybackend.tools.pack.scratch import draft_of, scratch_directory
+from pybackend_tools.pack.scratch import draft_of, scratch_directory
 with scratch_directory(Path(sys.argv[1])) as directory, draft_of(Path(sys.argv[2])) as draft:
     (directory / "file").write_text("x")
     draft.write(b"half an archive")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pybackend.tools.pack.surprises import surprises
+from pybackend_tools.pack.surprises import surprises
 
 CUDA = {"nvidia-cublas-cu12": 400_000_000, "nvidia-cudnn-cu12": 700_000_000, "triton": 150_000_000}
 NUMPY = {"numpy": 1}

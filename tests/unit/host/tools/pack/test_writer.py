@@ -8,8 +8,8 @@ import tarfile
 
 import pytest
 
-from pybackend.tools.pack.contents import Contents, file_of, file_with, walk
-from pybackend.tools.pack.writer import MODIFIED_S, write_archive
+from pybackend_tools.pack.contents import Contents, file_of, file_with, walk
+from pybackend_tools.pack.writer import MODIFIED_S, write_archive
 
 FORMATS = ["tar.gz", "tar.zst"]
 LONG = "lib/" + "a-long-name/" * 20 + "file.py"

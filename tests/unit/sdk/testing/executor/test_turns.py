@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from pybackend_sdk.testing import HarnessError, ModelHarness, Request
-from pybackend_sdk.testing.executor import MOST_TURNS
+from pybackend_testing import HarnessError, ModelHarness, Request
+from pybackend_testing.executor import MOST_TURNS
 from tests.unit.sdk.testing.conftest import DECOUPLED, configuration
 
 START = {"name": "START", "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [7, 8]}]}

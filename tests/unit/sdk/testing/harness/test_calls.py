@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from pybackend_sdk.testing import HarnessError, InferenceFailed, LoadError, ModelHarness, NoResponse, OutputError
+from pybackend_testing import HarnessError, InferenceFailed, LoadError, ModelHarness, NoResponse, OutputError
 from tests.unit.sdk.testing.conftest import DECOUPLED, configuration, wait_until
 
 CALL = """

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pybackend_sdk.testing import LoadError, ModelHarness
+from pybackend_testing import LoadError, ModelHarness
 from tests.unit.sdk.testing.conftest import configuration
 
 EXECUTE = "    def execute(self, requests):\n        return []\n"

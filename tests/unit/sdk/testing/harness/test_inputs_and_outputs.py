@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from pybackend_sdk.testing import InputError, OutputError
+from pybackend_testing import InputError, OutputError
 from tests.unit.sdk.testing.conftest import configuration
 
 PASS = """

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pybackend_sdk.testing import FinalizeError, HarnessError, LoadError, ModelDirectoryError, ModelHarness
+from pybackend_testing import FinalizeError, HarnessError, LoadError, ModelDirectoryError, ModelHarness
 from tests.unit.sdk.testing.conftest import DECOUPLED, configuration
 
 ECHO = """

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from pybackend_sdk.testing import ModelHarness
+from pybackend_testing import ModelHarness
 from tests.unit.sdk.testing.conftest import configuration
 
 IMPORTS = """
@@ -257,14 +257,14 @@ def test_a_failed_import_leaves_nothing(write):
 def test_importing_the_package_is_cheap():
     """pytest imports it in every run of whoever has it installed."""
     code = (
-        "import sys\nbefore = set(sys.modules)\nimport pybackend_sdk.testing.pytest_plugin\n"
+        "import sys\nbefore = set(sys.modules)\nimport pybackend_testing.pytest_plugin\n"
         "print(*(name for name in set(sys.modules) - before if name.startswith(('numpy', 'asyncio', 'pybackend'))))"
     )
     pytest_first = "import pytest\n"
     done = subprocess.run(
         [sys.executable, "-c", pytest_first + code], capture_output=True, text=True, check=True, env=_environment()
     )
-    assert set(done.stdout.split()) == {"pybackend_sdk", "pybackend_sdk.testing", "pybackend_sdk.testing.pytest_plugin"}
+    assert set(done.stdout.split()) == {"pybackend_sdk", "pybackend_testing", "pybackend_testing.pytest_plugin"}
 
 
 def _environment():

@@ -6,7 +6,7 @@ import threading
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from pybackend_sdk.testing import FinalizeError, HarnessError, ModelHarness, NoResponse, OutputError
+from pybackend_testing import FinalizeError, HarnessError, ModelHarness, NoResponse, OutputError
 from tests.unit.sdk.testing.conftest import DECOUPLED, configuration, wait_until
 
 CONFIG = configuration("INT32 1", "INT32 1", **DECOUPLED)

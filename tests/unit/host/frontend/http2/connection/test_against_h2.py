@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybackend.frontend.http2 import Config, ErrorCode
+from pybackend_http2 import Config, ErrorCode
 from tests.support.http2 import HEAD, TRAILERS, Server
 
 SIZES = st.one_of(st.integers(0, 300), st.integers(0, 40_000), st.sampled_from([16384, 16385, 65535, 65536, 150_000]))

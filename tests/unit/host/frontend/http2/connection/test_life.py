@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from pybackend.frontend.http2 import Config, ErrorCode, LocalProtocolError, RemoteProtocolError
+from pybackend_http2 import Config, ErrorCode, LocalProtocolError, RemoteProtocolError
 from tests.support.http2 import (
     ACK,
     DATA,

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from pybackend.frontend.http2 import Config, RemoteProtocolError
+from pybackend_http2 import Config, RemoteProtocolError
 from tests.support.http2 import (
     ACK,
     CONTINUATION,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pybackend.errors import ServerError
-from pybackend.repository.mirror.url import configuration, parse_url
+from pybackend_addons.storage.url import configuration, parse_url
 
 S3, GS, AS = (parse_url(text) for text in ("s3://bucket/models", "gs://bucket/models", "as://account/container/models"))
 

@@ -1,0 +1,1 @@
+"""The ports for SageMaker and Vertex AI."""

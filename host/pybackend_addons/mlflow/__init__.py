@@ -1,0 +1,1 @@
+"""The API of MLflow's server on the port for HTTP."""

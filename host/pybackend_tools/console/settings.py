@@ -1,0 +1,22 @@
+"""Settings of a console."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pybackend_client.connection import Access
+
+ADDRESS, PORT = "127.0.0.1", 8003
+
+
+@dataclass(frozen=True)
+class ConsoleSettings:
+    """The server that the console shows, and where browsers find the console."""
+
+    url: str
+    metrics_url: str  # ``""`` does without metrics
+    grpc_url: str  # ``host:port``, for the requests that are shown
+    timeout_s: float
+    access: Access = field(repr=False)
+    port: int | None = None  # 0 takes a free one; None prefers ``PORT``
+    public_url: str = ""

@@ -1,0 +1,1 @@
+"""Commands for a terminal: write, examine, ask and watch models and servers."""

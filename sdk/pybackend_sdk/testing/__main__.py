@@ -1,8 +1,0 @@
-"""``python -m pybackend_sdk.testing MODEL_DIR --input NAME=file.npy``: runs a model once, without a server."""
-
-import sys
-
-from pybackend_sdk.testing.command_line import main
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
