@@ -19,7 +19,7 @@ from pybackend.errors import ServerError
 _PACKAGES = ("pybackend_wire", "pybackend_sdk", "pybackend_stub", "pybackend_backends")
 _MODULES = ("triton_python_backend_utils", "c_python_backend_utils")
 _MAIN = "import sys\n\nfrom pybackend_stub.bootstrap import main\n\nsys.exit(main(sys.argv[1:]))\n"
-_NOT_STAGED = ("testing", "__pycache__")
+_NOT_STAGED = "__pycache__"
 
 _NAME, _DRAFT = "stub-", ".staging-"
 _LOCK = ".lock"
@@ -128,7 +128,7 @@ def _sources() -> list[tuple[str, Path]]:
         root = Path(next(iter(spec.submodule_search_locations)))
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
-            if not set(_NOT_STAGED) & set(relative.parts):
+            if _NOT_STAGED not in relative.parts:
                 found.append((f"{package}/{relative.as_posix()}", path))
     # Beside the SDK, not at the first place on the host's search path: authors keep copies of that module in projects.
     folder = next(path for name, path in found if name == "pybackend_sdk/__init__.py").parents[1]
