@@ -20,6 +20,8 @@ VS          ?=
 BENCH_ARGS  ?=
 # The interpreter for .venv, if not the first suitable one: make demo PYTHON=/opt/python3.12/bin/python3
 PYTHON      ?=
+# That for .venv-python, if not the newest other one: make test-python OTHER_PYTHON=/opt/python3.13/bin/python3
+OTHER_PYTHON ?=
 
 # How often more a test of garbage tries: make fuzz TIMES=1000
 TIMES       ?= 100
@@ -30,6 +32,15 @@ SOAK_ARGS   ?= --requests $(REQUESTS)
 
 # A file's tests share servers: they run in one process.
 TESTS        = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Those that depend most on the interpreter: its standard library, threads, imports and environments.
+INTERPRETER_TESTS = tests/architecture/test_libraries.py $(addprefix tests/unit/,host/environment bind sdk stub wire) \
+  $(addprefix tests/e2e/,environments in_process)
+
+# A CPython 3.11 or newer that can make environments, of another version than its argument, if it has one.
+SUITABLE      = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11) or sys.version in sys.argv)
+OTHER_PYTHONS = $(foreach version,3.13 3.12 3.11,python$(version) /usr/bin/python$(version) \
+  $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/$(version).*/bin/python3))
 
 # The protobuf schema.
 SCHEMA := host/pybackend/schema
@@ -44,7 +55,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console test-gpu test-hosts pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
+.PHONY: help demo test test-all test-python with-python test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console test-gpu test-hosts pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,9 +72,21 @@ test-all: lint $(NODE_MODULES) ## the linters, then every test: before a release
 	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/faults $(wildcard tests/e2e/test_*.py) \
 	  $(addprefix tests/e2e/,http grpc access observability models repository) $(PYTEST_ARGS)
 
+test-python: $(BIN)/python ## what depends on the interpreter most, with another CPython than .venv's, in .venv-python, which it makes
+	@own="$$($(BIN)/python -c 'import sys; print(sys.version)')"; \
+	for candidate in $(or $(OTHER_PYTHON),$(OTHER_PYTHONS)); do \
+	  if "$$candidate" -c '$(SUITABLE)' "$$own" 2>/dev/null; then \
+	    exec $(MAKE) --no-print-directory VENV=.venv-python PYTHON="$$candidate" with-python; \
+	  fi; \
+	done; \
+	echo "NOT RUN: tests with another CPython than $$own: there is none of 3.11 or newer here that has venv"
+
+with-python: $(MARK)-test-python
+	$(TESTS) $(INTERPRETER_TESTS) $(PYTEST_ARGS)
+
 test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, with all frameworks, which it installs
 	@# Packing takes minutes: its test is not stuck.
-	PYBACKEND_TEST_PACKING=1 $(TESTS) --all -o faulthandler_timeout=3000 tests/backends tests/examples/test_examples.py $(PYTEST_ARGS)
+	PYBACKEND_TEST_PACKING=1 $(TESTS) --all -o faulthandler_timeout=3000 tests/backends tests/examples/test_examples.py tests/architecture/test_libraries.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest --all -m torch tests/unit tests/e2e/models $(PYTEST_ARGS)
 
 test-openai: $(MARK)-dev $(MARK)-transformers $(MARK)-openai ## the tests of OpenAI's API with OpenAI's own client, which it installs
@@ -77,7 +100,7 @@ with-mlflow: $(MARK)-mlflow-dev
 	$(BIN)/python -m pytest --all -n 0 tests/mlflow $(PYTEST_ARGS)
 
 test-ray: ## the tests of several servers on a cluster of Ray, in .venv-ray, which it makes
-	@$(MAKE) --no-print-directory VENV=.venv-ray RAY="-m pytest --all -m ray -o faulthandler_timeout=600 tests/ray" with-ray
+	@$(MAKE) --no-print-directory VENV=.venv-ray RAY="-m pytest --all -m ray -o faulthandler_timeout=600 tests/ray tests/architecture/test_libraries.py" with-ray
 
 # Ray brings gigabytes and its own wishes for versions, so it has an environment of its own.
 with-ray: $(MARK)-ray-dev
@@ -139,7 +162,7 @@ docs: $(MARK)-docs $(if $(shell command -v npm 2>/dev/null),$(MERMAID)) ## build
 	@test -f $(MERMAID) || echo "npm was not found: the site's diagrams load their script from the internet"
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) .venv-ray .venv-mlflow site dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-* site dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # --- The site's diagrams ---
 
@@ -176,7 +199,7 @@ $(MARK)-frameworks: pyproject.toml | $(MARK)-dev
 # The first of these that is CPython 3.11 or newer and can make environments.
 $(BIN)/python:
 	@for candidate in $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3); do \
-	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  if "$$candidate" -c '$(SUITABLE)' 2>/dev/null; then \
 	    echo "making $(VENV) with $$("$$candidate" --version) ($$candidate)"; \
 	    "$$candidate" -m venv --clear $(VENV) && exit 0; exit 1; \
 	  fi; \

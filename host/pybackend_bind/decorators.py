@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any, Self
 
 import numpy as np
@@ -37,6 +38,8 @@ class _Decorated:
         return type(self)(function.__get__(instance, owner), self._around)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], type):  # below @classmethod, which since CPython 3.13 binds the class itself
+            return self._around(MethodType(self._function, args[0]), *args[1:], **kwargs)
         return self._around(self._function, *args, **kwargs)
 
 

@@ -57,7 +57,8 @@ class _Reader:
             self._call.crossing.send(self._call.abandon)
 
     def _response(self, answer: Answer) -> InferenceResponse:
-        self._is_over = answer.final
+        if answer.final:  # never False again: another thread may have read the last one meanwhile
+            self._is_over = True
         outputs, error = answer.outputs, None if answer.error is None else error_of(answer.error)
         if self._place is not None:
             try:

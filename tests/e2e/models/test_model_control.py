@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
+import tempfile
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -294,9 +297,18 @@ def test_a_model_that_waits_for_a_load_is_not_frozen(server, ask, repository):
     assert versions(server, "slow") == ["1"]
 
 
-def test_a_load_goes_on_when_its_asker_dies(server, repository, tmp_path):
-    gate = Gate(tmp_path, "initialize")
-    code = SLOW_TO_LOAD.replace('args["model_repository"]', repr(str(tmp_path)))
+@pytest.fixture
+def open_directory():
+    """Where models of any user may write."""
+    directory = Path(tempfile.mkdtemp(prefix="pybackend-test-"))
+    directory.chmod(0o777)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def test_a_load_goes_on_when_its_asker_dies(server, repository, tmp_path, open_directory):
+    gate = Gate(open_directory, "initialize")
+    code = SLOW_TO_LOAD.replace('args["model_repository"]', repr(str(open_directory)))
     load = f"""
         with open({str(tmp_path / "asker")!r}, "w") as file:
             file.write(str(os.getpid()))
