@@ -38,7 +38,7 @@ MOST_COPIES_BYTES = 1024 * 1024 * 1024
 
 
 class _Questions:
-    """What a front end was asked, and what follows each answer. ``fault`` is that of one which never gives it, as a clause."""
+    """Open questions to a front end, and what follows each answer. ``fault`` is that of one which never gives it, as a clause."""
 
     def __init__(self, fault: str) -> None:
         self._fault = fault

@@ -74,7 +74,7 @@ class Service:
 
     def __post_init__(self) -> None:
         first = self.sockets[0]
-        self._place = (first.address, 0) if isinstance(first, LocalSocket) else first.getsockname()[:2]
+        self._place: tuple[str, int] = (first.address, 0) if isinstance(first, LocalSocket) else first.getsockname()[:2]
 
     def let_go(self, index: int) -> None:
         """Have the system give new connections to other front ends. Those that wait in the socket end."""
@@ -87,7 +87,8 @@ class Service:
         """Put a new socket in the place of one that was shut down; the front end will listen. Raises ServerError if the address is unavailable."""
         dead = self.sockets[index]
         dead.close()
-        new = bind_for(1, *self._place, self.title, reuse_port=True)[0]
+        address, port = self._place
+        new = bind_for(1, address, port, self.title, reuse_port=True)[0]
         self.sockets[:] = [new if each is dead else each for each in self.sockets]
 
 

@@ -106,7 +106,7 @@ class OpenVersion:
         return model
 
     def read(self, preamble: bytes) -> KnownPreamble:
-        """The meaning of a preamble. Of the signature, it was only checked that it has as many inputs and outputs."""
+        """The meaning of a preamble, which has no more inputs and outputs than the signature; nothing else was checked against that."""
         try:
             read = _read_preamble(preamble)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
