@@ -564,7 +564,7 @@ class FrontEnd:
         if not self._asked:
             self._ask()
         verdict = self._attention.verdict(*_state_of(self._process.pid))
-        if not all(map(self._listens, self._accepting)):
+        if not self._stops and not all(map(self._listens, self._accepting)):
             verdict = "its listening socket was shut down"
         if verdict:
             self._end(f"was killed, because {verdict}")
