@@ -19,6 +19,8 @@ ANY = "any"
 EVERYWHERE = f"{ROOT}, {USER}, {CONTAINER}"
 
 _FILES = "tests/sandbox/test_strangers_files.py"
+_FRONT_ENDS, _FRONT_END_PROCESSES = "tests/sandbox/test_front_ends.py", "tests/e2e/processes/test_front_ends.py"
+_REMOTE = "tests/integration/remote/test_service.py"
 _AUTHORS, _USERS = "tests/sandbox/test_environment_authors.py", "tests/sandbox/test_users_and_places.py"
 
 
@@ -433,6 +435,52 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
                 "forge lines of the server's log, or move the cursor of its reader's terminal",
                 "every name and text is escaped when a line is made",
                 "tests/unit/host/observability/test_logging.py::test_nothing_that_a_model_says_passes_for_a_line_of_the_server",
+            ),
+        ),
+    ),
+    "Front ends in separate processes": (
+        "Somebody who has captured a front end tries to",
+        (
+            ServerAttack(
+                "reach another address with the connection of a client",
+                "seccomp: sockets accept, receive and send, and nothing else",
+                f"{_FRONT_ENDS}::test_attack_is_stopped",
+            ),
+            ServerAttack(
+                "take the clients of all front ends by a program of the kernel's that chooses between them",
+                "seccomp: of the options of sockets, only `TCP_NODELAY` can be set",
+                f"{_FRONT_ENDS}::test_attack_is_stopped",
+            ),
+            ServerAttack(
+                "leave a listening socket to its successor that accepts nobody",
+                "seccomp; the server looks at the socket, and binds it again",
+                f"{_FRONT_END_PROCESSES}::test_a_listener_that_was_shut_down_is_bound_again",
+            ),
+            ServerAttack(
+                "make other front ends wait in a Unix socket that they share",
+                "a time limit of the socket",
+                "tests/unit/host/frontend/listening/test_shared_sockets.py::"
+                "test_accepting_does_not_wait_whatever_another_process_has_set",
+            ),
+            ServerAttack(
+                "keep clients waiting for a front end that dies as often as it is started",
+                "others get its part of the connections meanwhile; readiness tells",
+                f"{_FRONT_END_PROCESSES}::test_a_front_end_that_cannot_be_started_is_told_and_replaced",
+            ),
+            ServerAttack(
+                "stop the server with messages of much work",
+                "messages are handled in slices, and are bounded like requests",
+                f"{_REMOTE}::test_a_frame_of_much_work_leaves_others_their_turns",
+            ),
+            ServerAttack(
+                "stop the server by its death with all the requests that it may have open",
+                "they are bounded, and cancelled in slices",
+                f"{_REMOTE}::test_the_end_of_a_front_end_leaves_others_their_turns",
+            ),
+            ServerAttack(
+                "make others wait for memory that it was asked to return",
+                "one that answers other questions, but not this one, is killed",
+                f"{_REMOTE}::test_a_front_end_that_does_not_return_memory_is_at_fault",
             ),
         ),
     ),

@@ -21,7 +21,7 @@ class Ready(Struct, array_like=True, frozen=True, gc=False, tag=64):
     """I can accept connections."""
 
 
-class Accepting(Struct, array_like=True, frozen=True, gc=False, tag=69):
+class Accepting(Struct, array_like=True, frozen=True, gc=False, tag=70):
     """I accept the connections of a port, or cannot: then ``failure`` says why."""
 
     service: Service
