@@ -490,7 +490,9 @@ def _pool_calls(file: Path) -> PoolCalls:
     try:
         from pybackend.frontend.calls.pool_calls import PoolCalls
     except ImportError:
-        raise ServerError("--pools-file needs the package grpcio: `pip install 'pybackend[ray]'`") from None
+        raise ServerError(
+            "--pools-file needs the package grpcio: `pip install '.[ray]'` in a clone of pybackend"
+        ) from None
     return PoolCalls(file)
 
 

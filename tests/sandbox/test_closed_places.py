@@ -202,7 +202,8 @@ def test_an_interpreter_in_a_directory_of_root(base):
             reason = server.get(f"/v2/models/{name}/sandbox").json["not_in_force"]["uid"]
             assert reason == (
                 f"other users cannot enter {closed}, where the server's Python lies. Install the server where all may enter, "
-                "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install pybackend`. Or let it pass, "
+                "in a clone of pybackend, "
+                "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install .`. Or let it pass, "
                 f"`chmod o+x {closed}`"
             )
 

@@ -223,7 +223,7 @@ def _digest(config: ModelConfig, directory: Path, name: str) -> str:
 
 
 def _file_of(config: ModelConfig) -> str:
-    """What a version of a model of another backend holds, for a message."""
+    """The name of the file in a version of a model without Python code, for a message."""
     files = known_backend(config.backend).files
     return config.default_model_filename or (files[0] if files else "its files")
 

@@ -213,7 +213,7 @@ def test_a_missing_framework_is_refused_with_the_commands_that_mend_it(
         f"backend 'onnxruntime' of model 'm' needs the Python package no_such_module, which the server's own Python "
         f"({sys.executable}) does not have. Make an environment with `pybackend pack --backend onnxruntime -o "
         "onnxruntime.tar.gz` and serve with --backend-config=onnxruntime,environment=onnxruntime.tar.gz; or install it beside "
-        "the server with `pip install 'pybackend[onnx]'` ("
+        "the server with `pip install '.[onnx]'` in a clone of pybackend ("
     )
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
