@@ -66,6 +66,10 @@ def read_keys(context):
     return _read(context["secret"])
 
 
+def read_token(context):
+    return _read(os.path.join(context["home"], ".cache", "huggingface", "token"))
+
+
 def read_other_model(context):
     return _read(context["other_model"] + "/1/model.py")
 

@@ -170,6 +170,17 @@ def fills_a_cache_that_is_not_there_yet(_):
     shutil.rmtree(directory)
 
 
+def keeps_what_libraries_download(_):
+    """Each library chooses a directory of its own in the home directory."""
+    for name in (".EasyOCR/model", ".paddlex", ".config/Ultralytics", ".cache/modelscope/hub", "stanza_resources"):
+        directory = os.path.expanduser(f"~/{name}")
+        os.makedirs(directory, exist_ok=True)
+        path = os.path.join(directory, f"part-{os.getpid()}")
+        with open(path, "w") as file:
+            file.write("x")
+        os.unlink(path)
+
+
 def knows_its_user(_):
     assert getpass.getuser()
 
