@@ -1,4 +1,4 @@
-"""What `pip install pybackend` puts on a machine: the wheel's contents, its metadata, and that it works when installed."""
+"""What `pip install .` puts on a machine: the wheel's contents, its metadata, and that it works when installed."""
 
 import subprocess
 import sys

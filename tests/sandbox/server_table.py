@@ -11,6 +11,7 @@ ROOT, USER, CONTAINER = "root", "ordinary user", "container"
 BOTH, ALL = f"{ROOT}, {USER}", f"{ROOT}, {USER}, {CONTAINER}"
 
 _CONTROL, _ROOMS = "tests/sandbox/test_model_control.py", "tests/sandbox/test_rooms.py"
+_HOMES = "tests/sandbox/test_homes.py"
 
 ANY = "any"
 """The attack is stopped regardless of the sandbox level, or of the kind of server."""
@@ -295,6 +296,20 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
                 f"{_ROOMS}::test_scratch_directories_are_private",
                 "standard, strict",
                 ALL,
+            ),
+            ServerAttack(
+                "read the home directory of another model",
+                "Landlock, a group for each home",
+                f"{_HOMES}::test_what_libraries_write_into_it_is_there_at_the_next_start",
+                "standard",
+                BOTH,
+            ),
+            ServerAttack(
+                "make the server open a foreign file through a link or a second name in its home directory",
+                "only files with one name and the group of the home are opened, by descriptor",
+                "tests/unit/host/sandbox/test_homes.py::test_files_are_opened_to_the_next_group_and_names_of_foreign_files_are_not",
+                "standard",
+                ROOT,
             ),
             ServerAttack(
                 "list, read, change or replace files supplied with a load",

@@ -66,6 +66,7 @@ async def open_sandbox(
         of_backend=source.backend_file is not None,
         sharing=sharing,
         beside=tuple(sorted(beside)),
+        keeps_home=not source.is_brought,
     )
     sandbox = sandbox_of(host.sandbox, source.full_name, options, files, source.config.source, required)
     if sandbox is not None:
