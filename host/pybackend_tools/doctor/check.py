@@ -32,7 +32,7 @@ from pybackend.repository.candidate import ModelReading, candidates_of, read_mod
 from pybackend.repository.catalogue import Ensembles
 from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
-from pybackend.repository.names import ModelNames
+from pybackend.repository.names import ModelNames, only
 from pybackend.scheduler.sequence_inputs import ImplicitStates
 from pybackend.settings import Settings
 from pybackend_tools.doctor.model_code import OWN_PYTHON, CodeReport, examine_code
@@ -279,7 +279,8 @@ class _Checker:
         Raises AmbiguousModelError if a step's model is in several namespaces.
         """
         home, _ = self._names.split(name)
-        return [self._names.to_load(step.model_name, home, models) for step in steps_of(self.ensembles[name])]
+        named = [step.model_name for step in steps_of(self.ensembles[name])]
+        return [only(each, self._names.to_load(each, home, models)) for each in named]
 
     def _parts(self, name: str, models: Mapping[str, Path]) -> tuple[str, ...]:
         return self._names.parts(part_names(self.ensembles[name]), self._names.split(name)[0], models)
