@@ -69,7 +69,7 @@ class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
     about: Annotated[dict[str, str], Meta(max_length=10)]
 
 
-class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=70):
+class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=69):
     """I was told to stop, and models have all that may still come on connections that clients have."""
 
 
