@@ -102,7 +102,7 @@ def missing(example):
         return make_model(example, FRAMEWORKS[example.name])
     package = NEEDS.get(example.name)
     if package and importlib.util.find_spec(package) is None:
-        return f"{package} is not installed here (pip install 'pybackend[{package}]')"
+        return f"{package} is not installed here (pip install '.[{package}]' in a clone of pybackend)"
     return pack_environment(example, PACKED[example.name]) if example.name in PACKED else None
 
 

@@ -31,7 +31,7 @@ _DRIVER = Path("/proc/driver/nvidia")
 _MINOR = re.compile(r"DeviceFileMinor: (\d+)")
 
 _NO_DRIVER = f"This machine has no NVIDIA driver: there is no {_CONTROL}."
-_NOT_INSTALLED = 'The server cannot ask the NVIDIA driver for its GPUs: pip install "pybackend[gpu]".'
+_NOT_INSTALLED = "The server cannot ask the NVIDIA driver for its GPUs: pip install '.[gpu]' in a clone of pybackend."
 
 _WAYS_OUT = {  # by NVML's number of the error
     4: "Let the server's user read and write /dev/nvidia*: the driver's option NVreg_DeviceFileMode=0666 does so.",

@@ -242,6 +242,7 @@ class SandboxSettings:
     required: bool = False  # a model is refused if a layer of its sandbox is not in force
     unix_sockets: bool = True  # models below ``strict`` may use Unix sockets with a path unless they say otherwise
     overrides: bool = False  # models may supply configurations and files when they load models of other authors, too
+    homes_limit_bytes: int = 100 * 1024**3  # unused homes of models are removed when all of them together exceed it
 
 
 @dataclass(frozen=True)

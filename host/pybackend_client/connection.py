@@ -78,6 +78,11 @@ class Events:
         self._rest = bytearray(rest)
         return [event.removeprefix(self._BEGIN) for event in events if event.startswith(self._BEGIN)]
 
+    @staticmethod
+    def are_in(content_type: str) -> bool:
+        """Whether a body of this type consists of events; an error can be one."""
+        return content_type.partition(";")[0].strip().lower() == "text/event-stream"
+
     @classmethod
     def of(cls, response: http.client.HTTPResponse) -> Iterator[bytes]:
         """The events of a response as they arrive."""
@@ -189,9 +194,11 @@ class Connection:
         """The server-sent events that answer a JSON document, one by one as they arrive."""
         connection, response = self._answered("POST", path, json.dumps(document).encode(), {})
         try:
-            if response.status != 200:
+            if response.status != 200 and not Events.are_in(response.getheader("content-type", "")):
                 raise InferenceError(self._error_text(response.read(), response.status))
             for event in Events.of(response):
+                if response.status != 200:
+                    raise InferenceError(self._error_text(event, response.status))
                 yield self._document(event)
         except (OSError, http.client.HTTPException) as error:
             raise self._cut_short(error) from None

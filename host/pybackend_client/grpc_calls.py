@@ -27,7 +27,9 @@ def import_grpc() -> Any:
         import grpc
         import grpc.aio
     except ImportError:
-        raise ClientError("gRPC needs the package grpcio: `pip install 'pybackend[client]'` installs it") from None
+        raise ClientError(
+            "gRPC needs the package grpcio: `pip install '.[client]'` in a clone of pybackend installs it"
+        ) from None
     return grpc
 
 

@@ -229,10 +229,10 @@ class HttpTransport:
         """The results of a stream, one by one; its end closes the connection."""
         with self._server.exchange(timeout_s) as opened:
             _, response = self._answered(call, timeout_s, opened)
-            if response.status != 200:
+            if response.status != 200 and not Events.are_in(response.getheader("content-type", "")):
                 _checked(call, response.status, Reply({}, response.read()))
             for event in Events.of(response):
-                yield _checked(call, 200, Reply({}, event))
+                yield _checked(call, response.status, Reply({}, event))
 
     def _answered(
         self, call: Call, timeout_s: float, opened: ExitStack
@@ -310,13 +310,13 @@ class AsyncHttpTransport:
                 reader, writer = await self._connected(opened)
                 self._write(writer, call)
                 status, headers = await self._head(reader)
-                if status != 200:
+                if status != 200 and not Events.are_in(headers.get("content-type", "")):
                     _checked(call, status, Reply(headers, await _body(reader, headers)))
             events = Events()
             try:
                 async for piece in _pieces(reader, headers, timeout_s):
                     for event in events.in_part(piece):
-                        yield _checked(call, 200, Reply({}, event))
+                        yield _checked(call, status, Reply({}, event))
             finally:
                 await _closed(writer)
 

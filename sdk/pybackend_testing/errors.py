@@ -56,7 +56,8 @@ class InferenceFailed(HarnessError):
 
 
 _OURS = tuple(
-    os.path.dirname(str(package.__file__)) + os.sep for package in (pybackend_sdk, pybackend_stub, pybackend_wire)
+    os.path.dirname(str(file)) + os.sep
+    for file in (__file__, pybackend_sdk.__file__, pybackend_stub.__file__, pybackend_wire.__file__)
 )
 
 

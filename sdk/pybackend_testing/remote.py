@@ -181,8 +181,8 @@ def _runner(path: str, model_name: str, directory: str, rights: "Dict[str, Dict[
     if os.access(os.path.join(path, "bin", "python"), os.X_OK):
         return []
     raise HarnessError(
-        f"model '{model_name}' runs in the environment {path}, which the package 'pybackend' unpacks: `pip install "
-        f"pybackend` here (Python 3.11 or newer), unpack it and name its directory with environment=..., or run pytest "
+        f"model '{model_name}' runs in the environment {path}, which the package 'pybackend' unpacks: install it here "
+        f"(`pip install .` in a clone of pybackend, Python 3.11 or newer), unpack it and name its directory with environment=..., or run pytest "
         f"inside it"
     )
 

@@ -17,7 +17,7 @@ from pybackend_sdk.logger import Logger
 from pybackend_stub.model_output import write_record
 from pybackend_wire.messages import END_OF_INPUT, GIVES_BACK, WANTS_LINE
 
-_OURS = ("pybackend_stub", "pybackend_sdk", "pybackend_wire", "triton_python_backend_utils")
+_OURS = ("pybackend_stub", "pybackend_sdk", "pybackend_testing", "pybackend_wire", "triton_python_backend_utils")
 
 _NO_TERMINAL = (
     "breakpoint() and pdb.set_trace() do nothing here: there is no terminal. `pybackend dev` in a terminal stops there, and "

@@ -197,7 +197,8 @@ def _hint(error: BaseException) -> str:
     if str(error.filename).startswith(_SHARED_MEMORY):
         return "Set SANDBOX_SUBPROCESSES in the model's parameters to let it share memory with processes that it starts"
     if isinstance(error.filename, (str, bytes)):
-        return _about_file(os.path.abspath(os.fsdecode(error.filename)))
+        makes_directory = bool(functions & {"mkdir", "makedirs"}) or "mkdir(" in last_line
+        return _about_file(os.path.abspath(os.fsdecode(error.filename)), makes_directory=makes_directory)
     # A function written in C, which appears in no traceback.
     return (
         "Set SANDBOX_SUBPROCESSES in the model's parameters to let it start processes; anything else that the kernel "
@@ -205,7 +206,7 @@ def _hint(error: BaseException) -> str:
     )
 
 
-def _about_file(path: str) -> str:
+def _about_file(path: str, *, makes_directory: bool) -> str:
     """Tell a refusal by file permissions, which no option overrides, from one by the sandbox, whose rules ``access`` does not see."""
     user = f"user {os.geteuid()}"
     for way in reversed(list(_parents(path))):
@@ -214,6 +215,9 @@ def _about_file(path: str) -> str:
     known = path if os.path.lexists(path) else os.path.dirname(path)
     if not os.access(known, os.R_OK):
         return f"File permissions refuse it, not the sandbox: {user} cannot read {known}. Its owner can open it: `chmod o+r {known}`"
+    if known != path and os.access(known, os.W_OK):
+        place = os.path.realpath(path if makes_directory else known)
+        return f'Set SANDBOX_WRITE to "{place}" in the model\'s parameters to let it write there'
     if os.access(known, os.W_OK):
         return "Set SANDBOX_READ in the model's parameters to let it read that path, SANDBOX_WRITE to let it change it"
     return (

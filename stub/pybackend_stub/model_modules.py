@@ -22,7 +22,14 @@ from pybackend_sdk.model_loader import import_model
 _lock = threading.RLock()
 """Held while ``sys.modules`` shows the modules of one model."""
 
-_OURS = ("triton_python_backend_utils", "c_python_backend_utils", "pybackend_sdk", "pybackend_stub", "pybackend_wire")
+_OURS = (
+    "triton_python_backend_utils",
+    "c_python_backend_utils",
+    "pybackend_sdk",
+    "pybackend_stub",
+    "pybackend_testing",
+    "pybackend_wire",
+)
 
 _open: "List[ModelModules]" = []
 _by_globals: "Dict[int, ModelModules]" = {}

@@ -36,6 +36,9 @@ confined and must still hide its memory."""
 READ, EXECUTE, WRITE, DEVICE, LIST = "r", "x", "w", "d", "l"
 """Access of a process to a path and everything below it; letters can be combined in one word."""
 
+TREE, WHOLE = "tree", "whole"
+"""Kinds of offers: directories with a link to each file, so that others can lie beside it; or one link."""
+
 
 class Confinement(NamedTuple):
     """The permissions of one process. All values are plain, so that it can travel as JSON."""
@@ -65,6 +68,8 @@ class Confinement(NamedTuple):
     # number of users and groups, counted from ``uid``, that it may change to later; this is the only privilege it
     # keeps. Used only for a process that forks models' processes: each fork gives the privilege up for itself.
     users: int = 0
+    # what to link into its home: triples of a path outside, a path in the home, and ``TREE`` or ``WHOLE``
+    offers: "Sequence[Sequence[str]]" = ()
 
     def to_json(self) -> str:
         return json.dumps(self._asdict(), separators=(",", ":"))

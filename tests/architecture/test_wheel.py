@@ -1,4 +1,4 @@
-"""What `pip install pybackend` puts on a machine: the wheel's contents, its metadata, and that it works when installed."""
+"""What `pip install .` puts on a machine: the wheel's contents, its metadata, and that it works when installed."""
 
 import subprocess
 import sys
@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"pybackend", "pybackend_bind", "pybackend_stub", "pybackend_wire", "pybackend_sdk", "pybackend_backends"}
+PACKAGES = {
+    "pybackend",
+    "pybackend_addons",
+    "pybackend_backends",
+    "pybackend_bind",
+    "pybackend_client",
+    "pybackend_http2",
+    "pybackend_sdk",
+    "pybackend_stub",
+    "pybackend_testing",
+    "pybackend_tools",
+    "pybackend_wire",
+}
 MODULES = {"triton_python_backend_utils.py", "c_python_backend_utils.py"}
 
 

@@ -56,7 +56,9 @@ def measure(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) ->
     try:
         models = write_models(repository)
     except ModuleNotFoundError as error:
-        raise servers.ServerError(f"{error.name} is not installed: pip install 'pybackend[bench]'") from error
+        raise servers.ServerError(
+            f"{error.name} is not installed: pip install '.[bench]' in a clone of pybackend"
+        ) from error
     samples = []
     with launchers[0].start(repository) as server:
         for model in models:

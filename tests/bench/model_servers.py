@@ -134,7 +134,9 @@ def measure(launchers: Sequence[servers.Launcher], plan: Plan, scratch: Path) ->
         models = [write(repository, random) for write in (write_forest, write_pipeline, write_small_network)]
         _write_pipeline_as_pickle(repository)
     except ModuleNotFoundError as error:
-        raise servers.ServerError(f"{error.name} is not installed: pip install 'pybackend[bench]'") from error
+        raise servers.ServerError(
+            f"{error.name} is not installed: pip install '.[bench]' in a clone of pybackend"
+        ) from error
     samples = []
     with ExitStack() as stack:
         running = [stack.enter_context(each.start(repository)) for each in launchers]

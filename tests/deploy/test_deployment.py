@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from pybackend.cli.options import parse_serve_flags
+from tests.support.gates import wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
@@ -154,6 +155,37 @@ def test_a_reload_of_the_unit_ends_no_server(tmp_path):
         server.terminate()
         server.communicate(timeout=60)
     assert server.returncode == 0
+
+
+LOGROTATE = DEPLOY / "logrotate/pybackend"
+
+
+def test_the_rotation_fits_the_unit():
+    text, unit = LOGROTATE.read_text(), UNIT.read_text()
+    (log,) = re.findall(r"--log-file=(\S+\.log)", unit)
+    assert Path(log).match(re.search(r"^(/\S+) {$", text, re.MULTILINE)[1])
+    assert Path(log).parent == Path("/var/log") / re.search(r"^LogsDirectory=(.+)$", unit, re.MULTILINE)[1]
+    assert re.search(r"^ +systemctl reload (.+)$", text, re.MULTILINE)[1] == UNIT.stem
+    user = re.search(r"^User=(.+)$", unit, re.MULTILINE)[1]
+    assert re.search(r"^ +su (.+)$", text, re.MULTILINE)[1] == f"{user} {user}"
+
+
+@pytest.mark.skipif(not shutil.which("logrotate"), reason="there is no logrotate here")
+@pytest.mark.e2e
+def test_logrotate_moves_the_file_and_the_server_goes_on_in_a_new_one(tmp_path):
+    log = tmp_path / "server.log"
+    write_model(tmp_path / "models", "identity", IDENTITY, identity_config())
+    with serving(tmp_path / "models", flags=(f"--log-file={log}",), ready=False) as server:
+        wait_until(lambda: log.exists() and "Started HTTPService" in log.read_text(), "the server has not started")
+        text = LOGROTATE.read_text().replace("/var/log/pybackend", str(tmp_path))
+        text = re.sub(
+            r"systemctl .+", f"kill -HUP {server.process.pid}", re.sub(r"^ +su .+$", "", text, flags=re.MULTILINE)
+        )
+        (tmp_path / "rotation").write_text(text)
+        command = ["logrotate", "--force", f"--state={tmp_path / 'state'}", str(tmp_path / "rotation")]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        wait_until(lambda: log.exists() and log.stat().st_size, "the server has not opened a new file")
+        assert "Started HTTPService" in (tmp_path / "server.log.1").read_text()
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze here")

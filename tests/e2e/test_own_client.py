@@ -101,6 +101,18 @@ def test_errors_have_types_and_say_what_to_do(client, url):
     assert next(script)["text_output"].tolist() == [b"x"]
     with pytest.raises(ModelFailedError, match="broken"):
         next(script)
+    # Messages of a stream have no codes in gRPC.
+    first_error = ModelFailedError if url.startswith("grpc:") else UnavailableError
+    unavailable = json.dumps([{"error": "no place", "code": "UNAVAILABLE"}])
+    with pytest.raises(first_error, match="no place"):
+        next(client("script").stream(text_input=unavailable))
+
+    async def streamed():
+        async with AsyncClient(url, api_key=KEY) as other:
+            await anext(other("script").stream(text_input=unavailable))
+
+    with pytest.raises(first_error, match="no place"):
+        asyncio.run(streamed())
     with Client(url, api_key="wrong") as stranger, pytest.raises(AccessError, match="the API key is not one of"):
         stranger("add_sub").infer(INPUT0=NUMBERS, INPUT1=NUMBERS)
 

@@ -14,6 +14,7 @@ def faults() -> Iterator[str]:
     yield from _names()
     yield from _unfinished()
     yield from _import_contracts()
+    yield from _installations_by_name()
 
 
 def _names() -> Iterator[str]:
@@ -26,6 +27,14 @@ def _unfinished() -> Iterator[str]:
     for path in SOURCES:
         for found in re.findall(r"\b(?:TODO|FIXME|XXX|HACK)\b", path.read_text()):
             yield f"{path.relative_to(ROOT)}: {found}: finish it, or leave it out"
+
+
+def _installations_by_name() -> Iterator[str]:
+    """pybackend is in no package index: whoever takes the name there would be installed by such a command."""
+    texts = [path for folder in ("docs", "deploy", "examples", "envs") for path in (ROOT / folder).rglob("*")]
+    for path in (*SOURCES, *texts, ROOT / "README.md", ROOT / "Makefile"):
+        if path.is_file() and re.search(rb"pip3? install(?: -\S+)* [\"']?pybackend(?![\w/.-])", path.read_bytes()):
+            yield f"{path.relative_to(ROOT)}: say `pip install .` in a clone of pybackend, which is in no package index"
 
 
 def _import_contracts() -> Iterator[str]:

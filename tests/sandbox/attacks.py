@@ -67,6 +67,10 @@ def read_keys(context):
     return _read(context["secret"])
 
 
+def read_token(context):
+    return _read(os.path.join(context["home"], ".cache", "huggingface", "token"))
+
+
 def read_other_model(context):
     return _read(context["other_model"] + "/1/model.py")
 
@@ -281,31 +285,46 @@ def limit_host(context):
     return "changed"
 
 
-def slow_host(context):
-    os.setpriority(os.PRIO_PROCESS, context["host"], os.getpriority(os.PRIO_PROCESS, context["host"]))
+def _change(read, change):
+    """Such calls may succeed without effect."""
+    before = read()
+    change()
+    if read() == before:
+        raise PermissionError("it has no effect")
     return "changed"
+
+
+def _slow(kind, number):
+    usual = os.getpriority(kind, number)
+    return _change(lambda: os.getpriority(kind, number), lambda: os.setpriority(kind, number, usual + 1))
+
+
+def slow_host(context):
+    return _slow(os.PRIO_PROCESS, context["host"])
 
 
 def slow_user(_):
-    os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_USER, 0))
-    return "changed"
+    return _slow(os.PRIO_USER, 0)
 
 
 def pin_host(context):
     cores = os.sched_getaffinity(context["host"])
     if len(cores) < 2:
         raise Skipped("there is one core")
-    os.sched_setaffinity(context["host"], {min(cores)})
-    if os.sched_getaffinity(context["host"]) == cores:
-        raise PermissionError("it has no effect")
+    said = _change(
+        lambda: os.sched_getaffinity(context["host"]), lambda: os.sched_setaffinity(context["host"], {min(cores)})
+    )
     os.sched_setaffinity(context["host"], cores)
-    return "changed"
+    return said
 
 
 def reschedule_host(context):
-    os.sched_setscheduler(context["host"], os.SCHED_BATCH, os.sched_param(0))
+    said = _change(
+        lambda: os.sched_getscheduler(context["host"]),
+        lambda: os.sched_setscheduler(context["host"], os.SCHED_BATCH, os.sched_param(0)),
+    )
     os.sched_setscheduler(context["host"], os.SCHED_OTHER, os.sched_param(0))
-    return "changed"
+    return said
 
 
 def outlive_host(_):

@@ -21,6 +21,7 @@ import signal
 import socket
 import sqlite3
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
@@ -169,6 +170,17 @@ def fills_a_cache_that_is_not_there_yet(_):
     shutil.rmtree(directory)
 
 
+def keeps_what_libraries_download(_):
+    """Each library chooses a directory of its own in the home directory."""
+    for name in (".EasyOCR/model", ".paddlex", ".config/Ultralytics", ".cache/modelscope/hub", "stanza_resources"):
+        directory = os.path.expanduser(f"~/{name}")
+        os.makedirs(directory, exist_ok=True)
+        path = os.path.join(directory, f"part-{os.getpid()}")
+        with open(path, "w") as file:
+            file.write("x")
+        os.unlink(path)
+
+
 def knows_its_user(_):
     assert getpass.getuser()
 
@@ -232,16 +244,42 @@ def makes_a_tls_context(_):
     ssl.create_default_context()
 
 
-def binds_threads_to_cores(_):
-    def bind():
-        os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))
+def schedules_its_threads(_):
+    """As libraries do that end the process if it fails, each by another call."""
+
+    def schedule():
+        thread = threading.get_native_id()
+        os.sched_setaffinity(thread, os.sched_getaffinity(0))
+        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setparam(thread, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread))
+        libc = ctypes.CDLL(None, use_errno=True)
+        attributes = ctypes.create_string_buffer(struct.pack("=IIQiIQQQ", 48, 0, 0, 0, 0, 0, 0, 0), 48)
+        numbers = {"x86_64": (314, 251), "aarch64": (274, 30)}.get(platform.machine())
+        if numbers is not None:
+            assert libc.syscall(numbers[0], thread, attributes, 0) == 0, ctypes.get_errno()
+            assert libc.syscall(numbers[1], 1, thread, 2 << 13 | 4) == 0, ctypes.get_errno()
         done.append(True)
 
     done = []
-    thread = threading.Thread(target=bind)
+    thread = threading.Thread(target=schedule)
     thread.start()
     thread.join()
     assert done
+
+
+def has_sockets_of_zeromq(_):
+    """Its library ends the process if it may not schedule its threads."""
+    try:
+        import zmq
+    except ImportError:
+        return
+    with zmq.Context() as context, context.socket(zmq.PUSH) as there, context.socket(zmq.PULL) as here:
+        here.bind("inproc://pipe")
+        there.connect("inproc://pipe")
+        there.send(b"hello")
+        assert here.poll(60_000)
+        assert here.recv() == b"hello"
 
 
 def has_a_helper_that_ends_with_it(_):

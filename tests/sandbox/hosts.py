@@ -182,8 +182,8 @@ def _command(kind: str, python: str) -> tuple[list[str], dict[str, Any]]:
 def write_home(home: Path) -> None:
     """A home directory with a secret, whose permissions would let anybody read it."""
     (home / ".ssh").mkdir(parents=True)
-    (home / ".cache" / "matplotlib").mkdir(parents=True)
-    for name in (".bashrc", ".ssh/id_attacked"):
+    (home / ".cache" / "huggingface" / "hub").mkdir(parents=True)
+    for name in (".bashrc", ".ssh/id_attacked", ".cache/huggingface/token"):
         (home / name).write_text("secret\n")
     for path in (home, *home.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

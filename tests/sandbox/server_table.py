@@ -11,6 +11,7 @@ ROOT, USER, CONTAINER = "root", "ordinary user", "container"
 BOTH, ALL = f"{ROOT}, {USER}", f"{ROOT}, {USER}, {CONTAINER}"
 
 _CONTROL, _ROOMS = "tests/sandbox/test_model_control.py", "tests/sandbox/test_rooms.py"
+_HOMES = "tests/sandbox/test_homes.py"
 
 ANY = "any"
 """The attack is stopped regardless of the sandbox level, or of the kind of server."""
@@ -19,6 +20,8 @@ ANY = "any"
 EVERYWHERE = f"{ROOT}, {USER}, {CONTAINER}"
 
 _FILES = "tests/sandbox/test_strangers_files.py"
+_FRONT_ENDS, _FRONT_END_PROCESSES = "tests/sandbox/test_front_ends.py", "tests/e2e/processes/test_front_ends.py"
+_REMOTE = "tests/integration/remote/test_service.py"
 _AUTHORS, _USERS = "tests/sandbox/test_environment_authors.py", "tests/sandbox/test_users_and_places.py"
 
 
@@ -295,6 +298,20 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
                 ALL,
             ),
             ServerAttack(
+                "read the home directory of another model",
+                "Landlock, a group for each home",
+                f"{_HOMES}::test_what_libraries_write_into_it_is_there_at_the_next_start",
+                "standard",
+                BOTH,
+            ),
+            ServerAttack(
+                "make the server open a foreign file through a link or a second name in its home directory",
+                "only files with one name and the group of the home are opened, by descriptor",
+                "tests/unit/host/sandbox/test_homes.py::test_files_are_opened_to_the_next_group_and_names_of_foreign_files_are_not",
+                "standard",
+                ROOT,
+            ),
+            ServerAttack(
                 "list, read, change or replace files supplied with a load",
                 "Landlock, own user",
                 f"{_ROOMS}::test_files_that_came_with_a_load_are_private",
@@ -433,6 +450,52 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
                 "forge lines of the server's log, or move the cursor of its reader's terminal",
                 "every name and text is escaped when a line is made",
                 "tests/unit/host/observability/test_logging.py::test_nothing_that_a_model_says_passes_for_a_line_of_the_server",
+            ),
+        ),
+    ),
+    "Front ends in separate processes": (
+        "Somebody who has captured a front end tries to",
+        (
+            ServerAttack(
+                "reach another address with the connection of a client",
+                "seccomp: sockets accept, receive and send, and nothing else",
+                f"{_FRONT_ENDS}::test_attack_is_stopped",
+            ),
+            ServerAttack(
+                "take the clients of all front ends by a program of the kernel's that chooses between them",
+                "seccomp: of the options of sockets, only `TCP_NODELAY` can be set",
+                f"{_FRONT_ENDS}::test_attack_is_stopped",
+            ),
+            ServerAttack(
+                "leave a listening socket to its successor that accepts nobody",
+                "seccomp; the server looks at the socket, and binds it again",
+                f"{_FRONT_END_PROCESSES}::test_a_listener_that_was_shut_down_is_bound_again",
+            ),
+            ServerAttack(
+                "make other front ends wait in a Unix socket that they share",
+                "a time limit of the socket",
+                "tests/unit/host/frontend/listening/test_shared_sockets.py::"
+                "test_accepting_does_not_wait_whatever_another_process_has_set",
+            ),
+            ServerAttack(
+                "keep clients waiting for a front end that dies as often as it is started",
+                "others get its part of the connections meanwhile; readiness tells",
+                f"{_FRONT_END_PROCESSES}::test_a_front_end_that_cannot_be_started_is_told_and_replaced",
+            ),
+            ServerAttack(
+                "stop the server with messages of much work",
+                "messages are handled in slices, and are bounded like requests",
+                f"{_REMOTE}::test_a_frame_of_much_work_leaves_others_their_turns",
+            ),
+            ServerAttack(
+                "stop the server by its death with all the requests that it may have open",
+                "they are bounded, and cancelled in slices",
+                f"{_REMOTE}::test_the_end_of_a_front_end_leaves_others_their_turns",
+            ),
+            ServerAttack(
+                "make others wait for memory that it was asked to return",
+                "one that answers other questions, but not this one, is killed",
+                f"{_REMOTE}::test_a_front_end_that_does_not_return_memory_is_at_fault",
             ),
         ),
     ),

@@ -182,7 +182,10 @@ def test_an_interpreter_in_another_users_home(base):
     assert {name for name, outcome in found.items() if outcome == "READY"} == {"off", "owner"}
     for name in ("standard", "strict", "host"):
         assert f" enter {home}, where the server's Python lies. Run the server as the user who owns it: " in found[name]
-        assert "Or install the server where all may enter, `python3 -m venv /opt/pybackend && " in found[name]
+        assert (
+            "Or install the server where all may enter, in a clone of pybackend, `python3 -m venv /opt/pybackend && "
+            in found[name]
+        )
     assert f"cannot enter {home}, where the server's Python lies. Install the server where all" in found["third"]
 
 
@@ -202,7 +205,8 @@ def test_an_interpreter_in_a_directory_of_root(base):
             reason = server.get(f"/v2/models/{name}/sandbox").json["not_in_force"]["uid"]
             assert reason == (
                 f"other users cannot enter {closed}, where the server's Python lies. Install the server where all may enter, "
-                "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install pybackend`. Or let it pass, "
+                "in a clone of pybackend, "
+                "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install .`. Or let it pass, "
                 f"`chmod o+x {closed}`"
             )
 

@@ -190,30 +190,34 @@ def test_a_refusal_names_the_option_once(strict_models, name):
     assert strict_models.output.count(f"sandbox of '{name}_0") == 1
 
 
-def test_a_path_that_is_not_there_is_named(tmp_path):
-    write(tmp_path, "model", SANDBOX_WRITE=f"{tmp_path}:{tmp_path}/wieghts")
-    with serving(tmp_path) as server:
+def test_a_path_that_is_not_there_is_named_or_created(tmp_path):
+    made = tmp_path / "shelf" / "kept"
+    (tmp_path / "link").symlink_to(tmp_path)
+    written = f"{tmp_path}:{made}/:{tmp_path}/link/other"
+    write(tmp_path / "models", "model", SANDBOX_READ=f"{tmp_path}/wieghts", SANDBOX_WRITE=written)
+    with serving(tmp_path / "models") as server:
+        server.wait_for(rf"W.*model 'model': SANDBOX_READ names {tmp_path}/wieghts, which does not exist")
         server.wait_for(
-            rf"W.*model 'model': SANDBOX_READ or SANDBOX_WRITE names {tmp_path}/wieghts, which does not exist"
+            rf"W.*model 'model': SANDBOX_WRITE names {tmp_path}/link/other, which does not exist and cannot be"
         )
-        assert server.output.count("which does not exist") == 1
+        assert server.output.count("which does not exist") == 2
+        assert made.stat().st_mode == tmp_path.stat().st_mode
+    assert not (tmp_path / "other").exists()
 
 
-def test_caches_that_were_made_for_models_go_if_they_are_empty(tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
+def test_directories_that_were_made_for_libraries_go_if_they_are_empty(tmp_path):
     write(tmp_path / "models", "model", SANDBOX_UID="host")
-    environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    chosen = {"HF_HOME": str(tmp_path / "shared/huggingface"), "TORCH_HOME": str(tmp_path / "torch")}
+    environment = {**os.environ, **chosen, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with serving(tmp_path / "models", env=environment) as server:
-        (made,) = laboratory(server, "model")(
-            "path = os.path.expanduser('~/.cache/huggingface/hub'); os.makedirs(path)\n"
+        laboratory(server, "model")(
+            "path = os.environ['HF_HOME'] + '/hub'; os.makedirs(path)\n"
             "open(os.path.join(path, 'weights'), 'w').close(); return out(OUT=text(path))"
-        )["OUT"]
-        assert made.decode() == str(home / ".cache/huggingface/hub")
-        assert (home / ".cache" / "torch").is_dir()
+        )
+        assert (tmp_path / "torch").is_dir()
         assert server.stop() == 0
-    assert [path.name for path in (home / ".cache").iterdir()] == ["huggingface"]
-    assert (home / ".cache/huggingface/hub/weights").exists()
+    assert not (tmp_path / "torch").exists()
+    assert (tmp_path / "shared/huggingface/hub/weights").exists()
 
 
 class TestUsers:

@@ -152,7 +152,7 @@ def test_a_link_in_place_of_a_directory_opens_nothing_else(kind):
     shelf = {"SANDBOX": STANDARD, "SANDBOX_WRITE": "$$TRITON_MODEL_DIRECTORY/shelf"}
     with arena(kind, models={"victim": {"SANDBOX": STANDARD}, "attacker": shelf}) as host:
         directory = Path(host.context["other_model"]).with_name("attacker")
-        (directory / "shelf").mkdir()
+        (directory / "shelf").mkdir(exist_ok=True)
         host.server.wait_ready()
         before = host.ask("attacker")["pid"]
         shutil.rmtree(directory / "shelf")

@@ -39,6 +39,16 @@ RESERVED_PART = 4
 
 _COMPLAINT_S = 60.0
 
+_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+_LONGEST_METHOD = max(map(len, _METHODS))
+_MOST_UNREAD_BYTES = 64 * 1024
+_NOT_SECURE_TEXT = b'{"error":"this port speaks TLS: use https:// in place of http://"}'
+_NOT_SECURE = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_NOT_SECURE_TEXT), _NOT_SECURE_TEXT)
+)
+"""The answer to a client of HTTP/1 that does without TLS."""
+
 
 def is_reserved(descriptor: int) -> bool:
     """Whether a client's connection has a descriptor from the reserve.
@@ -212,6 +222,13 @@ def _complain() -> None:
         )
 
 
+def _answer_in_plain(connection: socket.socket) -> None:
+    with connection, suppress(OSError):
+        connection.recv(_MOST_UNREAD_BYTES)  # what stays unread resets the connection, and the answer may be lost
+        connection.send(_NOT_SECURE)
+        connection.shutdown(socket.SHUT_WR)
+
+
 class _SecureListener:
     """A port with TLS. It accepts by itself: a server of the loop begins the handshake before anybody can refuse it."""
 
@@ -265,6 +282,11 @@ class _SecureListener:
 
     async def _secure(self, connection: socket.socket) -> None:
         try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                begins_as_http = await self._begins_as_http(connection)
+            if begins_as_http:
+                _answer_in_plain(connection)
+                return
             await self._loop.connect_accepted_socket(
                 self._connection, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
             )
@@ -274,3 +296,13 @@ class _SecureListener:
         except asyncio.CancelledError:
             connection.close()
             raise
+
+    async def _begins_as_http(self, connection: socket.socket) -> bool:
+        """Whether a client speaks HTTP/1 without TLS, by its first bytes, which stay unread."""
+        arrived = asyncio.Event()
+        self._loop.add_reader(connection, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            self._loop.remove_reader(connection)
+        return connection.recv(_LONGEST_METHOD, socket.MSG_PEEK).startswith(_METHODS)

@@ -66,6 +66,7 @@ async def open_sandbox(
         of_backend=source.backend_file is not None,
         sharing=sharing,
         beside=tuple(sorted(beside)),
+        keeps_home=not source.is_brought,
     )
     sandbox = sandbox_of(host.sandbox, source.full_name, options, files, source.config.source, required)
     if sandbox is not None:
@@ -273,20 +274,21 @@ class ModelProcesses:
     async def replace_instances(
         self, instances: Sequence[ModelInstance], keeps: Callable[[InstanceExecutor], bool]
     ) -> None:
-        """Serve with other instances from now on. Those left out have ended when this returns, unless they are busy.
+        """Serve with other instances from now on. Those left out have ended when this returns, or soon: the exit limit holds.
 
-        An instance ends after the requests that are still to come and can run only there: ``keeps`` tells of them.
+        An instance ends after the requests that are still to come and can run only there: ``keeps`` tells of them. Nobody waits
+        for such a one.
         """
         leaving = [instance for instance in self.instances if instance not in instances]
         self.instances[:] = instances
         ends = []
         for instance in leaving:
-            is_busy = instance.is_busy or keeps(instance.executor)
+            is_kept = keeps(instance.executor)
             end = self._leaving[instance] = asyncio.create_task(self._end_when_idle(instance, keeps))
-            if not is_busy:
+            if not is_kept:
                 ends.append(end)
         if ends:
-            await asyncio.wait(ends)
+            await asyncio.wait(ends, timeout=self._host.settings.exit_timeout_s)
 
     async def drop(self, instances: Sequence[ModelInstance]) -> None:
         """End instances that were made and never added; those that were initialised are finalized."""

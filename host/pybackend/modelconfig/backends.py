@@ -128,7 +128,7 @@ def require_framework(
         f"backend '{row.name}' of model '{config.name}' needs the Python package {' or '.join(row.modules)}, which the "
         f"server's own Python ({sys.executable}) does not have. Make an environment with `pybackend pack --backend "
         f"{row.name} -o {archive}` and serve with --backend-config={row.name},environment={archive}; or install it beside "
-        f"the server with `pip install 'pybackend[{row.extra}]'` ({config.source})",
+        f"the server with `pip install '.[{row.extra}]'` in a clone of pybackend ({config.source})",
         ErrorCode.UNAVAILABLE,
     )
 

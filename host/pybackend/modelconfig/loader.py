@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pybackend.author_files.reading import read_start_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.backends import BackendPlaces, find_runtime
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds, check_extent
@@ -151,7 +152,8 @@ def _written_text(model_directory: Path, name: str, auto_complete: bool) -> tupl
                 "without it, is disabled"
             ) from None
         similar = similar_file(model_directory, CONFIG_FILENAME)
-        hint = f": rename {similar}" if similar else ""
+        misplaced = "" if similar else _config_of_version(model_directory)
+        hint = f": rename {similar}" if similar else f": move {misplaced} there" if misplaced else ""
         return "", f"no {CONFIG_FILENAME} in {model_directory}{hint}"
     except OSError:
         pass  # reading the file will raise the precise error
@@ -224,12 +226,18 @@ def inferred_backend(document: Mapping[str, Any], model_directory: Path, *, by_n
 def _advice(model_directory: Path, versions: Sequence[Path]) -> str:
     """A sentence that names a file in the wrong place or of another name, or else where files belong."""
     first = versions[0] if versions else model_directory / "1"
+    misplaced = _config_of_version(model_directory)
+    if misplaced:
+        command = f"mv {shlex.quote(misplaced)} {shlex.quote(str(model_directory / CONFIG_FILENAME))}"
+        return f"There is {misplaced}, which is not read, because a configuration belongs beside the versions: `{command}`."
     if not versions and backend_of_files(model_directory):
         return f"The model's files lie in {model_directory}, and belong into a version's directory: move them into {first}."
     for directory in (*versions, model_directory):
         for name in _files(directory):
             usual = usual_filename(name)
-            if usual and (directory == model_directory or name != usual):
+            if not usual or (usual == DEFAULT_MODEL_FILENAME and not _defines_model(directory, name)):
+                continue
+            if directory == model_directory or name != usual:
                 command = f"mv {shlex.quote(str(directory / name))} {shlex.quote(str(first / usual))}"
                 kept = (
                     ""
@@ -237,10 +245,30 @@ def _advice(model_directory: Path, versions: Sequence[Path]) -> str:
                     else f', or name it in config.pbtxt, default_model_filename: "{name}"'
                 )
                 return f"There is {directory / name}, which no backend looks for: `{command}`{kept}."
+    other = "" if versions else f" If {model_directory} is no model, move it out of the repository."
     return (
         f'For a Python model, put its code into {model_directory / "1" / DEFAULT_MODEL_FILENAME} or set backend: "python" in '
-        "config.pbtxt; a file of another framework tells its backend by its name, such as model.onnx."
+        f"config.pbtxt; a file of another framework tells its backend by its name, such as model.onnx.{other}"
     )
+
+
+def _config_of_version(model_directory: Path) -> str:
+    """The configuration file that lies in a version's directory, where it is not read; ``""`` if there is none."""
+    if os.path.lexists(model_directory / CONFIG_FILENAME):
+        return ""
+    places = (place / CONFIG_FILENAME for place in scan_versions(model_directory).versions.values())
+    return next((str(path) for path in places if path.is_file()), "")
+
+
+_MOST_CODE_BYTES = 4 * 1024 * 1024
+
+
+def _defines_model(directory: Path, name: str) -> bool:
+    """Whether a Python file is a model's, and not a script that happens to lie there."""
+    try:
+        return b"class TritonPythonModel" in read_start_beneath(directory, name, _MOST_CODE_BYTES)
+    except OSError:
+        return False
 
 
 def _files(directory: Path) -> list[str]:

@@ -67,6 +67,16 @@ def warmup_samples(config: ModelConfig, signature: ModelSignature, model_directo
     return tuple(samples)
 
 
+def check_samples(config: ModelConfig, model_directory: Path) -> None:
+    """Check what is wrong with the samples whatever the model's inputs are, such as a missing file. Blocking."""
+    unknown = ModelSignature(config.name, config.max_batch_size, {}, {})
+    budget = _Budget(MOST_WARMUP_BYTES)
+    for sample in config.document["model_warmup"]:
+        reader = _SampleReader(config, unknown, model_directory, sample["name"], budget)
+        for name, given in sample["inputs"].items():
+            reader.tensor(name, given)
+
+
 @dataclass(slots=True)
 class _Budget:
     """The remaining budget for samples that are still unread."""
@@ -98,9 +108,10 @@ class _SampleReader:
         if missing:
             raise self._wrong(f"there is no input {_names(missing)}, which the model needs")
         ordered = [*(name for name in known if name in inputs), *(name for name in inputs if name not in known)]
-        return tuple(self._tensor(name, inputs[name]) for name in ordered)
+        return tuple(self.tensor(name, inputs[name]) for name in ordered)
 
-    def _tensor(self, name: str, given: Mapping[str, Any]) -> WarmupTensor:
+    def tensor(self, name: str, given: Mapping[str, Any]) -> WarmupTensor:
+        """One input, checked; against the model's if that is known."""
         expected = self.signature.inputs.get(name)
         datatype = BY_CONFIG_NAME.get(given["data_type"])
         dims = tuple(given["dims"])

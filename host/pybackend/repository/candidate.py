@@ -18,6 +18,7 @@ from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import backend_file, default_environment, require_framework
 from pybackend.modelconfig.bounds import MOST_SERVED_VERSIONS
+from pybackend.modelconfig.known_backends import PYTHON, known_backend
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.schema import ModelConfig, VersionChoice, full_name
@@ -221,6 +222,12 @@ def _digest(config: ModelConfig, directory: Path, name: str) -> str:
         ) from None
 
 
+def _file_of(config: ModelConfig) -> str:
+    """The name of the file in a version of a model without Python code, for a message."""
+    files = known_backend(config.backend).files
+    return config.default_model_filename or (files[0] if files else "its files")
+
+
 @dataclass(frozen=True, slots=True)
 class ServedVersions:
     """The versions that a version policy selects."""
@@ -244,7 +251,8 @@ def choose_versions(config: ModelConfig, available: Collection[int]) -> ServedVe
         chosen = on_disk[-policy.num_versions :]
     if not chosen:
         there = f"only {', '.join(map(str, on_disk))}" if on_disk else "no version directory, such as '1',"
-        policy_advice = "change version_policy, or add a version" if on_disk else f"put the code into {config.name}/1/"
+        what = "the code" if config.backend == PYTHON else _file_of(config)
+        policy_advice = "change version_policy, or add a version" if on_disk else f"put {what} into {config.name}/1/"
         raise ModelLoadError(
             f"at least one version must be available under the version policy of model '{config.name}': "
             f"there is {there} in the model's directory: {policy_advice}",

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
@@ -14,6 +16,7 @@ from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
 from pybackend.repository.entry import ModelStatus, change_traffic, report_traffic
 from pybackend.repository.file_override import FileContents, check_keys
 from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.names import only
 from pybackend.repository.remote import moment
 from pybackend.sandbox.grant import Grant
 
@@ -86,7 +89,7 @@ class ModelControl:
         of_client: bool = False,
         home: str = "",
     ) -> None:
-        """Load a model, or update a loaded one; versions that have not changed since their last load stay as they are.
+        """Load a model, or update a loaded one, and so all models of a name that several have; versions that have not changed since their last load stay as they are.
 
         The load continues even if the caller stops waiting. Old versions serve until the new ones are ready, and keep
         serving if a new one fails. See :class:`LoadRequest`; its files must not change before this returns.
@@ -103,15 +106,19 @@ class ModelControl:
             )
         request = LoadRequest(config_json, files or {}, grant, of_client)
         self.check(name if request.is_retry else "")
+        names = [name]
         if self._catalogue.names.namespaces is not None:
-            name = self._catalogue.names.to_load(name, home, (await self._look()).models)
-        check_name(self._catalogue.names.split(name)[1])
+            names = self._catalogue.names.to_load(name, home, (await self._look()).models)
+        if not request.reads_repository:
+            only(name, names)
+        for each in names:
+            check_name(self._catalogue.names.split(each)[1])
+            if grant is not None:
+                grant.check_control(each)
         check_keys(request.files)
-        if grant is not None:
-            grant.check_control(name)
-            if not request.reads_repository:
-                models = (await self._look()).models
-                await asyncio.to_thread(grant.check_override, name, models.get(grant.model), models.get(name))
+        if grant is not None and not request.reads_repository:
+            models = (await self._look()).models
+            await asyncio.to_thread(grant.check_override, names[0], models.get(grant.model), models.get(names[0]))
         self._brought_bytes += request.nbytes
         try:
             if request.nbytes < self._brought_bytes > MOST_BROUGHT_BYTES:
@@ -120,7 +127,7 @@ class ModelControl:
                     f"{request.nbytes} more would exceed the limit of {MOST_BROUGHT_BYTES}: try again when they have ended",
                     ErrorCode.UNAVAILABLE,
                 )
-            await self._carry_out(self._changes.load(name, request, asked_by))
+            await self._carry_out_all([self._changes.load(each, request, asked_by) for each in names])
         finally:
             self._brought_bytes -= request.nbytes
 
@@ -143,17 +150,18 @@ class ModelControl:
         grant: Grant | None = None,
         home: str = "",
     ) -> None:
-        """Begin to unload a model: it accepts no more requests and answers those it has. Unknown names are ignored.
+        """Begin to unload all models of a name: they accept no more requests and answer those they have. Unknown names are ignored.
 
-        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model; INVALID_ARG if
-        several models have the name. With ``unload_dependents``, parts that were loaded only for this ensemble go too.
+        Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model. With ``unload_dependents``, parts that were loaded only for this ensemble go too.
         The other arguments are those of :meth:`load`.
         """
         self.check()
-        name = self._catalogue.names.known(name, home)
+        names = self._catalogue.names.to_unload(name, home)
         if grant is not None:
-            grant.check_control(name)
-        await self._carry_out(self._changes.begin_unload(name, asked_by, unload_dependents=unload_dependents))
+            for each in names:
+                grant.check_control(each)
+        begin = partial(self._changes.begin_unload, asked_by=asked_by, unload_dependents=unload_dependents)
+        await self._carry_out_all([begin(each) for each in names])
 
     def traffic(self, name: str) -> TrafficReport:
         """The rules for requests to a model that name no version."""
@@ -212,7 +220,17 @@ class ModelControl:
         except ModelLoadError as error:
             raise InferenceError(error.message, error.code) from error
 
-    async def _carry_out(self, change: Coroutine[None, None, None]) -> None:
+    async def _carry_out_all(self, changes: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Carry out changes of several models; if some fail, the others are carried out nevertheless."""
+        outcomes = await asyncio.gather(*map(self._carry_out, changes), return_exceptions=True)
+        failed = [outcome for outcome in outcomes if outcome is not None]
+        refusals = [each for each in failed if isinstance(each, InferenceError)]
+        if len(failed) > 1 and len(failed) == len(refusals):
+            raise InferenceError("; ".join(each.message.strip() for each in refusals), refusals[0].code)
+        if failed:
+            raise failed[0]
+
+    async def _carry_out(self, change: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(change)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

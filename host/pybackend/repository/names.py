@@ -90,27 +90,32 @@ class ModelNames:
             return name
         found = spaces.named(name, entries)
         if len(found) > 1:
-            return _only(name, [each for each in found if self._counts(each)] or found)
+            return only(name, [each for each in found if self._counts(each)] or found)
         full = found[0] if found else spaces.expand(name)
         if full in entries:
             self._found[name] = full
         return full
 
-    def to_load(self, name: str, home: str, models: Collection[str]) -> str:
-        """The full name of the model that a load request means; the text itself for a model that is new.
-
-        Raises AmbiguousModelError: several models have this name.
-        """
+    def to_load(self, name: str, home: str, models: Collection[str]) -> list[str]:
+        """The full names of the models that a load request means, all of this name; the text itself for a model that is new."""
         spaces = self.namespaces
         if spaces is None:
-            return name
+            return [name]
         if home and ((own := full_name(home, name)) in models or self._counts(own)):
-            return own
+            return [own]
         if name in models:
-            return name
+            return [name]
         found = dict.fromkeys(spaces.named(name, models))
         found |= dict.fromkeys(each for each in spaces.named(name, self._entries) if self._counts(each))
-        return _only(name, list(found)) if found else self.known(name)
+        return list(found) or [self.known(name)]
+
+    def to_unload(self, name: str, home: str) -> list[str]:
+        """The full names of the models that an unload request means, as for :meth:`to_load`."""
+        try:
+            return [self.known(name, home)]
+        except AmbiguousModelError:
+            assert self.namespaces is not None
+            return [each for each in self.namespaces.named(name, self._entries) if self._counts(each)]
 
     def at_start(self, names: Iterable[str], models: Collection[str]) -> set[str]:
         """The full names of the models to load at start: a name without a namespace stands for all models of that name."""
@@ -157,7 +162,8 @@ class ModelNames:
         return entry is not None and not entry.is_unloaded
 
 
-def _only(name: str, found: Sequence[str]) -> str:
+def only(name: str, found: Sequence[str]) -> str:
+    """The one full name that a name stands for. Raises AmbiguousModelError: there are several."""
     if len(found) > 1:
         shown = ", ".join(f"'{each}'" for each in found[:_MOST_NAMED])
         raise AmbiguousModelError(

@@ -80,6 +80,11 @@ def obstacle(paths: Iterable[str], account: Account | None) -> Obstacle | None:
     return None
 
 
+def may_add(directory: str, account: Account | None) -> bool:
+    """Whether a user can create files in a directory."""
+    return os.path.isdir(directory) and not obstacle([directory], account) and _lets(directory, account, os.W_OK)
+
+
 def obstacle_on_way(paths: Iterable[str], account: Account | None) -> Obstacle | None:
     """Find the first directory above one of these that a user cannot enter."""
     return _first_closed([way for path in paths for way in _ways(path)], account)

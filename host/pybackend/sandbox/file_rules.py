@@ -77,21 +77,23 @@ _SECRETS = ("/run/secrets", "/var/run/secrets")
 _OF_HOME = (".local", ".pyenv", ".conda", ".asdf", ".nvm", ".cargo", ".rustup", ".nix-profile", "nltk_data", ".fonts")
 """Hidden entries of a home directory that hold programs and data; the others hold keys and private files."""
 
-_CACHES = (
-    ".cache/huggingface", ".cache/torch", ".cache/torch_extensions", ".cache/matplotlib", ".config/matplotlib",
-    ".cache/fontconfig", ".cache/numba", ".cache/joblib", ".cache/clip", ".cache/whisper", ".cache/vllm",
-    ".triton", ".keras", ".insightface", ".paddleocr", ".EasyOCR", ".nv", "nltk_data", "scikit_learn_data",
-    "tensorflow_datasets", ".deepface", ".u2net",
-)  # fmt: skip
-"""Entries of a home directory where the field's libraries keep weights, data and compiled code."""
+_HUGGING_FACE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
 
 _CACHE_VARIABLES = (
-    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME",
-    "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "MPLCONFIGDIR", "KERAS_HOME",
-    "NLTK_DATA", "JOBLIB_CACHE_DIR", "SENTENCE_TRANSFORMERS_HOME", "SCIKIT_LEARN_DATA", "TFDS_DATA_DIR", "CUDA_CACHE_PATH",
-    "CUPY_CACHE_DIR", "VLLM_CACHE_ROOT",
+    *_HUGGING_FACE_VARIABLES, "HF_DATASETS_CACHE", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "MPLCONFIGDIR", "KERAS_HOME", "NLTK_DATA", "JOBLIB_CACHE_DIR",
+    "SENTENCE_TRANSFORMERS_HOME", "SCIKIT_LEARN_DATA", "TFDS_DATA_DIR", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR", "VLLM_CACHE_ROOT",
 )  # fmt: skip
-"""Environment variables by which an operator moves these caches elsewhere."""
+"""Environment variables by which an operator names a directory for what libraries keep."""
+
+HUGGING_FACE_HUB = ".cache/huggingface/hub"
+"""Below a home directory. Beside it lie tokens, which models do not reach."""
+
+_SHARED = (HUGGING_FACE_HUB, ".cache/torch/hub/checkpoints")
+"""Hidden parts of the operator's home directory that models may read: weights that libraries have downloaded."""
+
+_DATA_OF_HOME = ("nltk_data", "scikit_learn_data", "tensorflow_datasets", "stanza_resources", "gensim-data")
+"""Visible entries of a home directory to which libraries add."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class ModelPlaces:
     beside: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    home: str = ""
+    shared: tuple[str, ...] = ()  # directories of the operator's that it may read although they are hidden
     gpu: GpuAccess = NO_GPU
     subprocesses: bool = True
     network: bool = True
@@ -134,7 +138,8 @@ def standard_rules(server: ServerPlaces, model: ModelPlaces, *, as_root: bool) -
     rules += [(path, _PROGRAMS) for repository in server.repositories for path in _no_models(repository)]
     rules += [("/proc", _READ_ONLY), *((path, _READ_ONLY) for path in _SYSTEM_STATE)]
     rules += _devices(model.gpu)
-    rules += [(path, OWN) for path in (*writable, *_caches(server.home))]
+    rules += [(path, OWN) for path in (*writable, *chosen_caches().values())]
+    rules += [(path, _READ_ONLY) for path in model.shared]
     real = os.path.realpath(server.working_directory)
     if real != "/" and any(contains(real, other) for other in hidden):  # neither hidden nor readable as a whole
         rules.append((server.working_directory, LIST))  # otherwise modules in it would not be found
@@ -169,11 +174,32 @@ def temporary_directories() -> tuple[str, ...]:
     return (*TEMPORARY, told) if os.path.isabs(told) else TEMPORARY
 
 
-def usual_caches(home: str) -> Iterator[str]:
-    """Return the caches that libraries create below a cache directory, or where the operator says."""
-    for path in _caches(home):
-        if not path.startswith(home + "/") or path.startswith((f"{home}/.cache/", f"{home}/.config/")):
-            yield path
+def chosen_caches() -> dict[str, str]:
+    """Return the directories that the operator names for what libraries keep, by environment variable."""
+    told = {variable: os.environ.get(variable, "") for variable in _CACHE_VARIABLES}
+    return {variable: path for variable, path in told.items() if os.path.isabs(path) and path != "/"}
+
+
+def hugging_face_hub(variable: str, path: str) -> str:
+    """Return the place of downloaded weights that a variable chooses, ``""`` if it is about something else."""
+    if variable not in _HUGGING_FACE_VARIABLES:
+        return ""
+    return os.path.join(path, "hub") if variable == "HF_HOME" else path
+
+
+def shared_caches(home: str) -> Iterator[tuple[str, str]]:
+    """Return directories of the operator's that models may read, each with its place in a home directory."""
+    for name in _SHARED if home else ():
+        path = os.path.join(home, name)
+        if os.path.isdir(path):
+            yield path, name
+
+
+def visible_entries(home: str) -> Iterator[tuple[str, bool]]:
+    """Return what is not hidden in a home directory, and whether libraries may add to it."""
+    for entry in _entries(home) if home else ():
+        if not entry.name.startswith("."):
+            yield entry.path, entry.name in _DATA_OF_HOME
 
 
 def exposed(server: ServerPlaces) -> list[str]:
@@ -189,7 +215,7 @@ def exposed(server: ServerPlaces) -> list[str]:
 
 def is_open_to_models(path: Path) -> bool:
     """Whether models at ``standard`` may read and write where a path lies: no rule hides it there."""
-    open_to_all = (*temporary_directories(), *_caches(os.path.realpath(os.path.expanduser("~"))))
+    open_to_all = (*temporary_directories(), *chosen_caches().values())
     return any(contains(os.path.realpath(top), os.path.realpath(path)) for top in open_to_all)
 
 
@@ -197,7 +223,7 @@ def _own(server: ServerPlaces, model: ModelPlaces, letters_of_directory: str) ->
     rules = [(path, _PROGRAMS) for path in (server.bundle, model.backend, *model.python) if path]
     rules += [(path, _PROGRAMS) for path in model.read]
     rules += [(path, letters_of_directory) for path in (model.directory, *model.beside)]
-    return rules + [(path, OWN) for path in (model.scratch, *model.write) if path]
+    return rules + [(path, OWN) for path in (model.scratch, model.home, *model.write) if path]
 
 
 def hidden_places(server: ServerPlaces) -> set[str]:
@@ -214,13 +240,9 @@ def hidden_places(server: ServerPlaces) -> set[str]:
 
 def _private_of_home(home: str) -> Iterator[str]:
     """Return hidden entries of a home directory: keys, tokens, mail, settings, and start-up files of shells."""
-    shown = {name.partition("/")[0] for name in (*_OF_HOME, *_CACHES)}
     for entry in _entries(home):
-        if entry.name.startswith(".") and entry.name not in shown:
+        if entry.name.startswith(".") and entry.name not in _OF_HOME:
             yield entry.path
-    for parent in (".cache", ".config"):
-        shown = {name.partition("/")[2] for name in _CACHES if name.startswith(f"{parent}/")}
-        yield from (entry.path for entry in _entries(os.path.join(home, parent)) if entry.name not in shown)
 
 
 def _beside(hidden: set[str], writable: Collection[str], as_root: bool) -> Iterator[tuple[str, str]]:
@@ -289,18 +311,6 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
             return list(entries)
     except OSError:
         return []
-
-
-def _caches(home: str) -> Iterator[str]:
-    for name in _CACHES if home else ():
-        yield os.path.join(home, name)
-    common = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(common):
-        yield from (os.path.join(common, name.partition("/")[2]) for name in _CACHES if name.startswith(".cache/"))
-    for variable in _CACHE_VARIABLES:
-        path = os.environ.get(variable, "")
-        if os.path.isabs(path) and path != "/":
-            yield path
 
 
 def _devices(gpu: GpuAccess) -> Rules:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +18,11 @@ from typing import NamedTuple
 from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
 from pybackend.gpus import NO_GPU, VISIBLE, GpuAccess
+from pybackend.sandbox.caches import Caches, caches_for
+from pybackend.sandbox.file_access import Account
 from pybackend.sandbox.file_rules import ModelPlaces, contains, resolved, standard_rules, strict_rules
 from pybackend.sandbox.grant import Grant
+from pybackend.sandbox.homes import Home
 from pybackend.sandbox.model_reach import (
     ModelReach,
     Needs,
@@ -34,7 +40,7 @@ from pybackend.sandbox.sandbox import Sandbox
 from pybackend.sandbox.trust_domain import TrustDomain
 from pybackend.sandbox.users import NoUsersError, UserRange, UsersNotMappedError, end_processes_of
 from pybackend.sandbox.verification import contradictions
-from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, Confinement
+from pybackend_wire.confinement import LAYERS, OFF, STANDARD, STRICT, TREE, Confinement
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +55,8 @@ _OOM_SCORE_ADJ = 500
 
 _GROUP_MAY, _NOBODY_MAY = 0o007, 0o077
 """File creation masks. Instances of a model share only their group."""
+
+_PLACES_OF_OPERATOR = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 
 _NAMES_OF_USER = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
@@ -76,6 +84,7 @@ class ModelFiles:
     # be forked from a zygote that others use
     sharing: Callable[[], Collection[Path]] | None = None
     beside: tuple[str, ...] = ()  # the directories of other models that live in the same processes
+    keeps_home: bool = False  # whether its home at ``standard`` stays when it ends
 
 
 def sandbox_of(
@@ -159,11 +168,15 @@ class ModelSandbox:
         self._python, self.objection = places.directories, places.objection
         self._reach = _reach_of(sandbox, options, files, places)
         self._domain: TrustDomain | None = None
-        for path in (*options.read, *options.write):
+        self._home: Home | None = None
+        for path in options.write:
+            if not os.path.lexists(path):
+                _make_directory(name, path)
+        for path in options.read:
             if not os.path.exists(path):
                 log.warning(
-                    "model '%s': SANDBOX_READ or SANDBOX_WRITE names %s, which does not exist. It has an effect only if the "
-                    "path is created before the model is loaded",
+                    "model '%s': SANDBOX_READ names %s, which does not exist. It has an effect only if the path is created "
+                    "before the model is loaded",
                     name,
                     path,
                 )
@@ -201,7 +214,8 @@ class ModelSandbox:
         own_user = uid != _NOT_CHANGED
         if not own_user and self.level == STANDARD:
             self._sandbox.make_caches()
-        if own_user or self.level == STRICT:
+        home = self._enter_home(gid)
+        if own_user or not home:
             try:
                 if self._domain is None:
                     scratch = str(self._sandbox.scratch.make(owner=(uid, gid)))
@@ -214,7 +228,7 @@ class ModelSandbox:
                 ) from error
         if self.level == STANDARD and self._sandbox.exposed:
             missing["neighbours"] = self._sandbox.exposed
-        confinement = self._confinement(uid, gid, scratch, missing, gpu)
+        confinement = self._confinement(uid, gid, scratch, home or scratch, missing, gpu)
         self._confined = confinement
         if self._domain is not None:
             self._domain.add(self, confinement)
@@ -261,6 +275,11 @@ class ModelSandbox:
         if self._options.uid is not None:
             return self._options.uid, self._options.uid
         users = self._users
+        if self._home is None and self.level == STANDARD and self._files.keeps_home:
+            with suppress(OSError):  # the log says so when the home is needed
+                self._home = self._sandbox.homes.enter(self._home_of, None, users.take, users.give_back)
+        if self._home is not None:
+            return users.take(), self._home.gid
         if self._group == _NOT_CHANGED:
             self._group = users.take()
         return users.take(), self._group
@@ -269,9 +288,37 @@ class ModelSandbox:
     def _users(self) -> UserRange | TrustDomain:
         return self._sandbox.users if self._domain is None else self._domain
 
-    def _confinement(self, uid: int, gid: int, scratch: str, missing: dict[str, str], gpu: GpuAccess) -> Confinement:
+    def _enter_home(self, gid: int) -> str:
+        """Return the directory that its processes keep as their home; ``""`` for none but their private one."""
+        if self.level != STANDARD or not self._files.keeps_home:
+            return ""
+        if self._home is not None and self._home.gid != gid:
+            self._leave_home()
+        if self._home is None:
+            try:
+                self._home = self._sandbox.homes.enter(self._home_of, gid, self._users.take, self._users.give_back)
+            except OSError as error:
+                self._sandbox.tell_of_home(self._name, error)
+                return ""
+        return str(self._home.path)
+
+    def _leave_home(self) -> None:
+        home, self._home = self._home, None
+        if home is not None:
+            self._sandbox.homes.leave(home)
+
+    @property
+    def _home_of(self) -> str:
+        """The directory of the model that the home belongs to; models in one process share that of the first."""
+        return min(map(str, (self._files.directory, *self._files.beside)))
+
+    def _confinement(
+        self, uid: int, gid: int, scratch: str, home: str, missing: dict[str, str], gpu: GpuAccess
+    ) -> Confinement:
         options, strict, own_user = self._options, self.level == STRICT, uid != _NOT_CHANGED
         may = permissions(self.level, options, unix_sockets=self._sandbox.settings.unix_sockets)
+        caches = self._caches(uid, gid, home)
+        offers = caches.offers
         places = ModelPlaces(
             directory=str(self._files.directory),
             python=self._python,
@@ -280,6 +327,8 @@ class ModelSandbox:
             beside=self._files.beside,
             read=options.read,
             write=options.write,
+            home=home,
+            shared=tuple(outside for outside, _, kind in offers if kind == TREE),
             gpu=gpu,
             subprocesses=may.subprocesses,
             network=may.network,
@@ -290,7 +339,8 @@ class ModelSandbox:
             level=self.level,
             paths=resolved(strict_rules(server, places) if strict else standard_rules(server, places, as_root=as_root)),
             limits=resource_limits(self.level, options, own_user=own_user),
-            variables=self._variables(scratch, gpu, strict=strict),
+            variables=self._variables(scratch, home, caches.refused, gpu, strict=strict),
+            offers=offers,
             missing=missing,
             required=self._required(own_user=own_user),
             uid=uid,
@@ -315,7 +365,20 @@ class ModelSandbox:
             required = set()
         return [layer for layer in LAYERS if layer in required or layer in self._needed]
 
-    def _variables(self, scratch: str, gpu: GpuAccess, *, strict: bool) -> dict[str, str | None]:
+    def _caches(self, uid: int, gid: int, home: str) -> Caches:
+        """Find the operator's caches that it reaches."""
+        if self.level == STRICT or not home:
+            return Caches()
+        shares_user = uid == _NOT_CHANGED
+        account = server_user().account if shares_user else Account(uid, frozenset({gid}))
+        caches = caches_for(self._sandbox.places.home, home, account, shares_user=shares_user)
+        for place in caches.closed:
+            self._sandbox.tell_of_downloads(place.path)
+        return caches
+
+    def _variables(
+        self, scratch: str, home: str, refused: Collection[str], gpu: GpuAccess, *, strict: bool
+    ) -> dict[str, str | None]:
         variables: dict[str, str | None] = {}
         inherited = {**os.environ, **self._files.environment.variables}
         if strict:
@@ -329,7 +392,15 @@ class ModelSandbox:
         elif scratch and not any(map(os.environ.get, _NAMES_OF_USER)):
             variables["LOGNAME"] = "model"  # its user has no name, and libraries need one
         if scratch:
-            variables |= {"HOME": scratch, "TMPDIR": scratch, "XDG_CACHE_HOME": os.path.join(scratch, ".cache")}
+            variables["TMPDIR"] = scratch
+        if home:
+            variables |= {"HOME": home, "XDG_CACHE_HOME": os.path.join(home, ".cache")}
+        if home and not strict:
+            variables |= dict.fromkeys((*refused, *_PLACES_OF_OPERATOR))
+            operators = self._sandbox.places.home
+            has_user_site = operators and not self._files.environment.is_foreign
+            if has_user_site and not os.environ.get("PYTHONUSERBASE"):  # its packages stay importable
+                variables["PYTHONUSERBASE"] = os.path.join(operators, ".local")
         variables.update(gpu.variables(variables if strict else inherited))
         variables.setdefault(VISIBLE, inherited.get(VISIBLE))  # a zygote's own value must not stay
         return variables
@@ -397,6 +468,7 @@ class ModelSandbox:
         """Clean up once the processes are gone: kill leftovers, remove files, release users."""
         instances, self._instances = list(self._instances.values()), {}
         await asyncio.gather(*(asyncio.to_thread(self._remove, instance) for instance in instances))
+        await asyncio.to_thread(self._leave_home)
         if self._group != _NOT_CHANGED:
             self._users.give_back(self._group)
             self._group = _NOT_CHANGED
@@ -412,6 +484,33 @@ class ModelSandbox:
             self._sandbox.scratch.remove(Path(instance.scratch))
         if instance.exclusive and gone:
             self._users.give_back(confinement.uid)
+
+
+def _make_directory(model: str, path: str) -> None:
+    """Create a directory that a model may write: a confined process cannot. Everybody who may write beside it may do so in it."""
+    missing = [os.path.normpath(path)]
+    while not os.path.lexists(os.path.dirname(missing[-1])):
+        missing.append(os.path.dirname(missing[-1]))
+    beside = os.path.dirname(missing[-1])
+    try:
+        if os.path.realpath(beside) != beside:
+            raise OSError(errno.ELOOP, "a link is on the way to it")
+        status = os.stat(beside)
+        for each in reversed(missing):
+            os.mkdir(each)
+            if os.geteuid() == 0:
+                os.chown(each, status.st_uid, status.st_gid)
+            os.chmod(each, stat.S_IMODE(status.st_mode))
+    except OSError as error:
+        log.warning(
+            "model '%s': SANDBOX_WRITE names %s, which does not exist and cannot be created: %s. Create it before the model "
+            "is loaded",
+            model,
+            path,
+            error.strerror,
+        )
+    else:
+        log.info("Created the directory %s, which SANDBOX_WRITE of model '%s' names.", path, model)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pybackend.environment.environment import Environment
 from pybackend.errors import ModelConfigError
-from pybackend.sandbox.file_rules import ServerPlaces, exposed, usual_caches
+from pybackend.sandbox.file_rules import ServerPlaces, chosen_caches, exposed
+from pybackend.sandbox.homes import Homes
 from pybackend.sandbox.options import SandboxOptions, raised_limit, rank
 from pybackend.sandbox.runtime_directory import RuntimeDirectory, scratch_places
 from pybackend.sandbox.trust_domain import TrustDomain
@@ -39,6 +40,7 @@ class Sandbox:
         self.settings = settings
         self.users = UserRange()
         self.scratch = RuntimeDirectory(scratch_places(bundle.parent))
+        self.homes = Homes(bundle.parent / "homes", settings.homes_limit_bytes)
         home = os.path.realpath(os.path.expanduser("~"))
         self.places = ServerPlaces(
             repositories=tuple(os.path.realpath(path) for path in repositories),
@@ -88,7 +90,7 @@ class Sandbox:
         """Return the trust domain of models that run in an environment; only for models with the usual users."""
         if environment not in self._domains:
             users = self.users if os.geteuid() == 0 else None
-            self._domains[environment] = TrustDomain(users, self.scratch)
+            self._domains[environment] = TrustDomain(users, self.scratch, self.homes.place)
         return self._domains[environment]
 
     def end_domain(self, domain: TrustDomain) -> None:
@@ -97,7 +99,7 @@ class Sandbox:
         domain.end()
 
     def make_caches(self) -> None:
-        """Create the directories where libraries keep weights, for models that run as the server's user.
+        """Create the directories that the operator names for what libraries keep, for models that run as the server's user.
 
         A confined process cannot create directories that did not exist when it was confined. Many processes that start
         together need only one look.
@@ -105,7 +107,7 @@ class Sandbox:
         with self._making_caches:
             if time.monotonic() < self._caches_looked_s + _CACHES_FRESH_S:
                 return
-            for path in usual_caches(self.places.home):
+            for path in chosen_caches().values():
                 with suppress(OSError):
                     os.makedirs(path, mode=0o700)
                     self._made_caches.append(path)
@@ -132,6 +134,23 @@ class Sandbox:
                 layer,
                 LAYERS[layer],
                 reason,
+            )
+
+    def tell_of_home(self, model: str, error: OSError) -> None:
+        """Log, once per reason, that a model's home is not kept."""
+        reason = f"{error.strerror or error}: {error.filename or self.homes.directory}"
+        if ("home", reason) not in self._told:
+            self._told.add(("home", reason))
+            log.warning("model '%s', and perhaps others, has no home directory that is kept: %s", model, reason)
+
+    def tell_of_downloads(self, closed: str) -> None:
+        """Log once that models cannot read downloads of the operator's account."""
+        if ("downloads", closed) not in self._told:
+            self._told.add(("downloads", closed))
+            log.info(
+                "Models download into their own home directories, although this account has files in its caches: other users "
+                "cannot reach those because of %s. `chmod o+rx` there lets models read them.",
+                closed,
             )
 
     def close(self) -> None:

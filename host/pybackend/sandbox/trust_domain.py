@@ -20,16 +20,22 @@ _ALWAYS = ("uid", "capabilities", "no_new_privileges", "system_calls")
 
 _NOT_CHANGED = -1
 
+_PLACES_OF_HOME = ("HOME", "XDG_CACHE_HOME")
+_OF_HOME = ("PYTHONUSERBASE", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
+"""Variables of a model's home, and others that come with it."""
+
 
 class TrustDomain:
     """The models that run in one environment and are confined by its files' rules. Used from several threads.
 
     Args:
         users: source of user ids; None if all processes have the host's user.
+        home: returns the home of the model in a directory.
     """
 
-    def __init__(self, users: UserRange | None, scratch: RuntimeDirectory) -> None:
+    def __init__(self, users: UserRange | None, scratch: RuntimeDirectory, home: Callable[[str], Path]) -> None:
         self._users = users
+        self._home = home
         self._scratch = scratch
         self._block: range | None = None
         self._free: list[int] = []
@@ -139,7 +145,9 @@ class TrustDomain:
             raise LookupError("none of its models is left")
         first = confinements[0]
         rules: list[Sequence[str]] = [rule for one in confinements for rule in one.paths]
-        rules += [(str(path), OWN) for member in members for path in member.directories()]
+        directories = [path for member in members for path in member.directories()]
+        rules += [(str(path), OWN) for path in directories]
+        rules += [(str(self._home(str(path))), OWN) for path in directories if path.is_dir()]
         uid = _NOT_CHANGED
         if self._block:
             uid = self._block.start
@@ -150,7 +158,8 @@ class TrustDomain:
         return first._replace(
             paths=resolved(rules),
             limits={name: max(one.limits[name] for one in confinements) for name in first.limits},
-            variables={**dict.fromkeys(first.variables, self._own_scratch), **_of_the_loader(confinements)},
+            variables={**self._variables(first), **_of_the_loader(confinements)},
+            offers=(),
             required=tuple({*first.required, *_ALWAYS}) if self._block else first.required,
             uid=uid,
             gid=uid,
@@ -159,6 +168,11 @@ class TrustDomain:
             unix_sockets=any(one.unix_sockets for one in confinements),
             subprocesses=True,
         )
+
+    def _variables(self, member: Confinement) -> dict[str, str | None]:
+        """Variables for the zygote: it has a private directory unless it shares its user with the models."""
+        kept = _OF_HOME if self._own_scratch else (*_OF_HOME, *_PLACES_OF_HOME)
+        return {name: value if name in kept else self._own_scratch for name, value in member.variables.items()}
 
 
 def _of_the_loader(confinements: Collection[Confinement]) -> dict[str, str | None]:

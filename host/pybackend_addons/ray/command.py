@@ -196,7 +196,7 @@ def _resources(node: Any) -> dict[str, Any]:
 
 def _require_ray() -> None:
     if find_spec("ray") is None or find_spec("aiohttp") is None:
-        raise ServerError('Ray is not installed: `pip install "pybackend[ray]"`')
+        raise ServerError("Ray is not installed: `pip install '.[ray]'` in a clone of pybackend")
 
 
 def _say(sentence: str) -> None:

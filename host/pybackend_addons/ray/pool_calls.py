@@ -36,7 +36,7 @@ try:
     import grpc
     import grpc.aio
 except ImportError:
-    raise ServerError("--pools-file needs the package grpcio: `pip install 'pybackend[ray]'`") from None
+    raise ServerError("--pools-file needs the package grpcio: `pip install '.[ray]'` in a clone of pybackend") from None
 
 PATH = "pybackend_path"
 """The parameter of calls that names the models that wait for the answer, as a JSON list, after a signature with the servers' headers: one

@@ -46,13 +46,14 @@ class RedisCache(ResponseCache):
     def __init__(self, options: Mapping[str, str]) -> None:
         try:
             from redis import asyncio as redis
-            from redis.exceptions import RedisError
+            from redis.exceptions import AuthenticationError, RedisError
         except ImportError:
             raise ServerError(
-                "--cache-config=redis needs Redis's client, which is not installed: pip install 'pybackend[redis]'"
+                "--cache-config=redis needs Redis's client, which is not installed: pip install '.[redis]' in a clone of pybackend"
             ) from None
         self._place = f"{options['host']}:{options['port']}"
         self._errors = (RedisError, OSError, TimeoutError)
+        self._refusal = AuthenticationError  # the credentials are missing or wrong
         pool = redis.BlockingConnectionPool(
             host=options["host"],
             port=int(options["port"]),
@@ -73,7 +74,13 @@ class RedisCache(ResponseCache):
             await self._redis.ping()
         except self._errors as error:
             await self._redis.aclose()
-            raise ServerError(f"the response cache at {self._place} cannot be used: {error}") from None
+            advice = (
+                ". Set TRITONCACHE_REDIS_PASSWORD, and TRITONCACHE_REDIS_USERNAME if it has users"
+                if isinstance(error, self._refusal)
+                else ""
+            )
+            text = str(error).rstrip(".")
+            raise ServerError(f"the response cache at {self._place} cannot be used: {text}{advice}") from None
 
     async def close(self) -> None:
         await asyncio.gather(*self._insertions)

@@ -106,7 +106,7 @@ class Bucket:
         except ImportError:
             raise ServerError(
                 f"the model repository {url.text} is in cloud storage, and the package obstore is missing: "
-                "`pip install 'pybackend[cloud]'` installs it"
+                "`pip install '.[cloud]'` in a clone of pybackend installs it"
             ) from None
         self._library = obstore
         self._complaint = ""

@@ -283,7 +283,7 @@ def imported_optuna() -> Any:
         import optuna
     except ImportError:
         raise ServerError(
-            "`pybackend analyze` needs optuna and matplotlib: install them with: pip install 'pybackend[analyze]'"
+            "`pybackend analyze` needs optuna and matplotlib: install them with: pip install '.[analyze]' in a clone of pybackend"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

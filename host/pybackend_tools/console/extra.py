@@ -19,5 +19,5 @@ def require_extra() -> None:
     """Raise ServerError if the packages of the console are not installed."""
     if not has_console():
         raise ServerError(
-            f"the console needs packages that are not installed beside {sys.executable}: pip install 'pybackend[console]'"
+            f"the console needs packages that are not installed beside {sys.executable}: pip install '.[console]' in a clone of pybackend"
         )

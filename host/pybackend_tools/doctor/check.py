@@ -17,11 +17,13 @@ from pybackend.modelconfig.backends import require_framework
 from pybackend.modelconfig.ensemble import part_names, steps_of, validate_connections, with_decoupled
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, known_backend
 from pybackend.modelconfig.labels import read_labels
-from pybackend.modelconfig.loader import finish_config
+from pybackend.modelconfig.loader import check_instances, finish_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.options import process_group_of, sandbox_options_of, start_options_of
-from pybackend.modelconfig.schema import ModelConfig, instances
+from pybackend.modelconfig.options import options_of, process_group_of, sandbox_options_of, start_options_of
+from pybackend.modelconfig.schema import ModelConfig, Scheduling, instances
+from pybackend.modelconfig.sequences import sequences_of
 from pybackend.modelconfig.validation import validate_cache
+from pybackend.modelconfig.warmup import check_samples
 from pybackend.observability.logging import collected_warnings
 from pybackend.plugins import signature_extras
 from pybackend.process.bundle import stage_bundle
@@ -30,7 +32,8 @@ from pybackend.repository.candidate import ModelReading, candidates_of, read_mod
 from pybackend.repository.catalogue import Ensembles
 from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
-from pybackend.repository.names import ModelNames
+from pybackend.repository.names import ModelNames, only
+from pybackend.scheduler.sequence_inputs import ImplicitStates
 from pybackend.settings import Settings
 from pybackend_tools.doctor.model_code import OWN_PYTHON, CodeReport, examine_code
 
@@ -190,9 +193,11 @@ class _Checker:
             if not unsure:
                 report.add_error(error)
                 return
-            report.warnings.append(
-                f"the model's auto_complete_config can change the configuration, which is wrong as it is written: {error}"
-            )
+            self._check_what_stays(config, directory, report)
+            if str(error).strip() not in report.errors:
+                report.warnings.append(
+                    f"the model's auto_complete_config can change the configuration, which is wrong as it is written: {error}"
+                )
             self._unsure.add(report.name)
             return
         if unsure:
@@ -209,6 +214,16 @@ class _Checker:
         ):
             options = start_options_of(config), sandbox_options_of(config, directory)
             self._could_share[report.name] = source.environment_path, source.namespace, options
+
+    def _check_what_stays(self, config: ModelConfig, directory: Path, report: ModelReport) -> None:
+        """Check the parts of a configuration that no auto_complete_config changes."""
+        gpus = self._host.gpus
+        report.attempt(check_instances, config, len(gpus.found), gpus.summary)
+        report.attempt(options_of, config)
+        report.attempt(read_labels, config, directory)
+        report.attempt(check_samples, config, directory)
+        if config.scheduling is Scheduling.SEQUENCE_BATCHING:
+            report.attempt(ImplicitStates, sequences_of(config.document), directory)
 
     def check_circles(self, reports: Sequence[ModelReport], models: Mapping[str, Path]) -> None:
         """Check that no ensemble contains itself, and forget those that do."""
@@ -264,7 +279,8 @@ class _Checker:
         Raises AmbiguousModelError if a step's model is in several namespaces.
         """
         home, _ = self._names.split(name)
-        return [self._names.to_load(step.model_name, home, models) for step in steps_of(self.ensembles[name])]
+        named = [step.model_name for step in steps_of(self.ensembles[name])]
+        return [only(each, self._names.to_load(each, home, models)) for each in named]
 
     def _parts(self, name: str, models: Mapping[str, Path]) -> tuple[str, ...]:
         return self._names.parts(part_names(self.ensembles[name]), self._names.split(name)[0], models)

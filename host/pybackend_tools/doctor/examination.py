@@ -23,7 +23,7 @@ from pybackend.prepared import remote_repositories
 from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.layout import RepositoryScan, model_directory, scan_repositories
 from pybackend.repository.model_files import ModelFiles
-from pybackend.repository.names import ModelNames
+from pybackend.repository.names import ModelNames, only
 from pybackend.repository.remote import RemoteRepositories
 from pybackend.settings import LOCAL_ADDRESS, GrpcSettings, HttpSettings, Settings
 from pybackend_tools.doctor import machine, trial
@@ -231,7 +231,8 @@ async def _prepared(
     with collected_warnings() as warnings:
         for version, candidate in (await candidates_of(reading, host)).items():
             if reading.config.is_ensemble:
-                parts = [names.to_load(part, reading.namespace, models) for part in part_names(reading.config)]
+                named = part_names(reading.config)
+                parts = [only(each, names.to_load(each, reading.namespace, models)) for each in named]
                 missing = sorted({*parts} - {*models})
                 if missing:
                     raise ModelLoadError(f"the ensemble needs model '{missing[0]}', which is in no repository")

@@ -50,7 +50,9 @@ def python() -> Finding:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return fail(
-            "python", f"{found}; without {', '.join(missing)}", "reinstall: pip install --force-reinstall pybackend"
+            "python",
+            f"{found}; without {', '.join(missing)}",
+            "reinstall: pip install --force-reinstall . in a clone of pybackend",
         )
     return ok("python", found)
 
@@ -162,7 +164,7 @@ def packing() -> Finding:
     """Whether environments can be packed on this machine. Servers do not need this."""
     missing = [name for name in _PACKING if importlib.util.find_spec(name) is None]
     if missing:
-        return ok("packing", "not installed; to pack environments here: pip install 'pybackend[pack]'")
+        return ok("packing", "not installed; to pack environments here: pip install '.[pack]' in a clone of pybackend")
     return ok("packing", "installed")
 
 

@@ -117,7 +117,7 @@ def _document(path: Path) -> dict[str, Any]:
         import yaml
     except ImportError:
         raise ServerError(
-            f"{path} is a directory of MLflow, and reading {MLMODEL} needs PyYAML: `pip install 'pybackend[pack]'`"
+            f"{path} is a directory of MLflow, and reading {MLMODEL} needs PyYAML: `pip install '.[pack]'` in a clone of pybackend"
         ) from None
     try:
         document = yaml.safe_load((path / MLMODEL).read_text(encoding="utf-8"))

@@ -307,7 +307,7 @@ def _sandbox_of(given: argparse.Namespace, sandbox: Sandbox, environment: Enviro
 
     directory = given.model.absolute()
     config = load_policy(directory, config_json=given.config)
-    files = ModelFiles(directory, directory, environment.python, environment)
+    files = ModelFiles(directory, directory, environment.python, environment, keeps_home=True)
     return sandbox_of(sandbox, config.name, sandbox_options_of(config, directory), files, config.source)
 
 

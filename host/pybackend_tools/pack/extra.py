@@ -30,7 +30,7 @@ def require_extra() -> None:
     if missing:
         raise MissingExtraError(
             f"`pybackend pack` needs packages that are not installed beside {sys.executable}: {', '.join(missing)}. "
-            "Install them with: pip install 'pybackend[pack]'"
+            "Install them with: pip install '.[pack]' in a clone of pybackend"
         )
 
 

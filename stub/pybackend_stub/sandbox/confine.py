@@ -14,6 +14,7 @@ import struct
 from typing import Callable, Collection, Dict, Iterable
 
 from pybackend_stub.sandbox import landlock, seccomp
+from pybackend_stub.sandbox.home import offer
 from pybackend_stub.sandbox.kernel import MACHINE, parent_signal, prctl, syscall
 from pybackend_stub.sandbox.seccomp_numbers import MACHINES
 from pybackend_wire.confinement import Confinement, hides_memory
@@ -74,6 +75,8 @@ def confine(
     if missing:
         why = "; ".join(f"{name}: {report[name]}" for name in missing)
         raise ConfinementError(f"required sandbox layers are not in force: {why}")
+    for outside, inside, kind in confinement.offers:
+        offer(outside, inside, kind)
     return report
 
 

@@ -42,6 +42,8 @@ _IPPROTO_TCP, _TCP_NODELAY = 6, 1
 _TCGETS, _TIOCOUTQ, _FIONREAD, _FIONBIO, _FIOCLEX = 0x5401, 0x5411, 0x541B, 0x5421, 0x5451
 _NO_CHANGE = 0xFFFFFFFF
 _SIGKILL = 9
+_SUCCESS = 0
+_SCHEDULING = ("sched_setscheduler", "sched_setparam", "sched_setattr", "sched_setaffinity")
 
 
 def install(confinement: Confinement, signals_are_scoped: bool, *, for_one_program: bool = False) -> int:
@@ -161,10 +163,9 @@ def _checks(confinement: Confinement, pid: int, signals_are_scoped: bool) -> "Di
             move_pages=_only(0, own),
         )
     if not confinement.subprocesses or confinement.uid < 0:
-        checks.update({name: _only(0, own) for name in ("sched_setscheduler", "sched_setparam", "sched_setattr")})
-        # Libraries bind their threads, whose numbers are unknown beforehand, and some abort if that fails. Where such
-        # libraries can run, the call reports success and does nothing.
-        checks["sched_setaffinity"] = _only(0, own, number=0 if confinement.subprocesses else errno.EPERM)
+        # A filter cannot tell a thread of this process from a process of its user, and libraries set the scheduling of
+        # their threads; some abort if that fails. So what is meant for another number succeeds and does nothing.
+        checks.update({name: _only(0, own, number=_SUCCESS) for name in _SCHEDULING})
     if not confinement.subprocesses and not signals_are_scoped:
         checks.update(_signals(confinement, pid))
     if confinement.backlog:
@@ -325,9 +326,8 @@ def _none_of(index: int, values: "Iterable[int]", mask: "Optional[int]" = None) 
 
 
 def _priority(of_process: int, own: "List[int]") -> "List[Instruction]":
-    """Allow changing the priority of this process, not of a group or a user."""
-    who = _only(1, own)
-    return [_argument(0), (_EQUAL, 1, 0, of_process), *_refused(errno.EPERM), *who]
+    """Change the priority of this process alone; for a thread, a group or a user the call succeeds and does nothing."""
+    return [_argument(0), (_EQUAL, 1, 0, of_process), *_refused(_SUCCESS), *_only(1, own, number=_SUCCESS)]
 
 
 def _socket(confinement: Confinement) -> "List[Instruction]":

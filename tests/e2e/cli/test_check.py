@@ -37,6 +37,21 @@ def parameter(key, value):
     return identity_config(extra=f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}')
 
 
+COMPLETES = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        return config
+
+    def execute(self, requests):
+        return []
+"""
+
+STATES = """
+sequence_batching { state [ { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ 1 ]
+  initial_state: { name: "s" data_type: TYPE_FP32 dims: [ 1 ] data_file: "gone.bin" } } ] }
+"""
+
 MODELS = {
     # Each name: the code of its model file, its configuration, and the beginnings of its errors and warnings.
     "good": (IDENTITY, identity_config(), [], []),
@@ -96,19 +111,50 @@ MODELS = {
         [],
     ),
     "sandboxed": (IDENTITY, parameter("SANDBOX", "maximal"), ["model 'sandboxed': parameters SANDBOX must be "], []),
-    "completes": (
-        "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        return config\n\n"
-        "    def execute(self, requests):\n        return []",
-        'backend: "python"',
-        [],
-        [],
-    ),
+    "completes": (COMPLETES, 'backend: "python"', [], []),
     "completes_wrong": (
-        "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        return config\n\n"
-        "    def execute(self, requests):\n        return []",
+        COMPLETES,
         identity_config(extra="max_batch_size: -1"),
         [],
         ["the model's auto_complete_config can change the configuration, which is wrong as it is written: "],
+    ),
+    "completes_on_gpu": (
+        COMPLETES,
+        'backend: "python" instance_group { kind: KIND_GPU gpus: [ 77 ] }',
+        ["instance group completes_on_gpu"],
+        [],
+    ),
+    "completes_minus_one": (
+        COMPLETES,
+        'backend: "python" instance_group { kind: KIND_CPU count: -1 }',
+        ["instance group completes_minus_one"],
+        [],
+    ),
+    "completes_unlabelled": (
+        COMPLETES,
+        'backend: "python" output { name: "OUT" data_type: TYPE_FP32 dims: 2 label_filename: "gone.txt" }',
+        ["failed to read label file '{}/gone.txt' for output 'OUT'"],
+        [],
+    ),
+    "completes_late": (
+        COMPLETES,
+        parameter("EXECUTION_TIME_LIMIT_S", "soon"),
+        ["model 'completes_late': parameters EXECUTION_TIME_LIMIT_S must be a number of seconds"],
+        [],
+    ),
+    "completes_cold": (
+        COMPLETES,
+        f'backend: "python" {WARMUP}',
+        ["cannot read {}/warmup/gone.bin, the data of input 'IN'"],
+        [
+            "the model's auto_complete_config can change the configuration, which is wrong as it is written: unexpected input"
+        ],
+    ),
+    "completes_stateless": (
+        COMPLETES,
+        identity_config(extra=STATES),
+        ["cannot read the initial state of 'S' for completes_stateless: {}/initial_state/gone.bin"],
+        [],
     ),
     "fits": (None, ensemble("good"), [], []),
     "unfit": (

@@ -281,6 +281,8 @@ def test_the_responses_of_a_decoupled_model_are_printed_as_they_arrive(infer):
     done = infer("stream", "--input", "IN=[2, 7]", "--id", "a")
     assert (done.returncode, done.stderr) == (1, "error: the end\n")
     assert done.stdout == "OUT: 2.0\nOUT: 7.0\n"
+    done = infer("stream", "--input", "IN=[-1, -1]")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "error: the end\n"), "in the first response"
     done = infer("stream", "--input", "IN=[2]", "--json")
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         {"OUT": 2.0, "model_name": "stream", "model_version": "1"}

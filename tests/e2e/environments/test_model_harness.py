@@ -435,6 +435,6 @@ def test_without_the_servers_package_a_directory_still_works(tmp_path):
     ]
     assert answers == [
         f"[3.0, {float(foreign_minors()[0])}]\n",
-        f"model 'm' runs in the environment {packed()}, which the package 'pybackend' unpacks: `pip install pybackend` here "
-        "(Python 3.11 or newer), unpack it and name its directory with environment=..., or run pytest inside it\n",
+        f"model 'm' runs in the environment {packed()}, which the package 'pybackend' unpacks: install it here (`pip install .` in a "
+        "clone of pybackend, Python 3.11 or newer), unpack it and name its directory with environment=..., or run pytest inside it\n",
     ]

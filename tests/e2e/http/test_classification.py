@@ -163,7 +163,7 @@ def test_too_many_elements(server):
 
 
 @pytest.mark.spec("srv-H22")
-@pytest.mark.parametrize("count", [-1, 1.5, "2", True, None])
+@pytest.mark.parametrize("count", [-1, 1.5, "2", True])
 def test_bad_counts(server, count):
     answer = ask(server, "named", SCORES, count)
     text = "Unable to parse 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer"

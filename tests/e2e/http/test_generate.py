@@ -320,8 +320,12 @@ def test_an_error_after_the_start_is_an_event(server):
 
 @pytest.mark.spec("srv-H34")
 def test_the_first_response_decides_the_status(server):
-    reply = generate(server, "repeat", {"IN": [2, 0]}, "generate_stream")
-    assert (reply.status, reply.error) == (404, "no 0")
+    """An error in it is an event, as all others; what is refused before the model has it is JSON."""
+    reply = generate(server, "repeat", {"IN": [3, 0]}, "generate_stream")
+    assert reply.status == 404
+    first, *others = events(reply)
+    assert first == {"error": "no 0"}
+    assert [event["OUT"] for event in others] == [1.0, 2.0], "the stream goes on"
     for model, document, status in (("nobody", {}, 404), ("tells", b"{", 500), ("tells", {}, 400)):
         reply = generate(server, model, document, "generate_stream")
         assert (reply.status, reply.headers["content-type"]) == (status, "application/json")

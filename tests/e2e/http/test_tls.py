@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import ssl
+import urllib.error
 import urllib.request
 
 import numpy as np
@@ -92,8 +93,14 @@ def test_a_client_that_does_not_trust_the_server_and_one_without_tls(secure):
     with pytest.raises(ssl.SSLCertVerificationError), socket.create_connection(("127.0.0.1", secure.port)) as plain:
         ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1")
     with socket.create_connection(("127.0.0.1", secure.port), timeout=60) as plain:
-        plain.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain.sendall(b"no HTTP either\r\n\r\n")
         assert not plain.recv(1000).startswith(b"HTTP")
+    for address in (secure.url, secure.grpc_url):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"http://{address}/v2", timeout=60)
+        with refused.value as answer:
+            said = answer.code, json.load(answer)
+        assert said == (400, {"error": "this port speaks TLS: use https:// in place of http://"})
     assert secure.metrics()  # its port stays as it is
 
 

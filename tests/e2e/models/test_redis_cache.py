@@ -256,9 +256,14 @@ def test_without_a_redis_server_there_is_no_start(repository):
 def test_password_from_the_environment(tmp_path, repository, monkeypatch):
     redis = Redis(tmp_path, password="secret")
     try:
-        with serving(repository, flags=flags(redis), ready=False) as server:
-            server.wait_for("cannot be used: ")
-            assert server.wait() == 1
+        for given in (None, "wrong"):
+            if given:
+                monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", given)
+            with serving(repository, flags=flags(redis), ready=False) as server:
+                server.wait_for(
+                    r"cannot be used: .*\. Set TRITONCACHE_REDIS_PASSWORD, and TRITONCACHE_REDIS_USERNAME if"
+                )
+                assert server.wait() == 1
         monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", "secret")
         with serving(repository, flags=flags(redis)) as server:
             assert np.isfinite(count(server, "cached", array(1)))

@@ -246,7 +246,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 7
-    assert "py-rattler, uv. Install them with: pip install 'pybackend[pack]'" in done.stderr
+    assert "py-rattler, uv. Install them with: pip install '.[pack]' in a clone of pybackend" in done.stderr
 
 
 @pytest.mark.parametrize(

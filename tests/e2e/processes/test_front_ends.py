@@ -427,6 +427,12 @@ def channel_of(pid: int) -> socket.socket:
     )
 
 
+def listeners(port: int) -> int:
+    """How many sockets of a port take new connections."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[1].split(":")[1], 16) == port and row[3] == "0A" for row in rows)
+
+
 def listener_of(pid: int) -> socket.socket:
     """A copy of a front end's only listening socket."""
     return next(each.dup() for each in sockets_of(pid) if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
@@ -475,8 +481,8 @@ def test_a_listener_that_was_shut_down_is_bound_again(repository, tmp_path, kind
 
 
 @pytest.mark.faults
-def test_a_front_end_that_cannot_be_started_is_not_ready(server):
-    """Readiness says so through the other, as long as clients of its part of the port have to wait."""
+def test_a_front_end_that_cannot_be_started_is_told_and_replaced(server):
+    """Readiness says so through the other, which gets all new connections: nobody waits for one that may never come."""
     with ExitStack() as stack:
         (victim, _), (_, connection) = one_of_each(server, stack).items()
         name = front_ends(server)[victim]
@@ -489,10 +495,13 @@ def test_a_front_end_that_cannot_be_started_is_not_ready(server):
             for pid, each in front_ends(server).items():
                 if each == name:
                     os.kill(pid, signal.SIGKILL)
-            return status() == 400
+            return status() == 400 and listeners(server.port) == 1
 
-        wait_until(is_told, "readiness does not tell")
+        wait_until(is_told, "readiness does not tell, or clients wait")
         wait_until(lambda: status() == 200, "it does not come back")
+        assert listeners(server.port) == 2
+        for _ in range(8):
+            assert server.infer("identity", BODY).status == 200
 
 
 @pytest.mark.faults

@@ -4,6 +4,7 @@ import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -238,6 +239,86 @@ def test_instances_begin_and_end_one_to_one_and_load_waits_for_idle_ones(server,
         assert len(server.stub_pids()) == len(wanted), counts
         assert (said("begins"), said("ends")) == (begun, ended), counts
     assert server.output.count(f"loading: {name}:1") == 1
+
+
+BUSY = f"""
+{GATE}
+class TritonPythonModel:
+    def initialize(self, args):
+        self.place, self.name = args["model_repository"] + "/.pytest_cache", args["model_instance_name"]
+
+    def execute(self, requests):
+        pass_gate(self.place, self.name)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(2, np.int32))]) for _ in requests]
+
+    def finalize(self):
+        pass_gate(self.place, "finalize")
+        mark(self.place, "finalized")
+"""
+
+
+def write_busy(repository):
+    """Writes a model with two instances; returns its directory, and that of its gates, which is no part of it."""
+    directory = write_model(repository, "busy", BUSY, grouped(2))
+    place = directory / ".pytest_cache"
+    place.mkdir()
+    return directory, place
+
+
+@contextmanager
+def opened_in_the_end(*gates):
+    """Whatever happens, nobody waits at the gates."""
+    try:
+        yield
+    finally:
+        for gate in gates:
+            gate.open()
+
+
+@pytest.mark.spec("srv-R10")
+def test_a_load_waits_for_a_busy_instance_that_it_removes(server):
+    """Until it has answered, and has been finalized; requests reach the others meanwhile."""
+    directory, place = write_busy(server.repository)
+    load(server, "busy")
+    gates = [Gate(place, f"busy_0_{number}") for number in range(2)]
+    finalize = Gate(place, "finalize")
+    with ThreadPoolExecutor() as pool, opened_in_the_end(*gates, finalize):
+        requests = [pool.submit(told, server, "busy") for _ in range(2)]
+        for gate in gates:
+            gate.wait_reached()
+        (directory / "config.pbtxt").write_text(grouped(1))
+        loading = pool.submit(load, server, "busy")
+        config = "/v2/models/busy/config"
+        wait_until(lambda: server.get(config).json["instance_group"][0]["count"] == 1, "it does not change")
+        gates[0].open()
+        told(server, "busy")
+        assert not loading.done()
+        gates[1].open()
+        finalize.wait_reached()
+        assert not loading.done()
+        finalize.open()
+        loading.result(60)
+        assert (place / "finalized").read_text() == "x"
+        assert len(server.stub_pids()) == 1
+        assert [request.result(60) for request in requests] == [[0, 0]] * 2
+
+
+def test_a_load_waits_no_longer_than_the_exit_limit(tmp_path):
+    directory, place = write_busy(tmp_path)
+    gates = [Gate(place, f"busy_0_{number}") for number in range(2)]
+    Gate(place, "finalize").open()
+    flags = ("--model-control-mode=explicit", "--load-model=busy", "--exit-timeout-secs=1")
+    with serving(tmp_path, flags=flags) as server, ThreadPoolExecutor() as pool, opened_in_the_end(*gates):
+        requests = [pool.submit(told, server, "busy") for _ in range(2)]
+        for gate in gates:
+            gate.wait_reached()
+        (directory / "config.pbtxt").write_text(grouped(1))
+        load(server, "busy")
+        assert len(server.stub_pids()) == 2, "its request is not cut short"
+        for gate in gates:
+            gate.open()
+        assert [request.result(60) for request in requests] == [[0, 0]] * 2
+        wait_until(lambda: len(server.stub_pids()) == 1, "it does not end")
 
 
 @pytest.mark.spec("srv-R10")

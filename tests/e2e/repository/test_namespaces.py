@@ -177,14 +177,35 @@ def test_models_and_ensembles_prefer_their_own_namespace(place):
 
 
 @pytest.mark.spec("srv-R24")
+def test_load_and_unload_of_a_name_act_on_all_models_of_it(place):
+    both = [(place.a, "READY"), (place.b, "READY")]
+    assert place.index("add") == both
+    assert place.server.request("POST", "/v2/repository/models/add/unload", {}).status == 200
+    for full in ("team_a::add", "team_b::add"):
+        place.server.wait_until(f"/v2/models/{full}/ready", 400)
+    assert place.load("add") == 200
+    assert place.index("add") == both
+    for number, team in (0, "team_a"), (1, "team_b"):
+        code = adding(number) if number else "raise ValueError('no')"
+        write_model(place.directory / team / "models", "add", code, CONFIG)
+    status, error = place.load("add")
+    assert status == 400
+    assert error.startswith(f"load failed for model '{place.a}::add': ")
+    assert [place.answer("team_a::add"), place.answer("team_b::add")] == [1, 1], "the other one is loaded"
+    for number, team in (1, "team_a"), (2, "team_b"):
+        write_model(place.directory / team / "models", "add", adding(number), CONFIG)
+    assert place.load("add") == 200
+    assert [place.answer("team_a::add"), place.answer("team_b::add")] == [1, 2]
+    brought = {"parameters": {"config": json.dumps({"backend": "python"})}}
+    assert place.load("add", brought) == (400, place.ambiguous("add")), "whose configuration is it?"
+
+
+@pytest.mark.spec("srv-R24")
 def test_load_and_unload_act_on_one_of_two(place):
-    assert place.index("add") == [(place.a, "READY"), (place.b, "READY")]
-    assert place.load("add") == place.unload("add") == (400, place.ambiguous("add"))
     assert place.unload("team_a::add") == 200
     # One of the two is left, so the name is enough, even for an ensemble whose own namespace has it no more.
     assert [place.answer("add"), place.answer("team_a::pipe")] == [2, 2]
     assert place.index("add")[1:] == [(place.b, "READY")]
-    assert place.load("add") == (400, place.ambiguous("add"))
     assert place.load("team_a::add") == 200
     assert [place.answer("team_a::add"), place.answer("team_a::pipe")] == [1, 1]
     in_a = caller(place.server, "team_a::caller")
@@ -238,8 +259,11 @@ def test_the_commands_name_one_of_two(place, capsys):
     assert "NAMESPACE" in capsys.readouterr().out.splitlines()[0]
     assert run(["infer", "team_b::only_b", url, "--input=IN=[1]"]) == 0
     assert "21" in capsys.readouterr().out
-    assert run(["unload", "add", url]) == 1
-    assert place.ambiguous("add") in capsys.readouterr().err
+    assert run(["unload", "add", url]) == 0
+    capsys.readouterr()
+    assert run(["load", "add", url, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(each["namespace"], each["state"]) for each in rows] == [(place.a, "READY"), (place.b, "READY")]
     repositories = [f"--model-repository={each}" for each in (place.a, place.b)]
     assert run(["check", *repositories]) == 1
     assert run(["check", "--model-namespacing=true", *repositories]) == 0

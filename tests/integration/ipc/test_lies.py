@@ -11,6 +11,7 @@ import pytest
 
 from pybackend.errors import ErrorCode
 from pybackend.frontend.calls import model_calls
+from pybackend.frontend.calls.model_calls import ModelCalls
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.ipc import channel
 from pybackend.model.model import ModelState
@@ -59,6 +60,12 @@ def engine_and_run(tmp_path_factory, request):
         "for first in range(0, 1 << 40, 1000):\n"
         "    stub.send(*[(CALL, first + n, 'never', -1, False, 0, [], [], None, []) for n in range(1000)])"
     )
+    scripts["calls itself at once"] = script(
+        "stub.send(*[(CALL, n, 'calls_itself_at_once', -1, False, stub.execution, [], [], None, []) for n in range(200)])\n"
+        "replies = [stub.until(REPLY) for _ in range(200)]\n"
+        "assert all('the call can never be served' in reply[3][0][1] for reply in replies), replies\n"
+        "stub.result(['OUT', 'UINT8', [4], 0, 0, 4], tail=b'done')"
+    )
     scripts["calls and dies"] = script(
         "import os\n"
         "for first in range(0, 5000, 1000):\n"
@@ -100,7 +107,7 @@ def engine_and_run(tmp_path_factory, request):
     scripts["never"] = "def execute(requests):\n    pass"
     for what, code in scripts.items():
         config = identity_config(extra="sequence_batching { iterative_sequence: true }" if what in ITERATIVE else "")
-        if what == "never":
+        if what in {"never", "calls itself at once"}:
             config = config.replace("dims: [ -1 ] }", "dims: [ -1 ] optional: true }", 1)
         if what == "calls and sleeps":
             config = identity_config(extra="instance_group { count: 2 kind: KIND_CPU }")
@@ -313,6 +320,19 @@ def test_calls_without_end(engine_and_run, monkeypatch):
     # A turn of the loop ends with the frame, of a thousand calls, in which the bound is reached.
     assert max(after - before for before, after in pairwise(counts)) <= 1000 + channel.MESSAGES_AT_ONCE
     run(until(lambda: callee.pending_count == waiting_before))
+
+
+def test_calls_of_a_frame_that_wait_for_themselves(engine_and_run, monkeypatch):
+    """All of them are found by one look at the open calls: one for each would take the time of all calls for each."""
+    engine, run = engine_and_run
+    looks = []
+    open_calls = ModelCalls.open_calls
+    monkeypatch.setattr(ModelCalls, "open_calls", lambda *args: looks.append(args) or open_calls(*args))
+    (found,) = run(answers(engine, "calls itself at once", SMALL))
+    assert found.error is None, found.error
+    assert bytes(found.outputs[0].data) == b"done"
+    found.release()
+    assert len(looks) < 10
 
 
 def test_a_process_that_dies_with_many_open_calls(engine_and_run):

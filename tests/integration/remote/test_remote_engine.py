@@ -217,6 +217,22 @@ def test_a_request_that_is_too_much_for_a_front_end_is_refused_there(lab: Lab, m
     lab.there(main())
 
 
+def test_more_requests_than_a_front_end_may_have_open_are_refused_there(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        admission = lab.remote.open("identity", "", CLIENT)
+        tensor = input_tensor("IN", np.ones(3, np.float32))
+        with monkeypatch.context() as limited:
+            limited.setattr(messages, "MOST_OPEN_REQUESTS", 0)
+            with pytest.raises(InferenceError, match="0 requests have no answer yet") as caught:
+                await infer(admission, tensor)
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert (await infer(admission, tensor)).error is None
+
+    lab.there(main())
+
+
 def test_what_is_known_of_tracing_is_told_however_it_was_heard(lab: Lab) -> None:
     async def main() -> list[bool]:
         told: list[bool] = []

@@ -239,6 +239,29 @@ def test_a_front_end_that_lets_no_slow_client_go_is_at_fault(front_end: Scripted
     run(main())
 
 
+def test_a_front_end_that_does_not_return_memory_is_at_fault(
+    front_end: ScriptedFrontEnd, run: Run, engine: Any
+) -> None:
+    """As long as it leaves the question open, every large request of another front end waits for it."""
+
+    async def main() -> None:
+        handle = await front_end.opens()
+        _, mapping = await front_end.gets_memory(handle, LARGE.nbytes)
+        mapping.close()
+        left: list[bool] = []
+        assert front_end.service.make_room(engine.open("identity").model.arena, lambda: left.append(True))
+        await front_end.hears(messages.MakeRoom)
+        for _ in range(loans.MOST_LOOKS):
+            front_end.service.alive()
+        with pytest.raises(RemoteProtocolError, match="it does not say what memory it can return"):
+            front_end.service.alive()
+        assert not left
+        front_end.service.end()
+        assert left
+
+    run(main())
+
+
 def test_no_more_memory_than_the_limit_of_the_model(front_end: ScriptedFrontEnd, run: Run) -> None:
     async def main() -> None:
         handle = await front_end.opens()

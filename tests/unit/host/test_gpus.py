@@ -162,7 +162,9 @@ def test_without_nvidia_ml_py_the_error_says_what_to_install(machine, tmp_path):
     (tmp_path / "pynvml.py").write_text("raise ImportError")
     found, summary, is_fault, _ = found_on(machine, variables={"PYTHONPATH": str(tmp_path)})
     assert (found, is_fault) == ([], True)
-    assert summary == 'The server cannot ask the NVIDIA driver for its GPUs: pip install "pybackend[gpu]".'
+    assert (
+        summary == "The server cannot ask the NVIDIA driver for its GPUs: pip install '.[gpu]' in a clone of pybackend."
+    )
 
 
 def test_the_operator_can_hide_them():

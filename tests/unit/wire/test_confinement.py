@@ -6,7 +6,7 @@ PLAIN = Confinement(STANDARD, [("/usr", "rx"), ("/tmp", "rwx")], {"CORE": 0}, {}
 
 
 def test_what_is_sent_is_what_arrives():
-    sent = PLAIN._replace(uid=1000, network=False, variables={"A": "b", "C": None}, required=["files"])
+    sent = PLAIN._replace(uid=1000, network=False, variables={"A": "b", "C": None}, required=["files"], offers=[])
     arrived = Confinement.from_json(sent.to_json())
     assert arrived.to_json() == sent.to_json()
     assert arrived._replace(paths=sent.paths) == sent  # JSON has lists where there were pairs

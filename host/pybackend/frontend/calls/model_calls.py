@@ -163,7 +163,7 @@ class _Outbox:
 class ModelCalls:
     """Passes stubs' calls to the engine.
 
-    ``on_queued`` is called for each call after the scheduler has had a chance to dispatch it. ``others``: the way to models that this
+    ``on_queued`` gets the calls of each turn after the schedulers have had a chance to dispatch them. ``others``: the way to models that this
     server has not.
     """
 
@@ -172,7 +172,7 @@ class ModelCalls:
         engine: InferenceEngine,
         names: ModelNames,
         open_bytes: OpenBytes,
-        on_queued: Callable[[OpenCall], None],
+        on_queued: Callable[[Sequence[OpenCall]], None],
         others: OtherServers | None = None,
     ) -> None:
         self._engine = engine
@@ -186,6 +186,7 @@ class ModelCalls:
         self._outboxes: dict[CallingStub, _Outbox] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slices = Slices()
+        self._queued: list[OpenCall] = []  # in this turn
 
     def count(self, code: int | None) -> None:
         """Count the answer to a call: an error of this code, or a result."""
@@ -360,7 +361,13 @@ class ModelCalls:
             raise not_ready(message.model_name, error) from None
         call.let_go()
         if message.execution:
-            self._turn.soon(partial(self._on_queued, call))
+            if not self._queued:  # deferred twice: the schedulers of all calls of this turn come first
+                self._turn.soon(partial(self._turn.soon, self._tell_queued))
+            self._queued.append(call)
+
+    def _tell_queued(self) -> None:
+        queued, self._queued = self._queued, []
+        self._on_queued(queued)
 
     def _refuse(self, call: OpenCall, error: InferenceError) -> None:
         self._engine.refusals.add_error(_PROTOCOL, call.message.model_name, error, call.caller.instance_name)

@@ -37,31 +37,32 @@ class ModelServices:
     def open(self, engine: InferenceEngine, catalogue: ModelCatalogue, others: OtherServers | None = None) -> None:
         """Forward requests to this engine, which serves the models of this catalogue, and others to ``others``."""
         self._catalogue = catalogue
-        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycle, others)
+        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycles, others)
         self._control = ModelControl(engine, catalogue.names, self._open_bytes, others)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         assert self._calls is not None
         self._calls.on_call(caller, call, tail)
 
-    def _check_cycle(self, call: OpenCall) -> None:
-        """Fail a call that would wait for itself; the scheduler has already dispatched everything it could."""
+    def _check_cycles(self, calls: Sequence[OpenCall]) -> None:
+        """Fail calls that would wait for themselves; the schedulers have already dispatched everything they could."""
         assert self._calls is not None
-        pending = call.pending
-        if pending is None or pending.answered:
+        waiting = [call for call in calls if _is_waiting(call)]
+        if not waiting:
             return
-        if pending.holder.is_running(pending):
-            return  # true for nearly every call; every cycle contains one for which it is false
-        cycle = WaitGraph(call, self._calls.open_calls).cycle(call)
-        if cycle:
-            name = call.message.model_name
-            call.failure = InferenceError(
-                f"Model {name} - Error when running inference: the call can never be served, as models wait for each "
-                f"other and no instance is free: {' -> '.join(cycle)}. Give one of them more instances "
-                "(instance_group { count: ... }), or do without the call",
-                ErrorCode.UNAVAILABLE,
-            )
-            pending.cancel()
+        graph = WaitGraph(waiting, self._calls.open_calls)
+        for call in waiting:
+            cycle = graph.cycle(call)
+            if cycle:
+                name = call.message.model_name
+                call.failure = InferenceError(
+                    f"Model {name} - Error when running inference: the call can never be served, as models wait for each "
+                    f"other and no instance is free: {' -> '.join(cycle)}. Give one of them more instances "
+                    "(instance_group { count: ... }), or do without the call",
+                    ErrorCode.UNAVAILABLE,
+                )
+                assert call.pending is not None
+                call.pending.cancel()
 
     def on_local_call(self, code: int | None) -> None:
         """A model has run another one in the process that they share, which answered with this error or a result."""
@@ -104,8 +105,7 @@ class ModelServices:
     def check_cycles(self) -> None:
         """Fail calls that now wait for themselves, because the models that run them wait for something new."""
         if self._calls is not None:
-            for call in self._calls.all_open_calls():
-                self._check_cycle(call)
+            self._check_cycles(self._calls.all_open_calls())
 
     def on_retired(self, instance: object) -> None:
         """This instance will have no more stubs."""
@@ -166,20 +166,26 @@ class EngineRouter:
         self._services.check_cycles()
 
 
+def _is_waiting(call: OpenCall) -> bool:
+    """False for nearly every call, as its execution has begun; every cycle contains one for which it is true."""
+    pending = call.pending
+    return pending is not None and not pending.answered and not pending.holder.is_running(pending)
+
+
 class WaitGraph:
-    """The executions and calls that wait for each other, as far as they concern one call.
+    """The executions and calls that wait for each other, as far as they concern some calls.
 
     An execution is stuck if it has a blocked call. A call is blocked if it can continue only after one of several
     executions ends, and all of them are stuck. Initially, every execution with an open call counts as stuck; executions
-    that can continue are then removed until nothing changes. ``call`` is the most recent one: only it can have closed a
+    that can continue are then removed until nothing changes. ``calls`` are the most recent ones: only they can have closed a
     cycle.
     """
 
-    def __init__(self, call: OpenCall, open_calls: Callable[[Any], Sequence[OpenCall]]) -> None:
+    def __init__(self, calls: Iterable[OpenCall], open_calls: Callable[[Any], Sequence[OpenCall]]) -> None:
         self._open_calls = open_calls
         self._calls: dict[RunningExecution, list[OpenCall]] = {}
         self._stuck: set[RunningExecution] = set()
-        self._add([call])
+        self._add(calls)
         self._free()
 
     def cycle(self, call: OpenCall) -> list[str]:

@@ -12,9 +12,9 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], life: AsyncExitStack) -> None:
+    def __init__(self, events: AsyncIterator[bytes], life: AsyncExitStack, status: int = 200) -> None:
         self._life = life
-        super().__init__(events)
+        super().__init__(events, status)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._life:

@@ -10,11 +10,13 @@ from pybackend.engine.admission import Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
+from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.event_stream import EventStream
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected, written_headers
 from pybackend.frontend.request_log import RECORD, begin_trace
+from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import Checked
 from pybackend.protocol.documents.metadata import encode_error
 from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
@@ -98,8 +100,13 @@ async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExit
 
 async def _one_object(stream: ResponseStream, request: Request, _stack: AsyncExitStack) -> Response:
     documents: list[bytes] = []
-    while (document := await _next_document(stream, request)) is not None:
-        documents.append(document)
+    while (response := await _next_response(stream, request)) is not None:
+        try:
+            if response.error is not None:
+                raise response.error.again()
+            documents.append(generate_document(response))
+        finally:
+            response.release()
         if len(documents) > 1:
             break
     if len(documents) != 1:
@@ -107,43 +114,42 @@ async def _one_object(stream: ResponseStream, request: Request, _stack: AsyncExi
     return Response(documents[0], media_type="application/json")
 
 
-async def _next_document(stream: ResponseStream, request: Request) -> bytes | None:
-    """The next response as JSON; None after the last one. An InferenceError may be the response itself."""
+async def _next_response(stream: ResponseStream, request: Request) -> InferenceResponse | None:
+    """The next response, None after the last one; an InferenceError if the client leaves."""
     waiting = asyncio.ensure_future(stream.next())
     leaving = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             raise InferenceError("the client has disconnected", ErrorCode.CANCELLED)
-        response = waiting.result()
-        if response is None:
-            return None
-        try:
-            if response.error is not None:
-                raise response.error.again()
-            return generate_document(response)
-        finally:
-            response.release()
+        return waiting.result()
     finally:
         waiting.cancel()
         leaving.cancel()
 
 
 async def _events(stream: ResponseStream, request: Request, stack: AsyncExitStack) -> Response:
-    first = await _next_document(stream, request)
-    return EventStream(_event_texts(stream, first), stack.pop_all())
+    response = await _next_response(stream, request)
+    if response is None:
+        return EventStream(_event_texts(stream, b""), stack.pop_all())
+    first, status = _event(response)
+    return EventStream(_event_texts(stream, first), stack.pop_all(), status)
 
 
-async def _event_texts(stream: ResponseStream, first: bytes | None) -> AsyncIterator[bytes]:
-    document = first
-    while document is not None:
-        yield b"data: %b\n\n" % document
-        response = await stream.next()
-        if response is None:
-            return
-        try:
-            document = generate_document(response)
-        except InferenceError as error:
-            document = encode_error(error.message)
-        finally:
-            response.release()
+async def _event_texts(stream: ResponseStream, first: bytes) -> AsyncIterator[bytes]:
+    """The events of all responses; that of the first is made."""
+    if first:
+        yield first
+    while (response := await stream.next()) is not None:
+        yield _event(response)[0]
+
+
+def _event(response: InferenceResponse) -> tuple[bytes, int]:
+    """The event for a response, which is released, and the status that it stands for."""
+    try:
+        error, document = response.error, generate_document(response)
+    except InferenceError as unsendable:
+        error, document = unsendable, encode_error(unsendable.message)
+    finally:
+        response.release()
+    return b"data: %b\n\n" % document, 200 if error is None else STATUS[error.code]

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _DONE = object()
 
-MOST_DROPPED_BYTES = 4 * 1024 * 1024
+MOST_DROPPED_BYTES = 32 * 1024 * 1024
 """A refused request with more than this still to come is answered at once, and its connection ends."""
 
 

@@ -204,7 +204,8 @@ class Channel:
         of_message = dict(zip(tellers, descriptors, strict=True))
         parts: list[_Part] = []
         frame: list[bytes] = []
-        size, told = _HEAD_BYTES, []
+        told: list[int] = []
+        size = _HEAD_BYTES
         for number, message in enumerate(messages):
             own = [of_message[number]] if number in of_message else []
             try:

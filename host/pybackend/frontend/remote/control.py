@@ -21,7 +21,7 @@ class Ready(Struct, array_like=True, frozen=True, gc=False, tag=64):
     """I can accept connections."""
 
 
-class Accepting(Struct, array_like=True, frozen=True, gc=False, tag=69):
+class Accepting(Struct, array_like=True, frozen=True, gc=False, tag=70):
     """I accept the connections of a port, or cannot: then ``failure`` says why."""
 
     service: Service
@@ -69,7 +69,7 @@ class Accessed(Struct, array_like=True, frozen=True, gc=False, tag=68):
     about: Annotated[dict[str, str], Meta(max_length=10)]
 
 
-class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=70):
+class Quiet(Struct, array_like=True, frozen=True, gc=False, tag=69):
     """I was told to stop, and models have all that may still come on connections that clients have."""
 
 

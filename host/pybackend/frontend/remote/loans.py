@@ -31,10 +31,44 @@ _MOST_INLINE_BYTES = 16 * INLINE_BYTES
 """Most bytes of outputs in one message."""
 
 MOST_LOOKS = 10
-"""A front end that has answered so often, and has not let slow clients go, does not mean to."""
+"""A front end that has answered so often, and not this question, does not mean to."""
 
 MOST_COPIES_BYTES = 1024 * 1024 * 1024
 """Most bytes of large answers of the server's own, such as those of the response cache, that wait in one front end."""
+
+
+class _Questions:
+    """Open questions to a front end, and what follows each answer. ``fault`` is that of one which never gives it, as a clause."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self._numbers = count(1)
+        self._open: dict[int, tuple[Callable[[], None], int]] = {}
+
+    def ask(self, then: Callable[[], None]) -> int:
+        """The number of a new question."""
+        number = next(self._numbers)
+        self._open[number] = then, 0
+        return number
+
+    def answered(self, number: int) -> None:
+        """Raises RemoteProtocolError if no such question is open."""
+        if number not in self._open:
+            raise RemoteProtocolError("an answer without a question")
+        then, _ = self._open.pop(number)
+        then()
+
+    def alive(self) -> None:
+        """The front end has answered something else. Raises RemoteProtocolError if it has done so too often."""
+        self._open = {number: (then, looks + 1) for number, (then, looks) in self._open.items()}
+        if any(looks > MOST_LOOKS for _, looks in self._open.values()):
+            raise RemoteProtocolError(self._fault)
+
+    def end(self) -> None:
+        """The front end is gone, and will answer nothing."""
+        unanswered, self._open = self._open, {}
+        for then, _ in unanswered.values():
+            then()
 
 
 class _LentSegment:
@@ -63,8 +97,8 @@ class InputLoans:
         self._segments: dict[int, _LentSegment] = {}
         self._pools: WeakKeyDictionary[TensorArena, int] = WeakKeyDictionary()
         self._pool_numbers = count(1)
-        self._numbers = count(1)
-        self._making_room: dict[int, Callable[[], None]] = {}
+        self._making_room = _Questions("it does not say what memory it can return, which others need")
+        self.alive = self._making_room.alive
         self._freed: list[tuple[int, int]] = []
         self._is_over = False
 
@@ -88,18 +122,13 @@ class InputLoans:
         pool = 0 if arena.is_beyond_budget else self._pools.get(arena)
         if pool is None or not self._segments:
             return False
-        number = next(self._numbers)
-        self._making_room[number] = then
-        self._channel.post(messages.MakeRoom(number, pool))
+        self._channel.post(messages.MakeRoom(self._making_room.ask(then), pool))
         self._channel.flush()
         return True
 
     def room_made(self, told: messages.Room) -> None:
         """It has returned what it could. Raises RemoteProtocolError if no such question is open."""
-        then = self._making_room.pop(told.number, None)
-        if then is None:
-            raise RemoteProtocolError("an answer without a question")
-        then()
+        self._making_room.answered(told.number)
 
     def lease(self, place: tuple[int, int], nbytes: int) -> ArenaLease:
         """The block that a request names. Raises RemoteProtocolError if the front end may not use it."""
@@ -144,17 +173,7 @@ class InputLoans:
         for lent in segments:
             if not lent.used:
                 lent.arena.take_back(lent.segment)
-        making, self._making_room = self._making_room, {}
-        for then in making.values():
-            then()
-
-
-class _Dropping:
-    """Slow clients who are to leave: ``then`` follows, and the front end has answered so many looks since."""
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self.then = then
-        self.looks = 0
+        self._making_room.end()
 
 
 class OutputLoans:
@@ -165,7 +184,8 @@ class OutputLoans:
         self._numbers = count(1)
         self._lent: dict[int, tuple[InferenceResponse, list[ArenaLease]]] = {}
         self._attached: dict[int, Segment] = {}
-        self._dropping: dict[int, _Dropping] = {}
+        self._dropping = _Questions("it keeps the memory of slow clients, which others need")
+        self.alive = self._dropping.alive
         self._copies = TensorArena(MOST_COPIES_BYTES, "a front end")
 
     def post(self, ticket: int, response: InferenceResponse) -> None:
@@ -254,24 +274,12 @@ class OutputLoans:
         segments = {place[0].number for place in places if place is not None}
         if not segments:
             return False
-        number = next(self._numbers)
-        self._dropping[number] = _Dropping(then)
-        self._channel.post(messages.DropReaders(number, list(segments), nbytes))
+        self._channel.post(messages.DropReaders(self._dropping.ask(then), list(segments), nbytes))
         return True
 
     def dropped(self, told: messages.Dropped) -> None:
         """Slow clients have left. Raises RemoteProtocolError if no such question is open."""
-        dropping = self._dropping.pop(told.number, None)
-        if dropping is None:
-            raise RemoteProtocolError("an answer without a question")
-        dropping.then()
-
-    def alive(self) -> None:
-        """The front end has answered something else. Raises RemoteProtocolError if it will not answer :meth:`drop_readers`."""
-        for dropping in self._dropping.values():
-            dropping.looks += 1
-            if dropping.looks > MOST_LOOKS:
-                raise RemoteProtocolError("it keeps the memory of slow clients, which others need")
+        self._dropping.answered(told.number)
 
     def trim(self, now_ns: int) -> None:
         """Let go of segments that were closed; called about once a second."""
@@ -287,9 +295,7 @@ class OutputLoans:
         releases = (partial(_release, *each) for each in lent.values())
         Slices().add(in_slices(chain(releases, (self._copies.close,))))
         self._attached.clear()
-        dropping, self._dropping = self._dropping, {}
-        for unanswered in dropping.values():
-            unanswered.then()
+        self._dropping.end()
 
 
 def _release(response: InferenceResponse, copies: list[ArenaLease]) -> None:

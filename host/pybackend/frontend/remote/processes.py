@@ -1,5 +1,7 @@
 """Front ends from the engine's side: their processes are started, looked after, and started again."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os
@@ -72,18 +74,21 @@ class Service:
 
     def __post_init__(self) -> None:
         first = self.sockets[0]
-        self._place = (first.address, 0) if isinstance(first, LocalSocket) else first.getsockname()[:2]
+        self._place: tuple[str, int] = (first.address, 0) if isinstance(first, LocalSocket) else first.getsockname()[:2]
+
+    def let_go(self, index: int) -> None:
+        """Have the system give new connections to other front ends. Those that wait in the socket end."""
+        sock = self.sockets[index]
+        if not isinstance(sock, LocalSocket):  # others accept what waits there
+            with suppress(OSError):  # it was shut down before
+                sock.shutdown(socket.SHUT_RDWR)
 
     def bind_again(self, index: int) -> None:
-        """Put a new listening socket in the place of one that was shut down. Raises ServerError if the address is unavailable."""
+        """Put a new socket in the place of one that was shut down; the front end will listen. Raises ServerError if the address is unavailable."""
         dead = self.sockets[index]
         dead.close()
-        new = bind_for(1, *self._place, self.title, reuse_port=True)[0]
-        try:
-            new.listen(BACKLOG)
-        except OSError as error:
-            new.close()
-            raise ServerError(f"failed to start {self.title} service: it cannot listen: {error.strerror}") from error
+        address, port = self._place
+        new = bind_for(1, address, port, self.title, reuse_port=True)[0]
         self.sockets[:] = [new if each is dead else each for each in self.sockets]
 
 
@@ -128,6 +133,7 @@ class FrontEnds:
         ]
         for each in self._all:
             each.on_shortage = self.make_room
+            each.has_deputy = partial(self._other_accepts, each)
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -148,6 +154,9 @@ class FrontEnds:
             sock.listen(BACKLOG)
         for each in self._all:
             each.listen(service)
+
+    def _other_accepts(self, one: FrontEnd) -> bool:
+        return any(each.accepts for each in self._all if each is not one)
 
     def _look(self) -> None:
         for each in self._all:
@@ -309,6 +318,7 @@ class FrontEnd:
         self.connection_count = 0  # its clients' connections when it was last asked
         self.is_quiet = asyncio.Event()  # set, once it is told to stop, when it is as quiet as a port is
         self.on_shortage = self.make_room  # see :meth:`FrontEnds.make_room`
+        self.has_deputy: Callable[[], bool] = lambda: False  # whether another one accepts connections
         self._keys = keys
         self._request_log = request_log
         self._restarts = 0
@@ -361,6 +371,9 @@ class FrontEnd:
                 self._backoff.prospect,
                 self._output.last_words,
             )
+            if self._backoff.delay_s and self.has_deputy():
+                for name in self._listening:
+                    self._services[name].let_go(self._index)
             await self._backoff.wait()
             if self._stops:
                 return
@@ -486,9 +499,14 @@ class FrontEnd:
         self._accepting.add(told.service)
 
     @property
+    def accepts(self) -> bool:
+        """True if it accepts connections of all ports that are open."""
+        return self._accepting.issuperset(self._listening)
+
+    @property
     def is_out(self) -> bool:
-        """True if it cannot accept connections, although it was started again."""
-        return self._backoff.restarts > 1 and not self._accepting.issuperset(self._listening)
+        """True if it does not, although it was started again."""
+        return self._backoff.restarts > 1 and not self.accepts
 
     def _ask(self) -> int:
         number = next(self._numbers)
@@ -564,7 +582,7 @@ class FrontEnd:
         if not self._asked:
             self._ask()
         verdict = self._attention.verdict(*_state_of(self._process.pid))
-        if not all(map(self._listens, self._listening)):
+        if not self._stops and not all(map(self._listens, self._accepting)):
             verdict = "its listening socket was shut down"
         if verdict:
             self._end(f"was killed, because {verdict}")

@@ -106,7 +106,7 @@ class OpenVersion:
         return model
 
     def read(self, preamble: bytes) -> KnownPreamble:
-        """The meaning of a preamble. Of the signature, it was only checked that it has as many inputs and outputs."""
+        """The meaning of a preamble, which has no more inputs and outputs than the signature; nothing else was checked against that."""
         try:
             read = _read_preamble(preamble)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -175,7 +175,6 @@ class FrontEndService:
         self.on_shortage = self.make_room = self._inputs.make_room  # asks the front end for unused memory
         # disconnects slow clients of the front end whose responses take the memory of a model's process
         self.drop_readers = self._outputs.drop_readers
-        self.alive = self._outputs.alive  # call this when it has answered something
         # of its messages, by type; others may be added
         self.handlers: dict[type, Handler] = {
             messages.Infer: self._infer,
@@ -265,6 +264,11 @@ class FrontEndService:
         """Let go of what is not needed; called about once a second."""
         self.check()
         self._outputs.trim(now_ns)
+
+    def alive(self) -> None:
+        """It has answered something. Raises RemoteProtocolError if there is a question that it means to leave open."""
+        self._inputs.alive()
+        self._outputs.alive()
 
     def _need_memory(self, asked: messages.NeedMemory) -> None:
         if self._needs_memory:

@@ -32,7 +32,7 @@ class SpanExport:
         except ImportError as error:
             raise SettingError(
                 f"--trace-config=mode=opentelemetry needs packages that are not installed ({error.name}): "
-                "pip install 'pybackend[otel]'"
+                "pip install '.[otel]' in a clone of pybackend"
             ) from None
         # The exporter logs each attempt that fails. The recorder says it once.
         theirs = logging.getLogger("opentelemetry")

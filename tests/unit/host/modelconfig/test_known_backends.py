@@ -113,15 +113,32 @@ def test_the_ending_of_the_configured_file_decides(
             "There is {}/1/other.py, which no backend looks for: `mv {}/1/other.py {}/1/model.py`, or name it",
         ),
         ("1/readme.txt", "For a Python model, put its code into {}/1/model.py"),
+        (
+            "1/config.pbtxt",
+            "There is {}/1/config.pbtxt, which is not read, because a configuration belongs beside the versions: `mv {}/1/config.pbtxt {}/config.pbtxt`.",
+        ),
     ],
 )
 def test_a_file_in_the_wrong_place_or_of_another_name_is_named(
     make_model: MakeModel, places: BackendPlaces, file: str, words: str
 ) -> None:
-    directory = make_model("", files=(file,))
+    directory = make_model(None, files=(file,))
+    if file.endswith(".py"):
+        (directory / file).write_text("class TritonPythonModel:\n    pass\n")
     with pytest.raises(ModelConfigError) as refused:
         load_config(directory, auto_complete=True, backends=places)
     assert words.replace("{}", str(directory)) in str(refused.value)
+
+
+@pytest.mark.parametrize("file", ["convert.py", "1/convert.py"])
+def test_a_script_is_not_taken_for_a_model(make_model: MakeModel, places: BackendPlaces, file: str) -> None:
+    directory = make_model(None, files=(file,))
+    (directory / file).write_text("import sys\n")
+    with pytest.raises(ModelConfigError) as refused:
+        load_config(directory, auto_complete=True, backends=places)
+    text = str(refused.value)
+    assert "convert.py" not in text
+    assert (f"If {directory} is no model, move it out of the repository." in text) == (file == "convert.py")
 
 
 def test_the_operators_backend_wins_over_the_shipped_one(make_model: MakeModel, places: BackendPlaces) -> None:
@@ -196,7 +213,7 @@ def test_a_missing_framework_is_refused_with_the_commands_that_mend_it(
         f"backend 'onnxruntime' of model 'm' needs the Python package no_such_module, which the server's own Python "
         f"({sys.executable}) does not have. Make an environment with `pybackend pack --backend onnxruntime -o "
         "onnxruntime.tar.gz` and serve with --backend-config=onnxruntime,environment=onnxruntime.tar.gz; or install it beside "
-        "the server with `pip install 'pybackend[onnx]'` ("
+        "the server with `pip install '.[onnx]'` in a clone of pybackend ("
     )
     assert caught.value.code is ErrorCode.UNAVAILABLE
 

@@ -27,7 +27,7 @@ NEEDS = Needs(
     command="/opt/pybackend/bin/pybackend",
 )
 
-INSTALL = "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install pybackend`"
+INSTALL = "in a clone of pybackend, `python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install .`"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_it_allows_no_more_than_the_origin_may(places, had, wanted, covered):
 
 
 def test_the_origin_may_what_one_of_them_may(places):
-    domain = TrustDomain(None, RuntimeDirectory([places / "rooms"]))
+    domain = TrustDomain(None, RuntimeDirectory([places / "rooms"]), lambda _: places / "home")
     models = {"a": confinement([(places / "own", "r")], network=False), "b": confinement([(places / "shared", "rw")])}
     for name, asked in models.items():
         domain.join(name, lambda: [places / "other"])
@@ -79,6 +79,7 @@ def test_the_origin_may_what_one_of_them_may(places):
         str(places / "own"): "r",
         str(places / "shared"): "rw",
         str(places / "other"): "rwx",
+        str(places / "home"): "rwx",
     }
     assert origin.network
     assert (origin.uid, origin.users) == (-1, 0)
@@ -89,7 +90,7 @@ def test_the_origin_may_what_one_of_them_may(places):
 def test_its_processes_have_users_of_one_block_as_long_as_there_are_any(places):
     users, room = UserRange(), RuntimeDirectory([places / "rooms"])
     try:
-        domain = TrustDomain(users, room)
+        domain = TrustDomain(users, room, lambda _: places / "home")
         domain.join("a", list)
         first = domain.take()
         scratch = domain.make_scratch(first, first)

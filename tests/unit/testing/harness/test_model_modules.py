@@ -264,7 +264,7 @@ def test_importing_the_package_is_cheap():
     done = subprocess.run(
         [sys.executable, "-c", pytest_first + code], capture_output=True, text=True, check=True, env=_environment()
     )
-    assert set(done.stdout.split()) == {"pybackend_sdk", "pybackend_testing", "pybackend_testing.pytest_plugin"}
+    assert set(done.stdout.split()) == {"pybackend_testing", "pybackend_testing.pytest_plugin"}
 
 
 def _environment():

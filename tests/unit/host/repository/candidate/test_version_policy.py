@@ -9,7 +9,7 @@ from pybackend.repository.candidate import choose_versions
 
 
 def config(policy: str) -> ModelConfig:
-    text = 'name: "m"' + (f" version_policy {{ {policy} }}" if policy else "")
+    text = 'name: "m" backend: "python"' + (f" version_policy {{ {policy} }}" if policy else "")
     return from_document(parse_config_text(text, "x"), "x")
 
 
@@ -54,3 +54,17 @@ def test_nothing_left(policy: str, available: list[int], there: str) -> None:
         + ("change version_policy, or add a version" if available else "put the code into m/1/")
     )
     assert caught.value.code is ErrorCode.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ('backend: "onnxruntime"', "model.onnx"),
+        ('backend: "onnxruntime" default_model_filename: "yolo.onnx"', "yolo.onnx"),
+        ('backend: "vllm"', "its files"),
+    ],
+)
+def test_what_a_version_of_another_backend_holds(fields: str, what: str) -> None:
+    document = parse_config_text(f'name: "m" {fields}', "x")
+    with pytest.raises(ModelLoadError, match=f": put {what} into m/1/$"):
+        choose_versions(from_document(document, "x"), [])
