@@ -34,7 +34,7 @@ SOAK_ARGS   ?= --requests $(REQUESTS)
 TESTS        = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Those that depend most on the interpreter: its standard library, threads, imports and environments.
-INTERPRETER_TESTS = tests/architecture/test_libraries.py $(addprefix tests/unit/,host/environment bind sdk stub wire) \
+INTERPRETER_TESTS = tests/architecture/test_libraries.py $(addprefix tests/unit/,host/environment bind sdk stub testing wire) \
   $(addprefix tests/e2e/,environments in_process)
 
 # A CPython 3.11 or newer that can make environments, of another version than its argument, if it has one.

@@ -7,11 +7,12 @@ ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
 TESTED = {
     "host": [ROOT / "host" / "pybackend"],
-    "bind": [ROOT / "host" / "pybackend_bind"],
+    **{part: [ROOT / "host" / f"pybackend_{part}"] for part in ("addons", "bind", "client", "http2", "tools")},
     "stub": [ROOT / "stub" / "pybackend_stub"],
     "wire": [ROOT / "stub" / "pybackend_wire"],
     "backends": [ROOT / "stub" / "pybackend_backends"],
     "sdk": [ROOT / "sdk" / "pybackend_sdk", ROOT / "sdk"],
+    "testing": [ROOT / "sdk" / "pybackend_testing"],
 }
 """Where the modules are whose tests are in a folder of ``tests/unit``."""
 

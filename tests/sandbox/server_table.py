@@ -173,7 +173,7 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
             ServerAttack(
                 "copy the user's files into an entry through links",
                 "links that leave the directory are refused",
-                "tests/unit/host/tools/importing/test_entry.py::test_links_that_leave_the_directory_are_refused",
+                "tests/unit/tools/importing/test_entry.py::test_links_that_leave_the_directory_are_refused",
             ),
         ),
     ),

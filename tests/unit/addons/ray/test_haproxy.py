@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from pybackend_addons.ray.cluster import Pool, Report
-from tests.unit.host.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
+from tests.unit.addons.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
 
 
 @pytest.fixture(scope="module")

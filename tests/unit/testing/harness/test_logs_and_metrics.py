@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pybackend_testing import InferenceFailed, ModelHarness
-from tests.unit.sdk.testing.conftest import configuration
+from tests.unit.testing.conftest import configuration
 
 DONE = 'return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]) for _ in requests]'
 

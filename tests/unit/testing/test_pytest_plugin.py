@@ -8,7 +8,7 @@ import pytest
 
 import pybackend_sdk
 import pybackend_wire
-from tests.unit.sdk.testing.conftest import configuration
+from tests.unit.testing.conftest import configuration
 
 PASS = """
 import os

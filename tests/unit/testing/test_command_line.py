@@ -12,7 +12,7 @@ import pytest
 import pybackend_sdk
 import pybackend_wire
 from pybackend_testing.command_line import main
-from tests.unit.sdk.testing.conftest import DECOUPLED, configuration
+from tests.unit.testing.conftest import DECOUPLED, configuration
 
 PASS = """
 class TritonPythonModel:

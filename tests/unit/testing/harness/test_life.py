@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pybackend_testing import FinalizeError, HarnessError, LoadError, ModelDirectoryError, ModelHarness
-from tests.unit.sdk.testing.conftest import DECOUPLED, configuration
+from tests.unit.testing.conftest import DECOUPLED, configuration
 
 ECHO = """
 class TritonPythonModel:

@@ -5,7 +5,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 
 from pybackend_testing import InputError, OutputError
-from tests.unit.sdk.testing.conftest import configuration
+from tests.unit.testing.conftest import configuration
 
 PASS = """
 return [

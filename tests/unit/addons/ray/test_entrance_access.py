@@ -18,7 +18,7 @@ import trustme
 from pybackend.frontend.access.api_keys import NO_KEY, WRONG_KEY
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
 from pybackend_addons.ray.entrance_access import EntranceFiles
-from tests.unit.host.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
+from tests.unit.addons.ray.conftest import DEADLINE_S, Entrance, cluster_with, started
 
 KEY, OTHER_KEY = "a-key-of-a-client", "another-key-of-one"
 

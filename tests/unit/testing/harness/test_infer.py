@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 from pybackend_sdk.error import TritonError
 from pybackend_testing import HarnessError, InferenceFailed, NoResponse, OutputWarning, Request
-from tests.unit.sdk.testing.conftest import configuration, wait_until
+from tests.unit.testing.conftest import configuration, wait_until
 
 OUT = 'return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", {})]) for request in requests]'
 PREFIX = "Failed to process the request(s) for model 'm_0', message: "

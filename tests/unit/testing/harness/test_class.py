@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pybackend_testing import LoadError, ModelHarness
-from tests.unit.sdk.testing.conftest import configuration
+from tests.unit.testing.conftest import configuration
 
 EXECUTE = "    def execute(self, requests):\n        return []\n"
 

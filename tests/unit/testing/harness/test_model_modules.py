@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from pybackend_testing import ModelHarness
-from tests.unit.sdk.testing.conftest import configuration
+from tests.unit.testing.conftest import configuration
 
 IMPORTS = """
 import helper

@@ -7,7 +7,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 
 from pybackend_testing import FinalizeError, HarnessError, ModelHarness, NoResponse, OutputError
-from tests.unit.sdk.testing.conftest import DECOUPLED, configuration, wait_until
+from tests.unit.testing.conftest import DECOUPLED, configuration, wait_until
 
 CONFIG = configuration("INT32 1", "INT32 1", **DECOUPLED)
 FINAL = "flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"

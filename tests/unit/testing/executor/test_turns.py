@@ -7,7 +7,7 @@ import pytest
 
 from pybackend_testing import HarnessError, ModelHarness, Request
 from pybackend_testing.executor import MOST_TURNS
-from tests.unit.sdk.testing.conftest import DECOUPLED, configuration
+from tests.unit.testing.conftest import DECOUPLED, configuration
 
 START = {"name": "START", "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [7, 8]}]}
 ITERATIVE = {"sequence_batching": {"iterative_sequence": True, "control_input": [START]}}

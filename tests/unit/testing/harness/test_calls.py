@@ -11,7 +11,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 
 from pybackend_testing import HarnessError, InferenceFailed, LoadError, ModelHarness, NoResponse, OutputError
-from tests.unit.sdk.testing.conftest import DECOUPLED, configuration, wait_until
+from tests.unit.testing.conftest import DECOUPLED, configuration, wait_until
 
 CALL = """
 def call(name, *arrays, outputs=("OUT",), decoupled=False, **options):

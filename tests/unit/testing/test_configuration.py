@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pybackend_testing import ConfigError, HarnessError, ModelHarness
-from tests.unit.sdk.testing.conftest import configuration
+from tests.unit.testing.conftest import configuration
 
 HAS_SERVER = importlib.util.find_spec("pybackend") is not None
 needs_server = pytest.mark.skipif(not HAS_SERVER, reason="the server's package is not installed")
