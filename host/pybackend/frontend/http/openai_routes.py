@@ -92,8 +92,8 @@ def add(app: FastAPI, frontend: InferFrontend) -> None:
         ):
             body = None if schema is None else {_JSON: {"schema": schema}}
             answers = _TEXTS if path.endswith("completions") else None
-            answer = _in_openai_form(answer)
-            add_route(app, method, prefix + path, "openai", summary, answer, body=body, answers=answers, errors=_ERROR)
+            handler = _in_openai_form(answer)
+            add_route(app, method, prefix + path, "openai", summary, handler, body=body, answers=answers, errors=_ERROR)
 
 
 def _in_openai_form(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
