@@ -170,6 +170,7 @@ def stop_amid_requests(repository, front_ends):
         assert server.wait() == 0
 
 
+@pytest.mark.one_process  # each front end accepts by itself, and tells the number of its connections once a second
 @pytest.mark.spec("srv-P05")
 def test_a_kept_connection_has_one_more_request(repository, model):
     """Used, unused, or with a part of a request on it. Probes see that the server is going."""

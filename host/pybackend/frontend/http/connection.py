@@ -24,7 +24,6 @@ from pybackend.frontend.listener import Port
 from pybackend.frontend.request_log import RequestLog, RequestRecord
 from pybackend.frontend.slices import TurnShare
 from pybackend.frontend.substitute import DirectReceiver, LingeringProtocol
-from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 
 log = logging.getLogger(__name__)
@@ -123,8 +122,10 @@ class Exchange:
     has_begun = False
     """A part of the answer is written."""
 
-    pending: PendingRequest | None = None
-    """The handle of the request while a model has it."""
+    @property
+    def is_owed(self) -> bool:
+        """Whether a model has the request, and no part of the answer is written."""
+        return False
 
     unread: Sequence[InferenceResponse] = ()
     """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
@@ -474,7 +475,7 @@ class HttpConnection(asyncio.Protocol):
     @property
     def may_ask(self) -> bool:
         """Whether something may still come that a model must answer. An answer that a model owes will say that it is the last."""
-        return self.state < State.CLOSING and self.exchange.pending is None
+        return self.state < State.CLOSING and not self.exchange.is_owed
 
     def shut_down(self) -> None:
         """Close now if no request has come, else after the answer."""

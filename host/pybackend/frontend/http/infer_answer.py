@@ -70,7 +70,11 @@ class InferAnswer(Exchange):
         self._takes_chunks = takes_chunks
         self.has_begun = False
         self.unread = ()
-        self.pending: PendingRequest | None = None
+        self.pending: PendingRequest | None = None  # the handle of the request; None once it is answered
+
+    @property
+    def is_owed(self) -> bool:
+        return self.pending is not None
 
     def on_lost(self) -> None:
         pending, self.pending = self.pending, None

@@ -171,14 +171,14 @@ class _AnswerEnd:
 class ForwardedExchange(Exchange):
     """A request that the engine's process answers."""
 
-    __slots__ = ("_connection", "_end", "_is_chunked", "_tunnel", "has_begun")
+    __slots__ = ("_connection", "_end", "_is_chunked", "_is_sent", "_tunnel", "has_begun")
 
     def __init__(self, connection: HttpConnection, tunnel: HttpTunnel, head: RequestHead) -> None:
         self._connection = connection
         self._tunnel: HttpTunnel | None = tunnel
         self._is_chunked = head.chunked
         self._end = _AnswerEnd(head.method)
-        self.has_begun = False
+        self.has_begun = self._is_sent = False
         tunnel.exchange = self
         fields = b"".join([b"%b: %b\r\n" % field for field in head.headers])
         tunnel.tunnel.write(b"%b %b HTTP/%b\r\n%b\r\n" % (head.method, head.target, head.version.encode(), fields))
@@ -189,7 +189,13 @@ class ForwardedExchange(Exchange):
         if self._tunnel is not None:
             self._tunnel.tunnel.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._is_chunked else piece)
 
+    @property
+    def is_owed(self) -> bool:
+        """The engine's process has it, and looks after its own end of the tunnel."""
+        return self._is_sent and not self.has_begun and self._tunnel is not None and self._tunnel.tunnel.is_open
+
     def on_complete(self) -> None:
+        self._is_sent = True
         if self._is_chunked and self._tunnel is not None:
             self._tunnel.tunnel.write(b"0\r\n\r\n")
 

@@ -138,6 +138,11 @@ class Tunnel(asyncio.Protocol):
         self._waiting: list[bytes] = []
         self._is_paused = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine's process has the other end, and serves it."""
+        return self._transport is not None
+
     def write(self, data: bytes | memoryview) -> None:
         """Send bytes to the engine's process, which are copied."""
         if self._transport is not None:
