@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class Access:
     certificate: Path | None = None  # PEM file with the client's certificate, None for none
     key: Path | None = None  # PEM file with its private key; None if it is in the same file
     verify: bool = True  # False accepts any certificate of a server
+    # further headers for a path, by the connection to the server; None for none
+    find_headers: Callable[[str, socket.socket], Mapping[str, str]] | None = None
     most_bytes: int | None = None  # longer answers are refused; None reads any
 
     def tls_context(self) -> ssl.SSLContext:
@@ -95,7 +97,6 @@ _READ_BYTES = 1024 * 1024
 _JSON = {"Content-Type": "application/json"}
 _PORTS = {"http": 80, "https": 443}
 _LOCAL = "unix:"
-_DIAGNOSTICS = "/v2/diagnostics/"
 
 START_ADVICE = (
     "Start a server with `pybackend serve DIRECTORY`, name another one with --url, or serve the model for this one "
@@ -238,7 +239,8 @@ class Connection:
             connection.close()
             raise self._unreachable(error) from None
         try:
-            own = _diagnostics_headers(connection.sock) if path.startswith(_DIAGNOSTICS) else {}
+            find = self._access.find_headers
+            own = {} if find is None else find(path, connection.sock)
             connection.request(method, self._address.prefix + path, body, {**own, **self._access.headers, **headers})
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
@@ -301,11 +303,3 @@ def model_path(model: str, version: str) -> str:
 def control_path(model: str) -> str:
     """The path of the calls that load, unload and change a model."""
     return f"/v2/repository/models/{quote(model, safe='')}"
-
-
-def _diagnostics_headers(connected: socket.socket) -> dict[str, str]:
-    """The server's key to its diagnostics, if this user has it."""
-    from pybackend.process.diagnostics_key import HEADER, key_of  # only the console asks
-
-    key = key_of(connected)
-    return {HEADER: key} if key else {}

@@ -21,7 +21,7 @@ from pybackend.sandbox.runtime_directory import RuntimeDirectory
 log = logging.getLogger(__name__)
 
 HEADER = "x-pybackend-diagnostics"
-_PLACE = "diagnostics"
+_ROUTES, _PLACE = "/v2/diagnostics/", "diagnostics"
 _EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  what a server's address says
 
 
@@ -52,6 +52,12 @@ class DiagnosticsKey:
     def close(self) -> None:
         """Remove the file."""
         self._directory.close()
+
+
+def find_headers(path: str, connected: socket.socket) -> dict[str, str]:
+    """The header that a request for a path needs at the server at the other end, if this user has its key."""
+    key = key_of(connected) if path.startswith(_ROUTES) else ""
+    return {HEADER: key} if key else {}
 
 
 def key_of(connected: socket.socket) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.process.diagnostics_key import find_headers
 from pybackend_client.connection import Connection
 from pybackend_tools.connection_flags import access_of, add_connection_flags, add_url, metrics_url
 from pybackend_tools.console.program import print_link, run
@@ -53,7 +55,7 @@ def run_console(arguments: Sequence[str]) -> int:
     given = parser.parsed(arguments)
     if given.port is not None and not 0 <= given.port <= 65_535:
         parser.refuse_with('Bad option: "--port". Write a number from 0 to 65535')
-    access = access_of(given, parser)
+    access = replace(access_of(given, parser), find_headers=find_headers)
     url = Connection(given.url, given.timeout, access=access).url  # refuses what is no address
     metrics = "" if given.metrics_url == "none" else metrics_url(given)
     grpc = given.grpc_url or f"{_host(url)}:{_GRPC_PORT}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.pages import Page
 
-SCRIPT = Path(__file__).parent / "build" / "mermaid" / "mermaid.min.js"
+SCRIPT = Path(__file__).resolve().parents[2] / "build" / "mermaid" / "mermaid.min.js"
 URL = "assets/javascripts/mermaid.min.js"
 
 
