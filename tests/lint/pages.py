@@ -89,7 +89,7 @@ def _installs() -> Iterator[str]:
 
 
 def _changes() -> Iterator[str]:
-    targets = LINK.findall(runpy.run_path(str(ROOT / "mkdocs_changelog.py"))["changes"]())
+    targets = LINK.findall(runpy.run_path(str(DOCS / "hooks" / "changelog.py"))["changes"]())
     for target in targets:
         if not (DOCS / target).exists():
             yield f"CHANGELOG.md: on the site, its link to {target} leads nowhere"

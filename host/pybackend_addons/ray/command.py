@@ -8,9 +8,8 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -41,7 +40,6 @@ def serve_on_ray(cluster: Cluster) -> int:
     _require_ray()
     if cluster.updates:
         return _update(cluster)
-    ended = threading.Event()
     with _cluster(cluster) as (is_local, about):
         cluster = _with_address(cluster, is_local=is_local)
         _say(about)
@@ -54,15 +52,31 @@ def serve_on_ray(cluster: Cluster) -> int:
         _say(_about_entrance(cluster))
         began_s = time.monotonic()
         with _application(cluster):
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: ended.set())
+            wait_for_signal = ending_signals()
             _say(
                 f"Ready after {time.monotonic() - began_s:.1f} s: {_numbers(cluster)}. "
                 "`pybackend status --on=ray` shows them; Ctrl-C ends them"
             )
-            ended.wait()
+            wait_for_signal()
             _say("Ending: replicas answer the requests that they have")
     return 0
+
+
+def ending_signals() -> Callable[[], None]:
+    """A function that waits until SIGINT or SIGTERM comes, or has come since this call.
+
+    The kernel may give a signal to any of Ray's threads. That wakes none that waits for a lock, but Python then writes a byte to this pipe.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        os.read(reading, 1)
+
+    return wait
 
 
 def show_status() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pybackend.schema.messages import message_class
 from pybackend_addons.ray.changes import Answer, error_text
 from pybackend_addons.ray.cluster import KEY_HEADER
 from pybackend_addons.ray.coordinator import Coordinator
-from pybackend_addons.ray.haproxy import NAMING, NO_NAME, NO_SHARED_MEMORY, SHARED_MEMORY
+from pybackend_addons.ray.haproxy import NAMING, NO_NAME, NO_SHARED_MEMORY, SHARED_MEMORY, UNREACHED
 
 _SERVICE = "inference.GRPCInferenceService"
 _LARGEST_BYTES = 512 * 1024 * 1024
@@ -85,7 +85,8 @@ class CoordinatorPorts:
             status, body = await self._questions.metrics_of(path.removeprefix(_ONE_PAGE))
             return web.Response(status=status, body=body, content_type="text/plain")
         if path == "/v2/health/ready":
-            return web.Response(status=200 if self._coordinator.is_ready else 400)
+            is_ready = self._coordinator.is_ready and UNREACHED not in request.headers
+            return web.Response(status=200 if is_ready else 400)
         if _STATISTICS.fullmatch(path):
             status, body = await self._questions.statistics(request.raw_path)
         elif request.method == "GET":
@@ -118,11 +119,13 @@ class CoordinatorPorts:
 
     def _handler(self, name: str, answer: Callable[[Any], Awaitable[Any]]) -> Any:
         async def handle(message: bytes, context: Any) -> Any:
-            sent = dict(context.invocation_metadata()).get(KEY_HEADER, "")
-            if not hmac.compare_digest(sent.encode(), self._key):
+            metadata = dict(context.invocation_metadata())
+            if not hmac.compare_digest(metadata.get(KEY_HEADER, "").encode(), self._key):
                 await context.abort(
                     grpc.StatusCode.UNAUTHENTICATED, "this port is for entrances of the same application"
                 )
+            if name == "ServerReady" and UNREACHED in metadata:
+                return message_class("inference.ServerReadyResponse")(ready=False)
             try:
                 return await answer(message_class(f"inference.{name}Request").FromString(message))
             except DecodeError as error:

@@ -36,6 +36,9 @@ NO_SHARED_MEMORY = (
     "shared memory of clients cannot be used here: each request may go to another machine, which has no part of that memory. "
     "Send the tensors with the requests"
 )
+UNREACHED = "x-pybackend-unreached"
+"""The header of a question for readiness at an entrance that reaches no ready replica of a pool. The coordinator would hear of it later."""
+
 _LOST = "the connection with the replica that had this request broke: whether it has run is unknown"
 _NO_SERVER = "no replica can take this request now: try again"
 SHARED_MEMORY = tuple(
@@ -165,6 +168,7 @@ frontend http_front
     acl statistics path,url_dec -m reg ^/v2/models(/.+)?/stats/?$
     acl readiness path,url_dec -m reg ^/v2/health/ready/?$
     acl shared_memory path,url_dec -m reg ^/v2/(system|cuda)sharedmemory/
+    {_unreached(cluster)}
     acl infer path,url_dec -m reg ^/v2/models/.+/(infer|generate|generate_stream)$
     acl of_sequences var(txn.model) -m str -f {lists["sequences.lst"]}
     {_error(400, NO_SHARED_MEMORY, "shared_memory")}
@@ -183,6 +187,8 @@ frontend grpc_front
     http-request set-header {KEY_HEADER} {cluster.key}
     http-request del-header authorization
     acl coordinator path {_COORDINATED_METHODS}
+    acl readiness path /inference.GRPCInferenceService/ServerReady
+    {_unreached(cluster)}
     acl shared_memory path {_SHARED_MEMORY_METHODS}
     acl infer path /inference.GRPCInferenceService/ModelInfer
     acl any_sequence str(yes) -m str -f {lists["any_sequence.lst"]}
@@ -214,6 +220,14 @@ backend grpc_coordinator
 def _backend(name: str, pool: str) -> str:
     """The name of a backend of a pool."""
     return name if pool == DEFAULT_POOL else f"{name}.{pool}"
+
+
+def _unreached(cluster: Cluster) -> str:
+    """The lines that tell the coordinator, in a question for readiness, what it does not know yet."""
+    ready = (_backend("http", pool.name) for pool in cluster.every_pool)
+    return "\n    ".join(
+        f"http-request set-header {UNREACHED} yes if readiness {{ nbsrv({backend}) lt 1 }}" for backend in ready
+    )
 
 
 def _choices(cluster: Cluster, protocol: str, condition: str = "") -> str:

@@ -106,7 +106,7 @@ def test_redirects(server):
     assert redirected("v2/models/identity/infer", BODY).json["model_name"] == "identity"
     array, body, headers = binary_body(VERTEX)
     assert binary_answer(redirected("v2/models/identity/infer", body, **headers), VERTEX).tolist() == array.tolist()
-    assert redirected("v2/models/no/infer", BODY).status == 400
+    assert redirected("v2/models/no/infer", BODY).status == 404
     assert redirected("nothing").status == 404
     assert redirected("v2/logging").error == "This API is restricted, expecting header 'key'"
     assert redirected("v2/logging", key="secret").status == 200

@@ -94,6 +94,8 @@ class Application:
         ]
 
     def stop(self) -> int:
+        """End it by two signals at once, as a shell and a supervisor may send them."""
+        self.process.send_signal(signal.SIGINT)
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(DEADLINE_S)

@@ -6,12 +6,15 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from tests.addons.ray.conftest import Application, processes, wait_until
 
@@ -123,6 +126,36 @@ def test_requests_are_answered_while_a_replica_is_replaced(application: Applicat
     assert len(load.failures) <= 4, load.failures
     broken = ("broke: whether it has run", "UNAVAILABLE", "connection closed")
     assert all(any(text in failure for text in broken) for failure in load.failures), load.failures
+
+
+def test_without_a_replica_nobody_is_told_that_the_application_is_ready(application: Application) -> None:
+    inputs = [
+        grpcclient.InferInput(name, [4], "FP32").set_data_from_numpy(np.ones(4, np.float32))
+        for name in ("INPUT0", "INPUT1")
+    ]
+
+    def ready() -> tuple[bool, bool]:
+        with httpclient.InferenceServerClient(application.http) as http:  # the entrance may close a connection
+            return http.is_server_ready(), grpc.is_server_ready()
+
+    def has_replica() -> bool:
+        with suppress(HTTPError):
+            return urlopen(f"http://{application.http}/-/healthz").status == 200
+        return False
+
+    def is_answered() -> bool:
+        with suppress(InferenceServerException):
+            return bool(grpc.infer("add_sub", inputs).as_numpy("OUTPUT0")[0] == 2.0)
+        return False
+
+    with grpcclient.InferenceServerClient(application.grpc) as grpc:
+        wait_until(lambda: ready() == (True, True), "two replicas are ready", application)
+        for pid in application.servers():
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not has_replica(), "the entrance notices", application)
+        assert (is_answered(), *ready()) == (False, False, False)
+        wait_until(lambda: ready() == (True, True), "two replicas are ready", application)
+        assert is_answered()
 
 
 def test_another_haproxy_takes_the_place_of_a_killed_one(application: Application) -> None:

@@ -21,7 +21,7 @@ import pytest
 from pybackend.errors import ServerError
 from pybackend_addons.ray.cluster import KEY_HEADER, Cluster, Report, Roster
 from pybackend_addons.ray.entrance_access import EntranceFiles
-from pybackend_addons.ray.haproxy import Runtime, configuration, find_program, write_lists
+from pybackend_addons.ray.haproxy import UNREACHED, Runtime, configuration, find_program, write_lists
 
 DEADLINE_S = 60.0
 
@@ -31,7 +31,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = json.dumps({"name": self.server.name, "path": self.path, "key": self.headers[KEY_HEADER]}).encode()  # type: ignore[attr-defined]
+        told = {"key": self.headers[KEY_HEADER]}
+        if UNREACHED in self.headers:
+            told["unreached"] = self.headers[UNREACHED]
+        body = json.dumps({"name": self.server.name, "path": self.path, **told}).encode()  # type: ignore[attr-defined]
         self.send_response(200 if self.headers[KEY_HEADER] == self.server.key else 401)  # type: ignore[attr-defined]
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

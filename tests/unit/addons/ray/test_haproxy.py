@@ -42,6 +42,17 @@ def test_a_key_of_the_client_does_not_pass(entrance: Entrance) -> None:
     assert (status, document["key"]) == (200, entrance.cluster.key)
 
 
+def test_a_question_for_readiness_says_that_no_replica_is_reached(entrance: Entrance) -> None:
+    entrance.apply("one", "two")
+    entrance.wait_for("one", "two")
+    assert "unreached" not in entrance.ask("/v2/health/ready")[1]
+    entrance.apply()
+    end = time.monotonic() + DEADLINE_S
+    while entrance.ask("/v2/models/a")[0] != 503:
+        assert time.monotonic() < end
+    assert entrance.ask("/v2/health/ready")[1]["unreached"] == "yes"
+
+
 def test_shared_memory_is_refused(entrance: Entrance) -> None:
     status, document = entrance.ask("/v2/systemsharedmemory/region/a/register", b"{}")
     assert status == 400
