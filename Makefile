@@ -35,7 +35,7 @@ TESTS        = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope
 
 # Those that depend most on the interpreter: its standard library, threads, imports and environments.
 INTERPRETER_TESTS = tests/architecture/test_libraries.py $(addprefix tests/unit/,host/environment bind sdk stub testing wire) \
-  $(addprefix tests/e2e/,environments in_process)
+  $(addprefix tests/,e2e/environments e2e/in_process testing tools/pack/test_env_command.py tools/pack/test_lists_of_packages.py)
 
 # A CPython 3.11 or newer that can make environments, of another version than its argument, if it has one.
 SUITABLE      = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11) or sys.version in sys.argv)
@@ -69,8 +69,9 @@ test: lint $(NODE_MODULES) ## the linters, then the tests that every change must
 
 test-all: lint $(NODE_MODULES) ## the linters, then every test: before a release, and before a large change lands
 	$(TESTS) --all $(PYTEST_ARGS)
-	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/faults $(wildcard tests/e2e/test_*.py) \
-	  $(addprefix tests/e2e/,http grpc access observability models repository) $(PYTEST_ARGS)
+	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/faults $(wildcard tests/e2e/test_*.py tests/addons/test_pools.py) \
+	  $(addprefix tests/e2e/,http grpc access observability models repository) \
+	  $(addprefix tests/,client $(addprefix addons/,clouds mlflow/test_routes.py openai/test_routes.py redis storage)) $(PYTEST_ARGS)
 
 test-python: $(BIN)/python ## what depends on the interpreter most, with another CPython than .venv's, in .venv-python, which it makes
 	@own="$$($(BIN)/python -c 'import sys; print(sys.version)')"; \
@@ -90,27 +91,27 @@ test-frameworks: $(MARK)-dev $(MARK)-frameworks ## every test of the backends, w
 	$(BIN)/python -m pytest --all -m torch tests/unit tests/e2e/models $(PYTEST_ARGS)
 
 test-openai: $(MARK)-dev $(MARK)-transformers $(MARK)-openai ## the tests of OpenAI's API with OpenAI's own client, which it installs
-	$(BIN)/python -m pytest --all -n 0 tests/openai $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --all -n 0 tests/addons/openai/test_client.py $(PYTEST_ARGS)
 
 test-mlflow: ## the tests of MLflow's deployment target with MLflow's own clients, in .venv-mlflow, which it makes
 	@$(MAKE) --no-print-directory VENV=.venv-mlflow with-mlflow
 
 # MLflow has its own wishes for versions, so it has an environment of its own.
 with-mlflow: $(MARK)-mlflow-dev
-	$(BIN)/python -m pytest --all -n 0 tests/mlflow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --all -n 0 tests/addons/mlflow/test_target.py $(PYTEST_ARGS)
 
 test-ray: ## the tests of several servers on a cluster of Ray, in .venv-ray, which it makes
-	@$(MAKE) --no-print-directory VENV=.venv-ray RAY="-m pytest --all -m ray -o faulthandler_timeout=600 tests/ray tests/architecture/test_libraries.py" with-ray
+	@$(MAKE) --no-print-directory VENV=.venv-ray RAY="-m pytest --all -m ray -o faulthandler_timeout=600 tests/addons/ray tests/architecture/test_libraries.py" with-ray
 
 # Ray brings gigabytes and its own wishes for versions, so it has an environment of its own.
 with-ray: $(MARK)-ray-dev
 	$(BIN)/python $(RAY) $(PYTEST_ARGS)
 
 test-console: $(MARK)-dev $(MARK)-test-console ## the tests of the console in a browser: needs chromium
-	$(BIN)/python -m pytest --all -n 0 -m console tests/console $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --all -n 0 -m console tests/tools/console $(PYTEST_ARGS)
 
 pictures: $(MARK)-dev $(MARK)-test-console ## take the manual's pictures of the console: needs chromium
-	$(BIN)/python -m tests.console.pictures
+	$(BIN)/python -m tests.tools.console.pictures
 
 test-hosts: $(MARK)-dev $(MARK)-hosts ## the tests of a server inside gunicorn and Jupyter, which it installs
 	$(BIN)/python -m pytest --all -n 0 tests/hosts $(PYTEST_ARGS)

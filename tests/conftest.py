@@ -17,9 +17,21 @@ from hypothesis import HealthCheck, settings
 from tests.support.fuzzing import SEARCHING
 from tests.support.warm_start import end_forker, starts
 
-pytest_plugins = ["tests.support.fresh_fixtures", "tests.support.durations", "tests.support.thorough"]
+pytest_plugins = [
+    "tests.support.durations",
+    "tests.support.ended_commands",
+    "tests.support.fresh_fixtures",
+    "tests.support.thorough",
+]
 
 _ENDING_S = 30.0
+
+_KINDS = {
+    "faults": "faults",
+    "gpu": "gpu",
+    **dict.fromkeys(("e2e", "addons", "bind", "client", "testing", "tools"), "e2e"),
+}
+"""The marks of the tests in a folder."""
 
 # Container images often set this to stay small. Here it would compile the whole server again for each of a thousand
 # processes that tests start: a third of what such a process costs.
@@ -71,8 +83,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         missing["one_process"] = pytest.mark.skip(reason="front ends in processes of their own do it otherwise")
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if folder in {"e2e", "faults", "gpu"}:
-            item.add_marker(folder)
+        if kind := _KINDS.get(folder):
+            item.add_marker(kind)
         for name, skip in missing.items():
             if item.get_closest_marker(name):
                 item.add_marker(skip)

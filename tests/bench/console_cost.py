@@ -113,7 +113,7 @@ def _looked_at(
     repository: Path, scratch: Path, options: Sequence[str]
 ) -> Iterator[tuple[servers.RunningServer, Any, Any]]:
     """A server, a console that also reads its metrics, and a browser."""
-    from tests.console.conftest import Console
+    from tests.tools.console.conftest import Console
 
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
@@ -140,6 +140,6 @@ def _browser() -> Iterator[Any]:
 
 
 def _visit(browser: Any, console: Any) -> Any:
-    from tests.console.conftest import Visit
+    from tests.tools.console.conftest import Visit
 
     return Visit(browser, console)

@@ -26,16 +26,16 @@ import tritonclient.http as httpclient
 
 from pybackend_addons.ray.cluster import KEY_HEADER
 from pybackend_addons.ray.haproxy import find_program
+from tests.addons.ray.conftest import Application, children, free_ports, processes
+from tests.addons.ray.machines import Machines, machines
+from tests.addons.ray.test_failures import Load as Callers
+from tests.addons.ray.test_failures import haproxy, pid_of
 from tests.bench import bodies, grpc_workloads, repositories
 from tests.bench.loadgen import Load, LoadResult, drive
 from tests.bench.progress import show
 from tests.bench.report import section
 from tests.bench.servers import RunningServer, pybackend_launcher
 from tests.bench.turns import Step, take_turns
-from tests.ray.conftest import Application, children, free_ports, processes
-from tests.ray.machines import Machines, machines
-from tests.ray.test_failures import Load as Callers
-from tests.ray.test_failures import haproxy, pid_of
 
 BARE, PLAIN, ENTRANCE = "a bare server", "plain HAProxy before the same replicas", "the entrance"
 SLOW = "two_ms"

@@ -1,4 +1,4 @@
-"""What decorators make of requests and of results. What needs a server is in tests/e2e/bind."""
+"""What decorators make of requests and of results. What needs a server is in tests/bind."""
 
 from __future__ import annotations
 
