@@ -30,12 +30,29 @@ TIMES       ?= 100
 REQUESTS    ?= 1000000
 SOAK_ARGS   ?= --requests $(REQUESTS)
 
-# A file's tests share servers: they run in one process.
-TESTS        = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# A file's tests share servers: they run in one process. A run of which PYTEST_ARGS leave nothing is no failure.
+IN_PARALLEL  = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+TESTS        = $(BIN)/python -m pytest $(IN_PARALLEL)
+OR_NONE      = || test $$? = 5
+
+# The server, and what it needs, are tested where nothing that stands around it can be imported: see test-alone.
+ALONE        = $(VENV)-alone
+ALONE_TESTS  = $(ALONE)/bin/python -m pytest -p no:pybackend $(IN_PARALLEL)
+OF_SERVER    = $(addprefix tests/,e2e faults http2 integration $(addprefix unit/,backends host http2 sdk stub wire))
+NEEDED       = $(addprefix host/,pybackend pybackend_http2) $(addprefix stub/pybackend_,backends stub wire) \
+  $(addprefix sdk/,pybackend_sdk c_python_backend_utils.py triton_python_backend_utils.py)
+# Those of the packages around it, and what make test runs of them: rows of the specification, and a look at each package.
+PACKAGES     = addons bind client testing tools
+OF_PACKAGES  = $(addprefix tests/,$(PACKAGES) $(addprefix unit/,$(PACKAGES)))
+SMOKE        = $(addprefix tests/addons/,clouds mlflow openai redis storage test_pools.py) tests/bind/test_programs.py tests/client \
+  $(addprefix tests/testing/test_harness_,agrees.py surface.py) $(addprefix tests/tools/test_,check.py control.py dev.py infer.py) \
+  $(addprefix tests/unit/,addons bind client tools)
+# All others: tests of the sources, and those that need the server and packages around it.
+OF_ALL       = $(addprefix tests/,architecture backends deploy examples floor gpu hosts sandbox)
 
 # Those that depend most on the interpreter: its standard library, threads, imports and environments.
 INTERPRETER_TESTS = tests/architecture/test_libraries.py $(addprefix tests/unit/,host/environment bind sdk stub testing wire) \
-  $(addprefix tests/,e2e/environments e2e/in_process testing tools/pack/test_env_command.py tools/pack/test_lists_of_packages.py)
+  $(addprefix tests/,e2e/environments e2e/in_process testing tools/pack/test_env_command.py)
 
 # A CPython 3.11 or newer that can make environments, of another version than its argument, if it has one.
 SUITABLE      = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11) or sys.version in sys.argv)
@@ -55,7 +72,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-python with-python test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console test-gpu test-hosts pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
+.PHONY: help demo test test-all test-alone test-packages test-addons test-bind test-client test-http2 test-testing test-tools test-python with-python test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console test-gpu test-hosts pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,15 +80,29 @@ help: ## what can be made
 demo: $(MARK)-examples $(NODE_MODULES) ## start a server on the examples and call each with an unmodified Triton client
 	@$(BIN)/python examples/demo.py
 
-test: lint $(NODE_MODULES) ## the linters, then the tests that every change must pass
-	$(TESTS) $(PYTEST_ARGS)
-	PYBACKEND_FRONT_ENDS=2 $(TESTS) tests/e2e/grpc/test_methods.py tests/e2e/access/test_restrictions.py $(PYTEST_ARGS)
+test: lint test-alone $(NODE_MODULES) ## the linters, then the tests that every change must pass: the server's, and a look at each package around it
+	$(TESTS) $(OF_ALL) $(SMOKE) $(PYTEST_ARGS) $(OR_NONE)
 
-test-all: lint $(NODE_MODULES) ## the linters, then every test: before a release, and before a large change lands
-	$(TESTS) --all $(PYTEST_ARGS)
-	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/faults $(wildcard tests/e2e/test_*.py tests/addons/test_pools.py) \
-	  $(addprefix tests/e2e/,http grpc access observability models repository) \
-	  $(addprefix tests/,client $(addprefix addons/,clouds mlflow/test_routes.py openai/test_routes.py redis storage)) $(PYTEST_ARGS)
+test-all: lint $(ALONE)/.installed $(NODE_MODULES) ## the linters, then every test: before a release, and before a large change lands
+	$(ALONE_TESTS) --all $(OF_SERVER) $(PYTEST_ARGS) $(OR_NONE)
+	$(TESTS) --all $(OF_ALL) $(OF_PACKAGES) $(PYTEST_ARGS) $(OR_NONE)
+	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/faults $(wildcard tests/e2e/test_*.py) \
+	  $(addprefix tests/e2e/,http grpc access observability models repository) tests/client \
+	  $(addprefix tests/addons/,clouds mlflow/test_routes.py openai/test_routes.py redis storage test_forwarded_headers.py test_pools.py) \
+	  $(PYTEST_ARGS) $(OR_NONE)
+
+test-alone: $(ALONE)/.installed ## the server's tests, in .venv-alone, which has no package that stands around it
+	$(ALONE_TESTS) $(OF_SERVER) $(PYTEST_ARGS) $(OR_NONE)
+	PYBACKEND_FRONT_ENDS=2 $(ALONE_TESTS) tests/e2e/grpc/test_methods.py tests/e2e/access/test_restrictions.py $(PYTEST_ARGS) $(OR_NONE)
+
+test-packages: $(MARK)-dev $(NODE_MODULES) ## the tests of all packages around the server
+	$(TESTS) $(OF_PACKAGES) $(PYTEST_ARGS)
+
+test-addons test-bind test-client test-testing test-tools: test-%: $(MARK)-dev $(NODE_MODULES)
+	$(TESTS) tests/$* tests/unit/$* $(PYTEST_ARGS)
+
+test-http2: $(MARK)-dev
+	$(TESTS) tests/http2 tests/unit/http2 $(PYTEST_ARGS)
 
 test-python: $(BIN)/python ## what depends on the interpreter most, with another CPython than .venv's, in .venv-python, which it makes
 	@own="$$($(BIN)/python -c 'import sys; print(sys.version)')"; \
@@ -196,6 +227,20 @@ $(MARK)-frameworks: pyproject.toml | $(MARK)-dev
 	  $(PIP) $(TORCH) || echo "SKIP: $(TORCH) cannot be installed here"; \
 	  for extra in $$(sed -n 's/^frameworks = \["pybackend\[\([^]]*\)\]".*/\1/p' pyproject.toml | tr , ' '); do \
 	    $(PIP) --editable ".[$$extra]" || echo "SKIP: pybackend[$$extra] cannot be installed here"; done; fi
+
+# It finds the packages that .venv has, but of ours only those that the server needs: what pip has noted of the others is not
+# read there.
+PURELIB = import sysconfig; print(sysconfig.get_path("purelib"))
+$(ALONE)/.installed: $(MARK)-dev Makefile
+	@rm -rf $(ALONE)
+	@$(BIN)/python -m venv --without-pip $(ALONE)
+	@mkdir $(ALONE)/needed && ln -s $(abspath $(NEEDED)) $(ALONE)/needed
+	@printf '%s\n' $(abspath $(ALONE))/needed "$$($(BIN)/python -c '$(PURELIB)')" > "$$($(ALONE)/bin/python -c '$(PURELIB)')/needed.pth"
+	@for command in pybackend tritonserver; do \
+	  sed '1s|.*|#!$(abspath $(ALONE))/bin/python|' $(BIN)/$$command > $(ALONE)/bin/$$command && chmod +x $(ALONE)/bin/$$command; done
+	@for package in $(notdir $(filter-out $(NEEDED) %/__pycache__,$(wildcard host/* sdk/*))); do \
+	  ! $(ALONE)/bin/python -P -c "import $$package" 2>/dev/null || { echo "$$package can be imported in $(ALONE)" >&2; exit 1; }; done
+	@touch $@
 
 # The first of these that is CPython 3.11 or newer and can make environments.
 $(BIN)/python:

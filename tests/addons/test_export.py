@@ -16,13 +16,13 @@ import yaml
 from pybackend.cli.options import parse_serve_flags
 from pybackend_addons.ray.cluster import cluster_of
 from pybackend_addons.ray.kubernetes import Deployment, Load, objects
-from tests.support.command_line import ray_settings
+from tests.addons.command_line import ray_settings
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.warm_start import run_command
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docs/operators/observe/dashboard.json"
 NODE_MODULES = ROOT / "tests/deploy/node_modules"
 CUSTOM = {"ScaledObject", "PodMonitor"}

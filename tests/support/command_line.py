@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pybackend.cli.commands import runnable
 from pybackend.cli.options import parse
 from pybackend.settings import Settings
-from pybackend_addons.ray.cluster import Cluster
-from pybackend_addons.ray.flags import cluster_settings
 
 
 def serve_settings(arguments: Sequence[str]) -> Settings:
@@ -17,10 +15,3 @@ def serve_settings(arguments: Sequence[str]) -> Settings:
     if line.given.print_config:
         run()
     return line.settings
-
-
-def ray_settings(arguments: Sequence[str]) -> Cluster:
-    """The same for an application on Ray."""
-    line = parse(arguments)
-    assert line is not None
-    return cluster_settings(*line)

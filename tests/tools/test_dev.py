@@ -238,3 +238,9 @@ def test_what_is_no_repository_is_recognised(tmp_path, capsys):
     assert "if you trust the model, add --trust-pickle" in capsys.readouterr().err
     assert main(["dev", str(tmp_path / "code")]) == 1
     assert "/code/model.py is the code of a model" in capsys.readouterr().err
+
+
+def test_version(pybackend):
+    done = pybackend("dev", "--version")
+    assert done.returncode == 0
+    assert re.fullmatch(r"pybackend \d+\.\d+\.\d+\S*\n", done.stdout)

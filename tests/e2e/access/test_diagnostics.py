@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from pybackend.process.bundle import server_directories
-from pybackend.process.diagnostics_key import HEADER, find_headers
-from pybackend_client.connection import Access, Connection
+from pybackend.process.diagnostics_key import HEADER
 from tests.support.server import ServerProcess
 
 MODEL = """
@@ -132,21 +131,6 @@ def test_no_key_is_written_where_models_could_read_it(tmp_path: Path) -> None:
     server.wait_ready()
     server.wait_for("no program is given the key to the diagnostics: models may read and write where ")
     assert list(tmp_path.glob(f"cache/**/*:{server.port}")) == []
-    server.stop()
-
-
-@pytest.mark.parametrize(
-    "flags", [("--http-address=0.0.0.0",), ("--http-address=::",), ("--http-address=unix:{}/socket",)]
-)
-def test_clients_find_the_key_by_the_address_to_which_they_are_connected(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    flags = tuple(flag.format(tmp_path) for flag in flags)
-    server = ServerProcess([tmp_path / "models"], *flags)
-    (tmp_path / "models").mkdir()
-    place = server.wait_for(r"Started HTTPService at (\S+?)\"")[1]
-    url = place if place.startswith("unix:") else f"http://localhost:{place.rpartition(':')[2]}"
-    assert Connection(url, 30, access=Access(find_headers=find_headers)).get("/v2/diagnostics/settings")["settings"]
     server.stop()
 
 

@@ -9,10 +9,8 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 
 from tests.e2e.access.conftest import BODY, grpc_inputs, parameters_of
-from tests.e2e.access.conftest import TELL as TELL_MODEL
 from tests.support.connection import connected, post, post_chunked
 from tests.support.grpc_calls import RawClient, framed
-from tests.support.repositories import tensors, write_model
 from tests.support.server import DEADLINE_S, serving
 
 TELL = "/v2/models/tell/infer"
@@ -20,15 +18,9 @@ PATTERN = "^(x-(user|trace).*|priority|triton_a)$"
 
 
 @pytest.fixture(scope="module")
-def server(repository, tmp_path_factory):
+def server(repository):
     flags = (f"--http-header-forward-pattern={PATTERN}", f"--grpc-header-forward-pattern={PATTERN}")
-    flags += ("--allow-openai", "--allow-mlflow")
-    speaking = tmp_path_factory.mktemp("speaking")
-    texts = (
-        f"input [ {tensors(text_input=('TYPE_STRING', [1]))} ] output [ {tensors(text_output=('TYPE_STRING', [1]))} ]"
-    )
-    write_model(speaking, "says", TELL_MODEL.replace("TOLD", "text_output"), f'backend: "python" {texts}')
-    with serving(repository, speaking, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         yield server
 
 
@@ -121,8 +113,6 @@ def test_every_way_in(server):
 OTHER_ROUTES = {
     "/v2/models/tell/generate": ({"IN": 1.0, "own": 1}, lambda reply: reply.json["TOLD"]),
     "/v2/models/tell/generate_stream": ({"IN": 1.0}, lambda reply: json.loads(reply.body[6:])["TOLD"]),
-    "/v2/models/tell/invocations": ({"inputs": {"IN": [1.0]}}, lambda reply: reply.json["predictions"][0]),
-    "/v1/completions": ({"model": "says", "prompt": "hi"}, lambda reply: reply.json["choices"][0]["text"]),
 }
 
 

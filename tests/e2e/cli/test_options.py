@@ -191,15 +191,6 @@ CONTRADICTIONS = {
         ("serve", "models", "--debug-port=0"),
         "Error: --debug-port and --debug-wait need --debug=MODEL, which says what to debug.",
     ),
-    "a repository with an unknown scheme": (
-        ("serve", "hdfs://models"),
-        "error: the model repository 'hdfs://models' has a scheme that this server does not know: write "
-        "s3://bucket/path",
-    ),
-    "a URL without a bucket": (
-        ("serve", "--model-repository=s3://"),
-        "error: the model repository 's3:' cannot be used: it names no bucket. Write s3://bucket/path",
-    ),
     "one port for two services": (
         ("serve", "models", "--http-port=8000", "--metrics-port=8000"),
         "error: The server cannot listen to HTTP requests and Metrics requests at the same address and port 0.0.0.0:8000",
@@ -255,9 +246,7 @@ def test_what_the_server_does_without_flags_is_what_its_settings_do():
     assert serve_settings(["serve", "models"]) == Settings(repositories=(Path("models").absolute(),))
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--version",), ("-V",), ("version",), ("serve", "--version"), ("dev", "--version")]
-)
+@pytest.mark.parametrize("arguments", [("--version",), ("-V",), ("version",), ("serve", "--version")])
 def test_version(pybackend, arguments):
     done = pybackend(*arguments)
     assert done.returncode == 0

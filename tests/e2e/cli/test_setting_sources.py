@@ -137,7 +137,7 @@ def test_the_printed_settings_name_their_sources_and_are_a_file_themselves(setti
         "--log-acc",
         f"--http-restricted-api={restriction}",
         file='trace-config = ["opentelemetry,url=http://me:pass@host/"]\nid = "a \\"b\\""',
-        cache_config="redis,host=h,port=1\nredis,password=hush",
+        cache_config="local,size=2000000",
         rate_limit="execution_count",
     )
     text = capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_the_printed_settings_name_their_sources_and_are_a_file_themselves(setti
         'http-restricted-api = ["health:key=(hidden)"]  # command line',
         f'trace-config = ["opentelemetry,url=http://(hidden)@host/"]  # {tmp_path}/server.toml',
         f'id = "a \\"b\\""  # {tmp_path}/server.toml',
-        'cache-config = ["redis,host=h,port=1", "redis,password=(hidden)"]  # PYBACKEND_CACHE_CONFIG',
+        'cache-config = ["local,size=2000000"]  # PYBACKEND_CACHE_CONFIG',
         'rate-limit = "execution_count"  # PYBACKEND_RATE_LIMIT',
         "grpc-port = 8001  # default",
         "# api-key-file is not set",

@@ -1,5 +1,5 @@
-"""Infer on every port and form of server answers alike: own connections, those without fast paths, a cloud's port, and the
-application under somebody else's server."""
+"""Infer on every form of server answers alike: own connections, those without fast paths, and the application under
+somebody else's server."""
 
 import asyncio
 import gzip
@@ -16,17 +16,12 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.flow import ClientMemory
-from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.http.server import HttpServer
 from pybackend.frontend.listening import bind
 from pybackend.protocol.limits import BodyLimits
-from pybackend.settings import KeyExemption
-from pybackend_addons.clouds.application import CloudApp
-from pybackend_addons.clouds.settings import CloudSettings
 from tests.e2e.http.models import write_models
 from tests.support.connection import binary_body, connected, head, post, post_chunked
 from tests.support.engine import engine_on
@@ -59,24 +54,11 @@ class Ports(NamedTuple):
         own: connections answer infer themselves.
         plain: the application runs under a plain uvicorn.
         slow: as ``own``, without fast paths.
-        cloud: the port for a cloud, whose requests name another route.
     """
 
     own: int
     plain: int
     slow: int
-    cloud: int
-
-
-CLOUD = CloudSettings(
-    name="Vertex AI",
-    port=0,
-    health_route="/health",
-    predict_route="/predict",
-    media_type="application/vnd.vertex-ai-triton.binary+json;json-header-size=",
-    exemption=KeyExemption.VERTEX_AI,
-    redirect_header="x-vertex-ai-triton-redirect",
-)
 
 
 async def serve(repository, ports, stop):
@@ -89,11 +71,9 @@ async def serve(repository, ports, stop):
         outer.mount("/mounted", app)
         outer.mount("", app)
         slow = InferFrontend(engine, limits, frontend.client_memory, fast_paths=False)
-        cloud = CloudApp(CLOUD, make_app(frontend), Restrictions(()), Apis().group_of, lambda: None)
         servers = [
             HttpServer(app, frontend.client_memory, frontend),
             HttpServer(make_app(slow), frontend.client_memory, slow),
-            HttpServer(cloud, frontend.client_memory),
         ]
         numbers = []
         for server in servers:
@@ -222,10 +202,6 @@ def test_all_ways_answer_alike(ports, model, body, headers, chunked):
     for other in others:  # the last of them takes the fast path, if there is one
         assert [other.headers.get(name) for name in ABOUT] == [own.headers.get(name) for name in ABOUT]
         assert (other.status, other.body) == (own.status, own.body)
-    if "%" in model:  # a redirect is no encoded path
-        return
-    cloud = ask(ports.cloud, request("/predict", **{"X-Vertex-Ai-Triton-Redirect": path}))
-    assert (cloud.status, cloud.body) == (own.status, own.body)
 
 
 def test_http_1_0_gets_no_compression(ports):

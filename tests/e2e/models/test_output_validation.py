@@ -3,10 +3,8 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
-from pybackend_client import Client
 from tests.support.log_lines import log_lines
 from tests.support.repositories import write_model
 from tests.support.served import served
@@ -72,7 +70,7 @@ parameters {{ key: "VALIDATE_OUTPUTS" value: {{ string_value: "{switch}" }} }}
 """
 
 
-@served(flags=("--allow-mlflow",))
+@served()
 def server(repository):
     for switch in ("yes", "no"):
         write_model(repository, f"validates_{switch}", MODEL, CONFIG.format(switch=switch))
@@ -188,8 +186,3 @@ def test_several_outputs_of_one_name(server):
     for model in ("ensemble", "calls_several"):
         assert [output["data"] for output in ask(server, model, 6).json["outputs"]] == [[1] * 4]
     assert server.request("POST", "/v2/models/several/generate", {"IN": 6}).json["OUT"] == [1] * 4
-    rows = {"inputs": {"IN": [6]}}
-    assert server.request("POST", "/v2/models/several/invocations", rows).json == {"predictions": [[1] * 4]}
-    for url in (server.url, f"grpc://{server.grpc_url}"):
-        with Client(url) as client:
-            assert client("several").infer(IN=np.int32([[6]]))["OUT"].tolist() == [[1] * 4]

@@ -8,7 +8,8 @@ import pytest
 from pybackend.errors import ServerError
 from pybackend.settings import ApiKeySettings, KeyExemption, TlsSettings
 from pybackend_addons.ray.cluster import Pool, cluster_of, serve_config
-from tests.support.command_line import ray_settings, serve_settings
+from tests.addons.command_line import ray_settings
+from tests.support.command_line import serve_settings
 from tests.support.repositories import write_model
 
 

@@ -24,28 +24,14 @@ def test_local(flag: str) -> None:
     assert cache_of(flag) == CacheSettings("local", {"size": "1048576"})
 
 
-def test_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITONCACHE_REDIS_USERNAME", "me")
-    monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", "secret")
-    together = cache_of("--cache-config=redis,host=h,port=6379,user=you")
-    apart = cache_of("--cache-config=redis,host=h", "--cache-config=redis,port=6379", "--cache-config=redis,user=you")
-    assert together == apart
-    assert together == CacheSettings("redis", {"host": "h", "port": "6379", "user": "you", "password": "secret"})
-
-
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (
-            ["--cache-config=local,size=1", "--cache-config=redis,host=h,port=1"],
-            "found multiple cache configurations, but only a single cache is currently supported",
-        ),
         (
             ["--cache-config=local,size=1", "--response-cache-byte-size=1"],
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or "
             "the other.",
         ),
-        (["--cache-config=redis,host=h"], "--cache-config=redis needs the setting 'port'"),
     ],
 )
 def test_contradictions(flags: list[str], text: str) -> None:
@@ -65,7 +51,6 @@ def test_contradictions(flags: list[str], text: str) -> None:
         ("local,size=1MB", "local,size must be a whole number"),
         ("local,bytes=1", "the cache 'local' has no setting 'bytes'. It has size"),
         ("memcached,host=x", "unknown cache 'memcached'. Write local or redis"),
-        ("redis,host=h,port=70000", "redis,port must be a whole number from 1 to 65535"),
     ],
 )
 def test_mistakes(value: str, text: str) -> None:
