@@ -66,8 +66,8 @@ def _imported(row: Row[Any]) -> object:
         if not (f"{row.module}.".startswith(f"{missing}.") or missing in _PACKAGES):
             raise
         raise SettingError(
-            f"this installation of pybackend lacks the package {missing.partition('.')[0]}, which is needed for {row.what}: install "
-            "all of pybackend."
+            f"this installation of pybackend lacks the package {missing.partition('.')[0]}. Without it, there is no support for "
+            f"{row.what}: install all of pybackend."
         ) from None
 
 
