@@ -31,11 +31,15 @@ Key = TypeVar("Key")
 Plugin_co = TypeVar("Plugin_co", covariant=True)
 
 
+_PACKAGES = ("pybackend_addons", "pybackend_client", "pybackend_tools")
+"""The packages of the rows, which may need each other."""
+
+
 @dataclass(frozen=True)
 class Row(Generic[Plugin_co]):
     """An object of a package around the server."""
 
-    what: str  # it adds this to the server, for messages
+    what: str  # what it is, for messages
     module: str
     object: str  # the object's name in the module
     flags: tuple[
@@ -58,11 +62,12 @@ def _imported(row: Row[Any]) -> object:
     try:
         return getattr(import_module(row.module), row.object)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{row.module}.".startswith(f"{error.name}."):
+        missing = str(error.name)
+        if not (f"{row.module}.".startswith(f"{missing}.") or missing in _PACKAGES):
             raise
         raise SettingError(
-            f"this installation of pybackend lacks the package {row.module.partition('.')[0]}, which adds {row.what}: install all "
-            "of pybackend."
+            f"this installation of pybackend lacks the package {missing.partition('.')[0]}. Without it, there is no support for "
+            f"{row.what}: install all of pybackend."
         ) from None
 
 

@@ -87,8 +87,14 @@ def test_what_needs_a_missing_package_ends_in_one_sentence(row: Row[Any], argume
     flag_modules = {each.module for each in ROWS.values() if each.what == row.what}
     done = without(sorted(flag_modules), *arguments)
     assert done.returncode == 1
-    assert f"which adds {row.what}: install all of pybackend" in done.stderr
+    assert f"Without it, there is no support for {row.what}: install all of pybackend" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_command_may_need_another_package_than_its_own() -> None:
+    done = without(["pybackend_addons"], "analyze", "models")
+    assert done.returncode == 1
+    assert "lacks the package pybackend_addons. Without it, there is no support for `pybackend analyze`" in done.stderr
 
 
 def test_a_module_that_a_plugin_lacks_is_not_taken_for_the_plugin() -> None:
