@@ -95,7 +95,7 @@ test-alone: $(ALONE)/.installed ## the server's tests, in .venv-alone, which has
 	$(ALONE_TESTS) $(OF_SERVER) $(PYTEST_ARGS) $(OR_NONE)
 	PYBACKEND_FRONT_ENDS=2 $(ALONE_TESTS) tests/e2e/grpc/test_methods.py tests/e2e/access/test_restrictions.py $(PYTEST_ARGS) $(OR_NONE)
 
-test-packages: $(MARK)-dev $(NODE_MODULES) ## the tests of all packages around the server
+test-packages: $(MARK)-dev $(NODE_MODULES) ## the tests of all packages around the server; test-tools, test-addons and so on: of one
 	$(TESTS) $(OF_PACKAGES) $(PYTEST_ARGS)
 
 test-addons test-bind test-client test-testing test-tools: test-%: $(MARK)-dev $(NODE_MODULES)

@@ -36,7 +36,7 @@ def test_examples_pass(name, source, tmp_path):
 
 
 def test_the_command_prints_what_the_page_shows(tmp_path):
-    (command, shown) = re.search(r"\$ (python -m pybackend_sdk\.testing [^\n]*)\n(.*?)```", PAGE, re.DOTALL).groups()
+    (command, shown) = re.search(r"\$ (python -m pybackend_testing [^\n]*)\n(.*?)```", PAGE, re.DOTALL).groups()
     words = command.replace("python", sys.executable, 1)
     done = subprocess.run(["sh", "-c", words], cwd=ROOT, capture_output=True, text=True, check=False)
     numbers = re.compile(r"[0-9]+\.[0-9]+ (ms|s)")

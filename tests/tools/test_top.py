@@ -129,3 +129,20 @@ def _read_until(terminal, text):
         if select.select([terminal], [], [], left)[0]:
             shown += os.read(terminal, 4096)
     return shown
+
+
+def test_each_front_end_has_a_row(tmp_path, capsys):
+    write_model(tmp_path, "identity", IDENTITY, identity_config())
+    with serving(tmp_path, flags=("--front-ends=2",)) as server:
+        urls = [f"--url={server.url}", f"--metrics-url=http://127.0.0.1:{server.metrics_port}", "--interval=0.1"]
+        assert run(["top", "--json", *urls]) == 0
+        rows = json.loads(capsys.readouterr().out)["front_ends"]
+        assert [(row["front_end"], row["restarts"]) for row in rows] == [("1", 0), ("2", 0)]
+        assert all(
+            row["resident_bytes"] > 1 << 20 and row["cpu_cores"] >= 0 and row["connections"] >= 0 for row in rows
+        )
+        assert run(["top", "--once", *urls]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[1].split() == ["FRONT", "END", "CONNECTIONS", "RESTARTS", "CPU", "RSS", "MB"]
+        assert [line.split()[0] for line in lines[2:4]] == ["1", "2"]
+        assert lines[5].startswith("MODEL")

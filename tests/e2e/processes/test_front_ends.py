@@ -20,7 +20,6 @@ import pytest
 import tritonclient.grpc as grpcclient
 import trustme
 
-from pybackend.cli.commands import run
 from tests.support.connection import Connection, binary_body, connected, head, post
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
@@ -113,19 +112,6 @@ def test_processes_say_what_they_are(server):
     for number in (1, 2):
         assert metrics[f'pybackend_front_end_resident_bytes{{front_end="{number}"}}'] > 1 << 20
         assert metrics[f'pybackend_front_end_cpu_seconds_total{{front_end="{number}"}}'] > 0
-
-
-def test_top_has_a_row_for_each(server, capsys):
-    urls = [f"--url={server.url}", f"--metrics-url=http://127.0.0.1:{server.metrics_port}", "--interval=0.1"]
-    assert run(["top", "--json", *urls]) == 0
-    rows = json.loads(capsys.readouterr().out)["front_ends"]
-    assert [(row["front_end"], row["restarts"]) for row in rows] == [("1", 0), ("2", 0)]
-    assert all(row["resident_bytes"] > 1 << 20 and row["cpu_cores"] >= 0 and row["connections"] >= 0 for row in rows)
-    assert run(["top", "--once", *urls]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["FRONT", "END", "CONNECTIONS", "RESTARTS", "CPU", "RSS", "MB"]
-    assert [line.split()[0] for line in lines[2:4]] == ["1", "2"]
-    assert lines[5].startswith("MODEL")
 
 
 def test_one_answer_whoever_was_asked(server):
