@@ -51,9 +51,7 @@ class ModelServices:
         if not waiting:
             return
         graph = WaitGraph(waiting, self._calls.open_calls)
-        failed: object = (
-            None  # the execution whose calls have failed since the last look at the graph: that may free others
-        )
+        failed: object = None  # the execution of which calls have failed since the last look at the graph
         for call in waiting:
             execution = call.caller, call.message.execution
             if failed is not None and failed != execution:
