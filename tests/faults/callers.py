@@ -30,6 +30,11 @@ CALLER = (
     def call(self, argument):
         return outcome(call(argument).exec())
 
+    def call_later(self, argument):
+        name, _, argument = argument.partition(" ")
+        self.gate(name)
+        return self.call(argument)
+
     def call_async(self, argument):
         async def run():
             return await call(argument).async_exec()
@@ -70,7 +75,7 @@ CALLER = (
         return "dropped"
 """
 )
-"""A victim with more commands: ``call MODEL TEXT``, ``call_async``, ``stream`` (a list), ``stream_async``, ``streams COUNT MODEL
+"""A victim with more commands: ``call MODEL TEXT``, ``call_later GATE MODEL TEXT``, ``call_async``, ``stream`` (a list), ``stream_async``, ``streams COUNT MODEL
 TEXT``, ``many`` and ``threads`` (all at once; ``N`` in the text is each call's number), ``sizes`` (of a stream's responses),
 ``drop COUNT MODEL TEXT`` (streams of which only the first response is looked at)."""
 

@@ -80,7 +80,7 @@ def test_requests_that_fail_or_are_abandoned_leave_nothing_either(tmp_path):
             failing = [asker.ask("mortal", f"fail {LARGE}") for _ in range(100)]
             refused = [asker.ask("nobody", LARGE) for _ in range(100)]
             assert {future.result().status for future in failing} == {500}
-            assert {future.result().status for future in refused} == {400}
+            assert {future.result().status for future in refused} == {404}
             for _ in range(50):
                 connection = server_connection(server)
                 connection.reset()

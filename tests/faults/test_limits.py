@@ -58,7 +58,9 @@ def server(repository):
     once_for_all = parameter("RESTART_RETRY_S", 0)
     write_victim(repository, "frail", parameter("RESTART_LIMIT", 2) + once_for_all)
     write_victim(repository, "frail_start", parameter("RESTART_LIMIT", 2) + once_for_all)
-    write_caller(repository, "frail_pair", TWO + parameter("RESTART_LIMIT", 1) + once_for_all)
+    for name in ("frail_pair", "frail_ring"):
+        write_caller(repository, name, TWO + parameter("RESTART_LIMIT", 1) + once_for_all)
+    write_caller(repository, "rest_of_ring")
     with serving_without_leaks(repository, flags=("--model-control-mode=explicit", "--load-model=*")) as server:
         yield server
 
@@ -188,6 +190,34 @@ def test_a_call_that_waits_for_an_instance_which_is_given_up(server, repository)
     (directory / "broken").unlink()
     told(server, "controller", "load frail_pair")
     assert told(server, "frail_pair", "call frail_pair echo both") == "both"
+
+
+@pytest.mark.spec("pb-B13")
+def test_of_calls_that_a_lost_instance_lets_wait_for_each_other_one_fails(server, repository):
+    """Its model goes on, ends, and serves the other."""
+    names = ("frail_ring", "rest_of_ring")
+    gates = [Gate(repository / name, "ring") for name in names]
+    restarted = Gate(repository / "frail_ring", "initialize")
+    with Asker(server) as asker:
+        asked = [
+            asker.ask("frail_ring", "call_later ring rest_of_ring echo one"),
+            asker.ask("rest_of_ring", "call_later ring frail_ring echo two"),
+        ]
+        for gate in gates:
+            gate.wait_reached()
+        idle = int(told(server, "frail_ring", "pid"))
+        (repository / "frail_ring" / "gated").touch()
+        os.kill(idle, signal.SIGKILL)
+        restarted.wait_reached()
+        for gate in gates:
+            gate.open()
+        for name in names:
+            metric = f'nv_inference_pending_request_count{{model="{name}",version="1"}}'
+            wait_until(lambda metric=metric: server.metrics()[metric] == 1, "a call does not wait")
+        os.kill(starts(repository / "frail_ring")[-1][0], signal.SIGKILL)
+        found = [future.result().json["outputs"][0]["data"][0] for future in asked]
+    assert sum("no instance is free" in answer for answer in found) == 1, found
+    assert sum(answer in {"one", "two"} for answer in found) == 1, found
 
 
 # --- The end ---

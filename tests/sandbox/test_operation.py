@@ -194,7 +194,8 @@ def test_a_path_that_is_not_there_is_named_or_created(tmp_path):
     made = tmp_path / "shelf" / "kept"
     (tmp_path / "link").symlink_to(tmp_path)
     written = f"{tmp_path}:{made}/:{tmp_path}/link/other"
-    write(tmp_path / "models", "model", SANDBOX_READ=f"{tmp_path}/wieghts", SANDBOX_WRITE=written)
+    rights = {"SANDBOX_READ": f"{tmp_path}/wieghts", "SANDBOX_WRITE": written, "SANDBOX_UID": "host"}
+    write(tmp_path / "models", "model", **rights)
     with serving(tmp_path / "models") as server:
         server.wait_for(rf"W.*model 'model': SANDBOX_READ names {tmp_path}/wieghts, which does not exist")
         server.wait_for(

@@ -32,6 +32,9 @@ UNUSED_S = 7 * 24 * 3600.0
 _TRIM_EVERY_S = 3600.0
 _LOCK = ".lock"
 _DIGEST_BYTES = 8
+_LONGEST_NAME = 50
+"""Characters of a model's directory in the name of its home: each may have four bytes, and a file name 255."""
+
 _NOT_CHANGED = -1
 _BLOCK_BYTES = 512
 _MOST_COUNTED = 1_000_000
@@ -83,7 +86,7 @@ class Homes:
         path = self.directory / _name_of(model)
         with suppress(FileExistsError):
             self._make(path)
-            _lock_of(path).write_text(model)
+            _note_model(path, model)
         return path
 
     def enter(self, model: str, gid: int | None, take: Callable[[], int], give_back: Callable[[int], None]) -> Home:
@@ -114,6 +117,8 @@ class Homes:
             if home.users:
                 return
             del self._homes[home.path]
+            with suppress(OSError):
+                _close(home)
             if not home.is_fixed:
                 home.give_back(home.gid)
             with suppress(OSError):
@@ -134,10 +139,10 @@ class Homes:
                 if not lock.take_alone():
                     lock.release()
                     continue
-                _lock_of(path).write_text(model)
-                with suppress(FileExistsError):
-                    self._make(path)  # another server may have removed it before it was locked
                 try:
+                    _note_model(path, model)
+                    with suppress(FileExistsError):
+                        self._make(path)  # another server may have removed it before it was locked
                     taken = take() if gid is None else gid
                 except BaseException:
                     lock.release()
@@ -194,7 +199,7 @@ class Homes:
 
     def _model_exists(self, path: Path) -> bool:
         try:
-            return os.path.isdir(_lock_of(path).read_text())
+            return os.path.isdir(os.fsdecode(_lock_of(path).read_bytes()))
         except (OSError, ValueError):
             return True
 
@@ -231,11 +236,15 @@ def _name_of(model: str) -> str:
     real = os.path.realpath(model)
     owner = os.stat(real).st_uid
     digest = blake2b(f"{owner} {real}".encode(errors="surrogateescape"), digest_size=_DIGEST_BYTES)
-    return f"{os.path.basename(real)[:100]}-{digest.hexdigest()}"
+    return f"{os.path.basename(real)[:_LONGEST_NAME]}-{digest.hexdigest()}"
 
 
 def _lock_of(path: Path) -> Path:
     return path.with_name(path.name + _LOCK)
+
+
+def _note_model(path: Path, model: str) -> None:
+    _lock_of(path).write_bytes(os.fsencode(model))
 
 
 def _prepare(home: Home) -> None:
@@ -250,6 +259,16 @@ def _prepare(home: Home) -> None:
         os.fchmod(descriptor, _OF_GROUP)
     finally:
         os.close(descriptor)
+
+
+def _close(home: Home) -> None:
+    """Close a home that nobody uses: its group may be another model's next."""
+    if os.geteuid() == 0:
+        descriptor = open_directory(str(home.path))
+        try:
+            os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
 
 
 def _hand_over(directory: int, had: int, group: int, levels: int = _MOST_LEVELS) -> None:
@@ -274,7 +293,9 @@ def _hand_over_one(name: str, directory: int, had: int, group: int, levels: int)
         if had != group:
             os.chown(place, -1, group)
         mode = stat.S_IMODE(status.st_mode)
-        opened = (mode & ~stat.S_ISUID) | (mode & stat.S_IRWXU) >> 3 | (stat.S_ISGID if is_directory else 0)
+        opened = (
+            mode & ~(stat.S_ISUID | stat.S_ISGID) | (mode & stat.S_IRWXU) >> 3 | (stat.S_ISGID if is_directory else 0)
+        )
         if had != group or mode != opened:
             os.chmod(place, opened)
         if is_directory and levels:

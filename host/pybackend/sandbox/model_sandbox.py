@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import shlex
-import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -34,6 +32,7 @@ from pybackend.sandbox.model_reach import (
     server_user,
     warn_of_closed_files,
 )
+from pybackend.sandbox.new_directories import make_directory
 from pybackend.sandbox.options import HOST_UID, SandboxOptions, permissions, resource_limits
 from pybackend.sandbox.python_places import PythonPlaces, python_places
 from pybackend.sandbox.sandbox import Sandbox
@@ -57,6 +56,9 @@ _GROUP_MAY, _NOBODY_MAY = 0o007, 0o077
 """File creation masks. Instances of a model share only their group."""
 
 _PLACES_OF_OPERATOR = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
+
+_NOBODY = 65534
+"""Stands for a user that the server assigns: it has no rights of its own to any file."""
 
 _NAMES_OF_USER = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
@@ -171,7 +173,7 @@ class ModelSandbox:
         self._home: Home | None = None
         for path in options.write:
             if not os.path.lexists(path):
-                _make_directory(name, path)
+                _make_directory(name, path, self._likely_account)
         for path in options.read:
             if not os.path.exists(path):
                 log.warning(
@@ -204,6 +206,14 @@ class ModelSandbox:
     def has_own_user(self) -> bool:
         """Whether processes should run as another user than the server's."""
         return os.geteuid() == 0 and self._options.uid != HOST_UID
+
+    @property
+    def _likely_account(self) -> Account | None:
+        """The user of its processes, as far as file permissions can know it beforehand."""
+        if not self.has_own_user:
+            return server_user().account
+        uid = self._options.uid
+        return Account(_NOBODY, frozenset()) if uid is None else Account(uid, frozenset({uid}))
 
     def _make(self, gpu: GpuAccess) -> InstanceSandbox:
         missing: dict[str, str] = {}
@@ -486,21 +496,10 @@ class ModelSandbox:
             self._users.give_back(confinement.uid)
 
 
-def _make_directory(model: str, path: str) -> None:
+def _make_directory(model: str, path: str, account: Account | None) -> None:
     """Create a directory that a model may write: a confined process cannot. Everybody who may write beside it may do so in it."""
-    missing = [os.path.normpath(path)]
-    while not os.path.lexists(os.path.dirname(missing[-1])):
-        missing.append(os.path.dirname(missing[-1]))
-    beside = os.path.dirname(missing[-1])
     try:
-        if os.path.realpath(beside) != beside:
-            raise OSError(errno.ELOOP, "a link is on the way to it")
-        status = os.stat(beside)
-        for each in reversed(missing):
-            os.mkdir(each)
-            if os.geteuid() == 0:
-                os.chown(each, status.st_uid, status.st_gid)
-            os.chmod(each, stat.S_IMODE(status.st_mode))
+        make_directory(path, account)
     except OSError as error:
         log.warning(
             "model '%s': SANDBOX_WRITE names %s, which does not exist and cannot be created: %s. Create it before the model "

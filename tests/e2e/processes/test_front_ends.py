@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import trustme
 
+from pybackend.frontend.remote import control
 from tests.support.connection import Connection, binary_body, connected, head, post
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
@@ -391,6 +393,18 @@ def test_a_front_end_that_lies_is_killed_and_others_go_on(server):
         held[survivor].send(post(PATH, BODY))
         assert held[survivor].reply().status == 200
     wait_until(lambda: victim not in front_ends(server) and len(front_ends(server)) == 2, "no other took its place")
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take another process's socket")
+def test_a_front_end_that_tells_of_a_port_that_it_has_not_is_killed(repository):
+    """Nobody would look after any front end if the server looked for such a port."""
+    with serving(repository, flags=("--front-ends=1", "--allow-grpc=false")) as server:
+        (victim,) = front_ends(server)
+        with channel_of(victim) as channel:
+            channel.send(b"\0" + msgspec.msgpack.encode([control.Accepting("grpc", "")]))
+        server.wait_for(r"broke the rules of its channel: it was not told to accept connections of grpc")
+        wait_until(lambda: victim not in front_ends(server) and len(front_ends(server)) == 1, "no other took its place")
 
 
 def sockets_of(pid: int) -> Iterator[socket.socket]:

@@ -51,9 +51,15 @@ class ModelServices:
         if not waiting:
             return
         graph = WaitGraph(waiting, self._calls.open_calls)
+        failed: object = None  # the execution of which calls have failed since the last look at the graph
         for call in waiting:
+            execution = call.caller, call.message.execution
+            if failed is not None and failed != execution:
+                graph.update()
+                failed = None
             cycle = graph.cycle(call)
             if cycle:
+                failed = execution
                 name = call.message.model_name
                 call.failure = InferenceError(
                     f"Model {name} - Error when running inference: the call can never be served, as models wait for each "
@@ -186,7 +192,7 @@ class WaitGraph:
         self._calls: dict[RunningExecution, list[OpenCall]] = {}
         self._stuck: set[RunningExecution] = set()
         self._add(calls)
-        self._free()
+        self.update()
 
     def cycle(self, call: OpenCall) -> list[str]:
         """The model names along the cycle that ``call`` closed, the first name repeated at the end; empty if none."""
@@ -224,7 +230,8 @@ class WaitGraph:
                 self._stuck.add(execution)
                 self._add(waiting)
 
-    def _free(self) -> None:
+    def update(self) -> None:
+        """Remove executions that can continue, since calls have been answered or have failed."""
         while True:
             free = {
                 execution
@@ -236,7 +243,7 @@ class WaitGraph:
             self._stuck -= free
 
     def _is_blocked(self, call: OpenCall) -> bool:
-        if call.pending is None or call.pending.answered:
+        if call.pending is None or call.pending.answered or call.failure is not None:
             return False
         blockers = _blockers(call)
         return bool(blockers) and all(execution in self._stuck for execution in blockers)

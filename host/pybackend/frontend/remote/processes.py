@@ -494,6 +494,8 @@ class FrontEnd:
         return sock.fileno() >= 0 and listens(sock)
 
     def _on_accepting(self, told: control.Accepting) -> None:
+        if told.service not in self._listening:
+            raise RemoteProtocolError(f"it was not told to accept connections of {told.service}")
         if told.failure:
             self._end(f"was killed, because it cannot accept connections of {told.service}: {told.failure}")
         self._accepting.add(told.service)

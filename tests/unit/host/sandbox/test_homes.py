@@ -69,6 +69,21 @@ def test_models_of_one_name_and_models_of_other_users_have_other_homes(tmp_path,
     assert homes.place(str(tmp_path / "others" / ".." / "models" / "m")) == homes.place(model)
 
 
+@pytest.mark.parametrize("name", [b"\xc4\xe3\xba\xc3", "\u6a21".encode() * 85])
+def test_names_that_are_no_text_and_the_longest_ones(tmp_path, name):
+    homes = Homes(tmp_path / "homes", LARGE)
+    directory = tmp_path / os.fsdecode(name)
+    directory.mkdir()
+    home = enter(homes, str(directory))
+    keep(home)
+    homes.leave(home)
+    os.utime(home.path.with_name(home.path.name + ".lock"), (time.time() - UNUSED_S - 1,) * 2)
+    other = tmp_path / "other"
+    other.mkdir()
+    enter(Homes(homes.directory, LARGE), str(other))
+    assert home.path.exists(), "its model is there"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
 def test_a_directory_that_changed_hands_has_another_home(tmp_path, model):
     homes = Homes(tmp_path / "homes", LARGE)
@@ -151,20 +166,22 @@ def test_files_are_opened_to_the_next_group_and_names_of_foreign_files_are_not(t
     home = enter(homes, model, None, groups)
     had = home.gid
     closed = keep(home, "closed/file")
+    program = keep(home, "closed/program")
     foreign, named = tmp_path / "foreign", home.path / "named"
     foreign.write_text("of somebody else")
     os.chown(foreign, 0, had)
     named.hardlink_to(foreign)
-    for path in (closed, closed.parent):
+    for path, mode in ((closed, 0o600), (program, 0o6700), (closed.parent, 0o700)):
         os.chown(path, 70_005, had)
-        path.chmod(0o700 if path.is_dir() else 0o600)
+        path.chmod(mode)
     foreign.chmod(0o600)
     (home.path / "out").symlink_to(foreign)
     homes.leave(home)
+    assert home.path.stat().st_mode & 0o777 == 0o700, "its group may be another model's next"
     home = enter(homes, model, None, groups)
     assert home.gid != had
-    found = {path: os.stat(path) for path in (closed, closed.parent, home.path)}
+    found = {path: os.stat(path) for path in (closed, program, closed.parent, home.path)}
     assert {status.st_gid for status in found.values()} == {home.gid}
-    assert [status.st_mode & 0o7777 for status in found.values()] == [0o660, 0o2770, 0o2770]
+    assert [status.st_mode & 0o7777 for status in found.values()] == [0o660, 0o770, 0o2770, 0o2770]
     assert (foreign.stat().st_gid, foreign.stat().st_mode & 0o777) == (had, 0o600)
     homes.leave(home)
