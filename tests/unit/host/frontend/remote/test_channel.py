@@ -172,7 +172,9 @@ async def test_parts_of_frames_are_few_in_a_turn_however_much_waits_behind_them(
 
     loop.call_soon(turn)
     assert [number.value for number in await ours.hears(100)] == list(range(100))
-    assert max(after - before for before, after in pairwise(parts)) <= 2, "the end of a frame, and the beginning of the next"
+    assert max(after - before for before, after in pairwise(parts)) <= 2, (
+        "the end of a frame, and the beginning of the next"
+    )
 
 
 @in_loop
