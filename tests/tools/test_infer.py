@@ -84,6 +84,24 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OTU", np.zeros(1))]) for _ in requests]
 """
 
+TITLE, SHOWN = "\x1b]0;another title\x07\x9b2J", r"\u001b]0;another title\u0007\u009b2J"
+"""What changes a terminal that it is written to, and what stands in its place."""
+ESCAPES = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        if pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()[0] > 0:
+            raise ValueError({TITLE!r})
+        return [pb_utils.InferenceResponse([pb_utils.Tensor({TITLE!r}, np.zeros(1, np.float32))]) for _ in requests]
+"""
+STREAM_ESCAPES = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]))
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError({TITLE!r})))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
@@ -104,6 +122,11 @@ def repository(tmp_path_factory):
     write_model(directory, "refuses", REFUSES, out)
     write_model(directory, "misspelt", MISSPELT, out)
     write_model(directory, "stream", STREAM, identity_config(extra=DECOUPLED))
+    write_model(
+        directory, "escapes", ESCAPES, identity_config().replace('"OUT"', json.dumps(TITLE, ensure_ascii=False))
+    )
+    write_model(directory, "stream_escapes", STREAM_ESCAPES, identity_config(extra=DECOUPLED))
+    write_model(directory, "huge", IDENTITY, identity_config(dims="[ 1000000000000 ]"))
     return directory
 
 
@@ -429,6 +452,31 @@ def test_random_inputs_fit_every_model(infer, name):
     done = infer(name, "--random")
     assert (done.returncode, done.stderr) == (0, "")
     assert "OUT" in done.stdout
+
+
+def test_no_random_values_for_an_input_that_wants_more_than_fit_into_memory(infer):
+    done = infer("huge", "--random")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: input 'IN' of shape [1000000000000] has more than 16,000,000 elements, the most that get random values: name a "
+        "file with its values\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stream"),
+    [
+        (["escapes", "IN=[0]"], "stdout"),
+        (["escapes", "IN=[0]", "--json"], "stdout"),
+        (["escapes", "IN=[1]"], "stderr"),
+        (["stream_escapes", "IN=[1]"], "stderr"),
+    ],
+    ids=["name", "name in JSON", "error", "error in a stream"],
+)
+def test_nothing_that_a_model_writes_changes_the_terminal(infer, arguments, stream):
+    done = infer(*arguments)
+    assert SHOWN in getattr(done, stream)
+    assert all(each.isprintable() for each in (done.stdout + done.stderr).replace("\n", ""))
 
 
 @pytest.mark.parametrize(("name", "spec"), [("square", "INT32 [2,2]"), ("stream", "FP32 [-1]")])

@@ -10,17 +10,30 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
+from pybackend.observability.log_lines import one_line
+
 _WIDTH = 120
+_WITHIN_LINES = re.compile(r"[^\n\t]+")
 _COMMAND, _FIXED_SPACE = re.compile(r"`[^`]*`"), "\N{NO-BREAK SPACE}"
 
 
 def print_text(text: str) -> None:
     """Print lines of text. A reader that has left, such as ``head``, is no error."""
     try:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{_harmless(text)}\n")
         sys.stdout.flush()
     except BrokenPipeError:  # the interpreter must not complain at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_error(text: str) -> None:
+    """Print lines of text to standard error."""
+    sys.stderr.write(f"{_harmless(text)}\n")
+
+
+def _harmless(text: str) -> str:
+    """The same lines, in which nothing changes the terminal: names, errors and answers are those of models."""
+    return _WITHIN_LINES.sub(lambda line: one_line(line[0]), text)
 
 
 def is_terminal() -> bool:
