@@ -16,7 +16,7 @@ from pybackend_tools.terminal.dev_command import parse_dev
 from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, serving
 
 CONFIG = f"""
 backend: "python"
@@ -238,3 +238,66 @@ def test_what_is_no_repository_is_recognised(tmp_path, capsys):
     assert "if you trust the model, add --trust-pickle" in capsys.readouterr().err
     assert main(["dev", str(tmp_path / "code")]) == 1
     assert "/code/model.py is the code of a model" in capsys.readouterr().err
+
+
+WRITES = """
+import os
+
+PLACE = os.path.dirname(__file__)
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with open(os.path.join(PLACE, "starts.txt"), "a") as starts:
+            starts.write("begun\\n")
+        self.count = 0
+
+    def execute(self, requests):
+        self.count += 1
+        with open(os.path.join(PLACE, "calls.txt.new"), "w") as calls:
+            calls.write(str(self.count))
+        os.replace(os.path.join(PLACE, "calls.txt.new"), os.path.join(PLACE, "calls.txt"))
+        np.save(os.path.join(PLACE, "state"), self.count)
+        answer = np.array([self.count], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer)]) for _ in requests]
+"""
+
+TOUCHES_FROM_OUTSIDE = """
+import os, subprocess
+
+class TritonPythonModel:
+    def initialize(self, args):
+        subprocess.run(["/bin/sh", "-c", 'echo x >> "$0"', os.path.join(os.path.dirname(__file__), "log.txt")], check=True)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+@pytest.fixture
+def follower(tmp_path):
+    with serving(tmp_path, command="dev") as server:
+        server.wait_for("following changes of")
+        yield server
+
+
+def test_a_model_that_writes_beside_its_code_is_not_loaded_again(follower, tmp_path):
+    directory = write_model(tmp_path, "writes", WRITES, CONFIG)
+    (directory / "1").chmod(0o777)
+    tells(follower, "writes", 1)
+    assert [told(follower, "writes") for _ in range(3)] == [2, 3, 4]
+    # The server has looked at all files by the time that it has noticed a later change of another model.
+    for factor in (1, 2):
+        write(tmp_path, "later", factor)
+        tells(follower, "later", factor)
+    assert told(follower, "writes") == 5
+    assert (directory / "1" / "starts.txt").read_text() == "begun\n"
+    assert follower.output.count("model 'writes' writes 1/starts.txt beside its code") == 1
+    # What its author changes counts as before.
+    write_model(tmp_path, "writes", WRITES.replace("self.count = 0", "self.count = 100"), None)
+    tells(follower, "writes", 101)
+
+
+def test_a_model_that_loads_for_ever_is_named(follower, tmp_path):
+    directory = write_model(tmp_path, "touched", TOUCHES_FROM_OUTSIDE, CONFIG)
+    (directory / "1").chmod(0o777)
+    follower.wait_for(r"Model 'touched' was loaded 5 times in \d+ s, because 1/log.txt keeps changing")

@@ -193,6 +193,7 @@ class StubSession:
                 heard.FreeInput: lambda freed, _: inputs.on_freed(freed),
                 heard.NeedOutput: lambda needed, _: outputs.grow(needed.nbytes),
                 heard.Detached: lambda detached, _: outputs.detached(detached.segment),
+                heard.Wrote: lambda wrote, _: settings.on_wrote(wrote.path),
                 heard.Call: partial(services.on_call, caller),
                 heard.LocalCall: lambda call, _: self._on_local_call(call),
                 heard.CancelCall: lambda cancelled, _: services.on_cancel_call(caller, cancelled.call),

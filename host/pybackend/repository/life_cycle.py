@@ -65,6 +65,7 @@ class ModelLifeCycle:
         Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         serving = {int(model.version): model for model in entry.ready_versions()}
+        candidates, entry.origins = self._without_own_files(candidates), self._without_own_files(entry.origins)
         await self._change_instances(entry, serving, candidates)
         new = {
             version: self._create(candidate)
@@ -113,6 +114,10 @@ class ModelLifeCycle:
                     model.sequences.keep()
             self.retire(replaced)
             self._pass_sequences_on(entry.full_name)
+
+    def _without_own_files(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
+        own = self._host.own_files
+        return {version: each.without(own.of(each.source.directory)) for version, each in candidates.items()}
 
     async def _change_instances(
         self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
