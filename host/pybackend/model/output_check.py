@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pybackend.errors import InferenceError
+from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
@@ -21,19 +22,19 @@ _SIMILAR = 0.6
 class OutputForm:
     """Gives one version's responses the form that clients expect.
 
-    If it validates outputs, except hidden ones, a wrong output turns the response into an error; so does a lack of any, unless
-    a response ``may_be_empty``, as those of a decoupled model.
+    If it validates outputs, except hidden ones, a wrong output turns the response into an error; so does a missing one, unless
+    outputs ``may_be_missing``, as in the responses of a decoupled model.
     """
 
     def __init__(
-        self, signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_empty: bool
+        self, signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_missing: bool
     ) -> None:
         self._signature = signature
         self._hidden = hidden
         self._validates = validates
-        self._visible = () if may_be_empty else tuple(name for name in signature.outputs if name not in hidden)
+        self._may_be_missing = may_be_missing
 
-    def give_to(self, response: InferenceResponse, batch_size: int) -> None:
+    def give_to(self, response: InferenceResponse, request: InferenceRequest) -> None:
         """Reshape a response's outputs, and validate them."""
         signature = self._signature
         for output in response.outputs if signature.has_reshape else ():
@@ -42,22 +43,33 @@ class OutputForm:
                 output.shape = signature.shape_for_client(tensor, output.shape)
         if self._validates and response.error is None:
             outputs = [output for output in response.outputs if output.name not in self._hidden]
-            if self._visible and not outputs:
-                names = ", ".join(self._visible)
-                response.error = InferenceError(f"model '{signature.model_name}' returned none of its outputs: {names}")
-            else:
-                response.error = output_error(outputs, signature, batch_size)
+            response.error = output_error(outputs, signature, request.batch_size)
+            if response.error is None and not self._may_be_missing:
+                response.error = self._missing(outputs, request)
             if response.error is not None:
                 response.release()
 
+    def _missing(self, outputs: Sequence[OutputTensor], request: InferenceRequest) -> InferenceError | None:
+        """The error for an output that the request wants, or that is configured if it names none, and that is not there."""
+        names = [output.name for output in outputs]
+        wanted = request.requested_outputs or self._signature.outputs
+        for name in wanted:
+            if name not in names and name not in self._hidden and name not in request.dispensable_outputs:
+                why = "which the request wants" if request.requested_outputs else "which its configuration has"
+                others = f". It returned {', '.join(names)}" if names else ""
+                return InferenceError(
+                    f"model '{self._signature.model_name}' returned no output '{name}', {why}{others}"
+                )
+        return None
+
 
 def output_form(
-    signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_empty: bool = False
+    signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_missing: bool = False
 ) -> OutputForm | None:
     """The output form of a version, None if outputs are sent exactly as returned; see :class:`OutputForm`."""
     if not (validates or signature.has_reshape):
         return None
-    return OutputForm(signature, hidden, validates=validates, may_be_empty=may_be_empty)
+    return OutputForm(signature, hidden, validates=validates, may_be_missing=may_be_missing)
 
 
 def output_error(outputs: Sequence[OutputTensor], signature: ModelSignature, batch_size: int) -> InferenceError | None:

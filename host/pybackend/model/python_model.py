@@ -199,7 +199,7 @@ class PythonModel(Model):
         self._views_regions = version.options.views_regions
         self._states = frozenset(() if version.states is None else version.states.output_names)
         decoupled, validates = version.config.decoupled, version.options.validate_outputs
-        form = output_form(version.signature, version.hidden_outputs, validates=validates, may_be_empty=decoupled)
+        form = output_form(version.signature, version.hidden_outputs, validates=validates, may_be_missing=decoupled)
         instances = await loader.initialize(version)
         if not loader.needs_server(version):
             self.membership = Membership(self._processes.group, self._processes.member)
