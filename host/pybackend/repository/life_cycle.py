@@ -29,6 +29,9 @@ _SHARE_TO_FINALIZE, _LONGEST_TO_FINALIZE_S = 0.1, 10.0
 _FRAMES = "\n\nAt:\n"
 """In the reason of a load that an exception of the model ended: its process has written the traceback to the log."""
 
+SLOW_LOAD_S = 2.0
+"""The log says what a version does that is still loading after so long."""
+
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 """Wait before a failed load is tried again; it doubles with each attempt."""
 
@@ -180,6 +183,7 @@ class ModelLifeCycle:
     async def _load_version(self, model: Model) -> None:
         about = about_model(model.full_name, model.version)
         log.info("loading: %s:%s", model.full_name, model.version, extra=DETAIL | about)
+        slow = asyncio.get_running_loop().call_later(SLOW_LOAD_S, _say_slow, model)
         try:
             await model.load()
         except ModelLoadError as error:
@@ -193,6 +197,8 @@ class ModelLifeCycle:
             if not model.may_recover:
                 await self._forget(model)
             return
+        finally:
+            slow.cancel()
         took_s = model.statistics.load_duration_ns / 1e9
         log.info("successfully loaded '%s' version %s in %.2f s", model.full_name, model.version, took_s, extra=about)
 
@@ -280,3 +286,15 @@ class ModelLifeCycle:
 def _rules_of(candidates: Mapping[int, Candidate]) -> TrafficRules | None:
     """The traffic rules of the configuration that all candidates share."""
     return next((configured_traffic(each.source.config, candidates) for each in candidates.values()), None)
+
+
+def _say_slow(model: Model) -> None:
+    about = about_model(model.full_name, model.version)
+    log.info(
+        "'%s' version %s is still loading after %g s: %s",
+        model.full_name,
+        model.version,
+        SLOW_LOAD_S,
+        model.load_stage,
+        extra=about,
+    )
