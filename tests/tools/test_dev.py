@@ -174,7 +174,7 @@ def test_lines_are_short_and_the_end_is_quick(server):
 
 def test_defaults(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = parse_dev([], tmp_path)
+    settings = parse_dev([], tmp_path.absolute)
     assert (settings.repositories, settings.model_directories) == ((tmp_path,), ())
     assert {settings.http.address, settings.grpc.address, settings.http.metrics_address} == {"127.0.0.1"}
     assert (settings.models.exit_timeout_s, settings.exit_on_error) == (2, False)
@@ -183,15 +183,15 @@ def test_defaults(tmp_path, monkeypatch):
     (tmp_path / "models/a/2/model.py").touch()
     (tmp_path / "models/b/1").mkdir(parents=True)
     (tmp_path / "models/b/1/model.onnx").touch()
-    assert parse_dev(["models/b"], tmp_path).model_directories == (tmp_path / "models/b",)
+    assert parse_dev(["models/b"], tmp_path.absolute).model_directories == (tmp_path / "models/b",)
     for directory, argument in ((".", "models/a"), ("models/a", "."), ("models/a/2", "..")):
         monkeypatch.chdir(tmp_path / directory)
-        settings = parse_dev([argument, "--http-port=1"], tmp_path)
+        settings = parse_dev([argument, "--http-port=1"], tmp_path.absolute)
         assert (settings.repositories, settings.model_directories) == ((), (tmp_path / "models/a",))
     assert settings.http.port == 1
     for flag in ("--model-control-mode=explicit", "--repository-poll-secs=0"):
         with pytest.raises(ServerError, match="`pybackend dev` follows its repository"):
-            parse_dev([flag], tmp_path)
+            parse_dev([flag], tmp_path.absolute)
 
 
 def test_a_framework_s_file_is_served_at_once(tmp_path):
@@ -207,6 +207,7 @@ def test_a_framework_s_file_is_served_at_once(tmp_path):
         server.wait_for("following changes of")
         (copy,) = re.findall(r"following changes of (\S+?)\"?$", server.output, re.MULTILINE)
         assert os.path.exists(copy)
+        assert "models may write where" not in server.output  # its sandbox keeps other models from it
     finally:
         server.stop()
     assert not os.path.exists(copy)
