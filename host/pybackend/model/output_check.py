@@ -1,6 +1,7 @@
 """Reshapes outputs to the form that clients expect, and validates them, or warns about them in the log."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
+from pybackend.observability.log_lines import about_model
 from pybackend.spelling import closest
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class OutputForm:
         self._hidden = hidden
         self._validates = validates
         self._may_be_missing = may_be_missing
+        self._refusals = OutputRefusals(signature.model_name)
 
     def give_to(self, response: InferenceResponse, request: InferenceRequest) -> None:
         """Reshape a response's outputs, and validate them."""
@@ -47,6 +50,7 @@ class OutputForm:
             if response.error is None and not self._may_be_missing:
                 response.error = self._missing(outputs, request)
             if response.error is not None:
+                self._refusals.note(response.error.message, response.model_version)
                 response.release()
 
     def _missing(self, outputs: Sequence[OutputTensor], request: InferenceRequest) -> InferenceError | None:
@@ -129,6 +133,33 @@ _REPEATED = ""
 """Stands for all names that outputs share: one warning is enough."""
 
 _ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
+
+
+COUNTED_S = 1.0
+"""How long refusals like one that was written are only counted."""
+
+
+class OutputRefusals:
+    """Writes to the log which responses of a version were refused: one line for each kind, and how many more there were."""
+
+    def __init__(self, model_name: str) -> None:
+        self._name = model_name
+        self._kinds: dict[str, tuple[float, int]] = {}  # by text: when it was last written, and refusals since
+
+    def note(self, text: str, version: str) -> None:
+        now_s = time.monotonic()
+        written_s, count = self._kinds.pop(text, (-COUNTED_S, 0))
+        if now_s - written_s < COUNTED_S:
+            self._kinds[text] = written_s, count + 1
+            return
+        if len(self._kinds) >= MOST_WARNINGS:
+            oldest = next(iter(self._kinds))
+            if now_s - self._kinds[oldest][0] < COUNTED_S:
+                return  # stubs choose the texts
+            del self._kinds[oldest]
+        self._kinds[text] = now_s, 0
+        more = f" ({count} more like it before)" if count else ""
+        log.error("refused a response: %s%s", text, more, extra=about_model(self._name, version))
 
 
 class OutputWarnings:

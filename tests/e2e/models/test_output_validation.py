@@ -117,6 +117,7 @@ ensemble_scheduling { step [ {
 
 @served(flags=("--allow-mlflow",))
 def server(repository):
+    write_model(repository, "refusing", MODEL, CONFIG.format(switch="yes"))
     for switch in ("yes", "no"):
         write_model(repository, f"validates_{switch}", MODEL, CONFIG.format(switch=switch))
     config = CONFIG.format(switch="no")
@@ -151,6 +152,18 @@ def test_what_is_not_as_configured(server, number, datatype, shape, complaint):
     assert (passed_on["datatype"], passed_on["shape"]) == (datatype, shape)
     refused = ask(server, "validates_yes", number)
     assert (refused.status, refused.error) == (500, f"model 'validates_yes' {complaint}")
+
+
+def test_a_refused_output_is_in_the_log(server):
+    """Once a second at most, and then with the number of those like it that were not written."""
+    refused = "refused a response: model 'refusing' returned output 'OUT' as INT16, but its configuration says FP32"
+    for _ in range(20):
+        assert ask(server, "refusing", 1).status == 500
+    server.wait_for(refused)
+    written = [line for line in log_lines(server.output) if line.text.startswith(refused)]
+    more = sum(int(re.search(r"(\d+) more like it before", line.text)[1]) for line in written if "more" in line.text)
+    assert len(written) + more <= 20
+    assert len(written) < 20
 
 
 @pytest.mark.spec("pb-E08")
