@@ -326,3 +326,9 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path, onnx_file, capsys):
 
 def _without_pytest():
     return {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
+
+
+def test_a_slow_import_says_what_it_does(tmp_path, onnx_file, capsys, monkeypatch):
+    monkeypatch.setattr("pybackend.cli.terminal.SLOW_S", 0.0)
+    assert main(["import", str(onnx_file), f"--repository={tmp_path / 'models'}"]) == 0
+    assert capsys.readouterr().err.startswith("the model is loading, and its framework with it ...\n")

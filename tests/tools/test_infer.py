@@ -558,3 +558,34 @@ def test_a_signal_ends_the_server_of_a_request_after_the_response(tmp_path):
         out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "model waits, version 1\nOUT  FP32 [1]  [1.]\n"), errors
     assert "Traceback" not in errors
+
+
+WAITS_AT_START = """
+class TritonPythonModel:
+    def initialize(self, args):
+        pass_gate(args["model_repository"], "initialize")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+@pytest.mark.spec("srv-H05")
+def test_a_model_that_is_still_loading(tmp_path, capsys):
+    gate = Gate(write_model(tmp_path, "slow", GATE + WAITS_AT_START, identity_config()), "initialize")
+    with serving(tmp_path, flags=("--model-control-mode=poll",), ready=False) as server:
+        server.wait_until("/v2/health/live", 200)
+        gate.wait_reached()
+        loading = "it is still loading, for [0-9]+ s"
+        for path, status, text in (
+            ("slow", 404, f"Request for unknown model: 'slow' has no available versions: {loading}"),
+            ("slow/versions/1", 503, f"Request for unknown model: 'slow' version 1 is not at ready state: {loading}"),
+        ):
+            reply = server.infer(path, "{}")
+            assert reply.status == status
+            assert re.fullmatch(text, reply.error)
+        assert main(["infer", f"--url=http://{server.url}", "slow", "IN=1"]) == 1
+        assert re.fullmatch(f"error: Request for unknown .*: {loading}\n", capsys.readouterr().err)
+        server.wait_for("'slow' version 1 is still loading after 2 s: initialize runs")
+        gate.open()
+        server.wait_ready()

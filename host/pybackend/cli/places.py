@@ -17,7 +17,7 @@ from pybackend.settings import Settings
 
 def with_single_models(settings: Settings) -> Settings:
     """The settings, with each repository that is the directory of one model treated as that model."""
-    single = tuple(Path(os.path.abspath(path)) for path in settings.repositories if is_model_directory(path))
+    single = tuple(path for path in settings.repositories if is_model_directory(path))
     repositories = tuple(path for path in settings.repositories if not is_model_directory(path))
     return replace(settings, repositories=repositories, model_directories=single)
 

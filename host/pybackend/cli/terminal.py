@@ -6,7 +6,9 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -97,6 +99,22 @@ def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def counted(number: int, noun: str) -> str:
     """``1 model``, ``2 models``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+SLOW_S = 2.0
+"""A command that works for longer says what it does."""
+
+
+@contextmanager
+def said_if_slow(what: str) -> Iterator[None]:
+    """Say on standard error what is done in a ``with`` block, if that takes long."""
+    timer = threading.Timer(SLOW_S, lambda: sys.stderr.write(f"{what} ...\n"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def terminated(_signal: int, _frame: FrameType | None) -> NoReturn:

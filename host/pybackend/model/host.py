@@ -20,6 +20,7 @@ from pybackend.ipc.arena import TensorArena, TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.groups import ProcessGroups
 from pybackend.model.model import Model
+from pybackend.model.own_files import OwnFiles
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import BackendPlaces
 from pybackend.modelconfig.signature import ExtrasOf, no_extras
@@ -100,6 +101,7 @@ class ModelHost:
         groups: of models that live in one process.
         caller: the program whose functions some models are; None if all models have code.
         extras_of: reads configurations for further APIs.
+        own_files: what models write beside their code.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """
 
@@ -125,6 +127,7 @@ class ModelHost:
     tensor_budget: TensorBudget | None = None
     groups: ProcessGroups = field(default_factory=ProcessGroups)
     caller: Caller | None = None
+    own_files: OwnFiles = field(default_factory=OwnFiles)
 
     def arena_of(self, source: ModelSource) -> TensorArena:
         """New input memory for a version."""

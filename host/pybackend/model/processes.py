@@ -248,6 +248,7 @@ class ModelProcesses:
             of_backend=source.backend_file is not None,
             backend_settings=host.backends.settings_of(source.config.backend),
             debugger=self._debugger_points[seat.number] if self.is_debugged else None,
+            followed_directory=str(source.directory) if host.settings.tracks_files else "",
         )
         return StubSettings(
             launch,
@@ -258,6 +259,7 @@ class ModelProcesses:
             host.tensor_budget,
             self._callers,
             host.terminal,
+            partial(host.own_files.note, source.directory),
         )
 
     @property

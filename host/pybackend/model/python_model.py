@@ -15,6 +15,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.settings import InstanceState
 from pybackend.model.cached_answers import CachedAnswers, response_path
 from pybackend.model.host import ModelHost
 from pybackend.model.instance_requests import InstanceRequests
@@ -199,7 +200,7 @@ class PythonModel(Model):
         self._views_regions = version.options.views_regions
         self._states = frozenset(() if version.states is None else version.states.output_names)
         decoupled, validates = version.config.decoupled, version.options.validate_outputs
-        form = output_form(version.signature, version.hidden_outputs, validates=validates, may_be_empty=decoupled)
+        form = output_form(version.signature, version.hidden_outputs, validates=validates, may_be_missing=decoupled)
         instances = await loader.initialize(version)
         if not loader.needs_server(version):
             self.membership = Membership(self._processes.group, self._processes.member)
@@ -273,6 +274,12 @@ class PythonModel(Model):
         return drained and ended
 
     # Health and statistics
+
+    @property
+    def load_stage(self) -> str:
+        starting = (each for each in self.instances if each.state is not InstanceState.READY)
+        session = next((each.session for each in starting if each.session is not None), None)
+        return "its environment and its process are prepared" if session is None else session.stage
 
     @property
     def is_ready(self) -> bool:

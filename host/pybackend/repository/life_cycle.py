@@ -29,6 +29,9 @@ _SHARE_TO_FINALIZE, _LONGEST_TO_FINALIZE_S = 0.1, 10.0
 _FRAMES = "\n\nAt:\n"
 """In the reason of a load that an exception of the model ended: its process has written the traceback to the log."""
 
+SLOW_LOAD_S = 2.0
+"""The log says what a version does that is still loading after so long."""
+
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 """Wait before a failed load is tried again; it doubles with each attempt."""
 
@@ -65,6 +68,7 @@ class ModelLifeCycle:
         Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         serving = {int(model.version): model for model in entry.ready_versions()}
+        candidates, entry.origins = self._without_own_files(candidates), self._without_own_files(entry.origins)
         await self._change_instances(entry, serving, candidates)
         new = {
             version: self._create(candidate)
@@ -113,6 +117,10 @@ class ModelLifeCycle:
                     model.sequences.keep()
             self.retire(replaced)
             self._pass_sequences_on(entry.full_name)
+
+    def _without_own_files(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
+        own = self._host.own_files
+        return {version: each.without(own.of(each.source.directory)) for version, each in candidates.items()}
 
     async def _change_instances(
         self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
@@ -175,6 +183,7 @@ class ModelLifeCycle:
     async def _load_version(self, model: Model) -> None:
         about = about_model(model.full_name, model.version)
         log.info("loading: %s:%s", model.full_name, model.version, extra=DETAIL | about)
+        slow = asyncio.get_running_loop().call_later(SLOW_LOAD_S, _say_slow, model)
         try:
             await model.load()
         except ModelLoadError as error:
@@ -188,6 +197,8 @@ class ModelLifeCycle:
             if not model.may_recover:
                 await self._forget(model)
             return
+        finally:
+            slow.cancel()
         took_s = model.statistics.load_duration_ns / 1e9
         log.info("successfully loaded '%s' version %s in %.2f s", model.full_name, model.version, took_s, extra=about)
 
@@ -275,3 +286,15 @@ class ModelLifeCycle:
 def _rules_of(candidates: Mapping[int, Candidate]) -> TrafficRules | None:
     """The traffic rules of the configuration that all candidates share."""
     return next((configured_traffic(each.source.config, candidates) for each in candidates.values()), None)
+
+
+def _say_slow(model: Model) -> None:
+    about = about_model(model.full_name, model.version)
+    log.info(
+        "'%s' version %s is still loading after %g s: %s",
+        model.full_name,
+        model.version,
+        SLOW_LOAD_S,
+        model.load_stage,
+        extra=about,
+    )

@@ -162,6 +162,8 @@ class StepRequests:
             whole.timeout_us,
             True,  # is_inner
         )
+        if step.dispensable:
+            request.dispensable_outputs = step.dispensable
         if whole.regions is not None:
             request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
         if whole.trace is not None:
