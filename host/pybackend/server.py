@@ -100,10 +100,8 @@ class Server:
         self._cache = (
             None if settings.cache is None else CACHES[settings.cache.kind].load().make(settings.cache.options)
         )
-        self._services = ModelServices()
-        router = EngineRouter(self._services)
         self._client_memory = ClientMemory(settings.http.memory_limit_bytes)
-        host = make_host(settings, launcher, self._services, router, signature_extras, self._cache, self._drop_readers)
+        host = make_host(settings, launcher, signature_extras, self._cache, self._drop_readers)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, remote)
@@ -118,8 +116,9 @@ class Server:
         )
         self._caller = host.caller
         self._others = None if settings.pools_file is None else OTHER_SERVERS.load()(settings.pools_file)
-        self._services.open(self.engine, self._repository.catalogue, self._others)
-        router.open(self.engine, self._repository.catalogue)
+        catalogue = self._repository.catalogue
+        self._services = ModelServices(self.engine, catalogue, self._others)
+        self._router = EngineRouter(self.engine, catalogue, self._services)
         self._sockets = _Sockets()
         self._diagnostics_key = DiagnosticsKey(launcher.bundle.parent)
         self._followed: list[FollowedFiles[Any]] = []
@@ -418,7 +417,7 @@ class Server:
     async def _load(self, *, is_told: bool) -> StartReport | None:
         """Load the models; returns the outcome if it must stop the server. A signal ends the wait."""
         began_s = asyncio.get_running_loop().time()
-        loading = asyncio.create_task(self._repository.load_all())
+        loading = asyncio.create_task(self._repository.load_all(self._services, self._router))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
