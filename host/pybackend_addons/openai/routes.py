@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ModelAdmission, Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
@@ -194,7 +194,7 @@ class OpenAiRoutes:
                 add_parameters(each, forwarded)
         return made
 
-    def _open(self, request: Request, name: str) -> Admission:
+    def _open(self, request: Request, name: str) -> ModelAdmission:
         """The admission of one inference request; it is counted if there is none."""
         with self._counted(request, name):
             admission = self._engine.open(name, "", _SENDER)
@@ -238,7 +238,7 @@ class OpenAiRoutes:
         return growing
 
     def _submission(
-        self, request: Request, admission: Admission, made: InferenceRequest, stack: AsyncExitStack
+        self, request: Request, admission: ModelAdmission, made: InferenceRequest, stack: AsyncExitStack
     ) -> Callable[[OnResponse], PendingRequest]:
         context = read_fields(request.headers.raw).context
         trace = begin_trace(self._engine.tracer, made, admission.full_name, "HTTP", context)

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
 from pybackend.frontend.flow import Flow
 from pybackend.frontend.grpc.call import Call, open_calls, open_messages
 from pybackend.frontend.grpc.frontend import GrpcFrontend
@@ -226,7 +226,7 @@ class GrpcConnection(asyncio.Protocol):
         return chain(self.peer.unwritten, *(answer.unreleased for answer in answers))
 
     @property
-    def arriving(self) -> Iterable[Admission]:
+    def arriving(self) -> Iterable[ClientAdmission]:
         """The admissions of requests whose tensors are arriving in models' memory."""
         return () if self.transport.is_closing() else chain(*(each.arriving for each in open_messages(self.http2)))
 

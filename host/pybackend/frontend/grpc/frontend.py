@@ -4,7 +4,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.engine.answers import RefusalReason
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
@@ -103,7 +103,7 @@ class GrpcFrontend(Port[Any]):
             return split_message(message, self.limits), None
         return self.memory.layouts.split(message, self.limits)
 
-    def plan(self, message: InferMessage, sender: Sender) -> tuple[Admission, InferPlan]:
+    def plan(self, message: InferMessage, sender: Sender) -> tuple[ClientAdmission, InferPlan]:
         """The request in the parts of a message, and its admission to the model; an InferenceError if it is refused."""
         admission = self.engine.open(message.model_name, message.model_version, sender)
         memory, signature = self.memory, admission.signature
@@ -111,7 +111,7 @@ class GrpcFrontend(Port[Any]):
         version, regions = admission.model_version, self.engine.regions
         return admission, decode_message(message, signature, version, self.limits, plans, regions)
 
-    def plan_large(self, message: InferMessage, admission: Admission, *, arriving: bool) -> Steps[InferPlan]:
+    def plan_large(self, message: InferMessage, admission: ClientAdmission, *, arriving: bool) -> Steps[InferPlan]:
         """The request in the parts of a large message, in steps of a few milliseconds; an InferenceError if it is refused.
 
         While its raw tensors are ``arriving``, there is one step.

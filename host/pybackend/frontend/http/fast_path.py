@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from pybackend.engine.admission import Admission, Route
+from pybackend.engine.admission import ClientAdmission, Route
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import CREDENTIALS
@@ -252,7 +252,7 @@ class FastPath:
         for memory in (self._heads, self._whole_heads, self._seen, self._seen_whole):
             memory.clear()
 
-    def _shorten(self, known: _KnownHead, admission: Admission) -> None:
+    def _shorten(self, known: _KnownHead, admission: ClientAdmission) -> None:
         """Make the shortcut for the next requests with a known head."""
         head = known.head
         if head.coding or head.forwarded or known.answer_fields or not head.takes_chunks:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import Coding
@@ -79,7 +79,7 @@ class InferExchange(Exchange):
         self._arrived = False
         self._dropped_bytes = 0
         self._refusal: InferenceError | None = None
-        self.admission: Admission | None = None  # to the model; None if the request is refused
+        self.admission: ClientAdmission | None = None  # to the model; None if the request is refused
         try:
             self.admission = frontend.engine.open(head.model_name, head.model_version, HTTP_CLIENT)
         except InferenceError as error:
@@ -203,7 +203,7 @@ class InferExchange(Exchange):
         self._release()
 
     @property
-    def arriving(self) -> Sequence[Admission]:  # type: ignore[override]
+    def arriving(self) -> Sequence[ClientAdmission]:  # type: ignore[override]
         return () if self.admission is None or self._body is None else (self.admission,)
 
     # The complete request
@@ -266,7 +266,7 @@ class InferExchange(Exchange):
             connection.record.continues(None if head.fields.context is None else head.fields.context[0])
         InferAnswer(connection, frontend.answers, ALL_JSON, head.coding, head.takes_chunks).fail(error)
 
-    def _plan(self, admission: Admission) -> InferPlan:
+    def _plan(self, admission: ClientAdmission) -> InferPlan:
         """The request, read to its end."""
         if self._body is not None:
             return self._body.finish()

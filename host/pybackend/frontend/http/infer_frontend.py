@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
@@ -77,7 +77,7 @@ class InferFrontend:
         self.guard = guard  # of the port; None if all calls may pass
         self.plans = PlanCaches() if fast_paths else None  # of earlier requests; None if nothing is remembered
 
-    def body(self, admission: Admission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body:
+    def body(self, admission: ClientAdmission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body:
         """Receives a body that is large, compressed, or of unknown size.
 
         ``nbytes`` is the announced size, None if there is none. When the model has no memory left, a slow client is dropped.

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from pybackend.engine.admission import Sender
+from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.frontend.remote import messages
@@ -137,7 +137,7 @@ class RemoteRoute:
 
 
 class RemoteAdmission:
-    """A request's admission to a version; see :class:`pybackend.engine.admission.Admission`."""
+    """The admission to a version of which the engine has told; see :class:`pybackend.engine.admission.ClientAdmission`."""
 
     __slots__ = ("_leases", "_sender", "_version", "signature")
 
@@ -153,7 +153,6 @@ class RemoteAdmission:
 
     @property
     def full_name(self) -> str:
-        """The model's full name, which tells it apart from those of other namespaces."""
         return self._version.full_name
 
     @property
@@ -162,12 +161,10 @@ class RemoteAdmission:
 
     @property
     def regions(self) -> RemoteRegions:
-        """Shared memory that clients have registered."""
         return self._version.engine.regions
 
     @property
     def is_decoupled(self) -> bool:
-        """True if a request may have any number of responses."""
         return self._version.is_decoupled
 
     @property
@@ -177,19 +174,18 @@ class RemoteAdmission:
 
     @property
     def holds_memory(self) -> bool:
-        """True while the admission holds model memory from :meth:`allocate`."""
         return any(lease.has_block for lease in self._leases)
 
-    def shares_memory_with(self, other: RemoteAdmission) -> bool:
-        """True if memory that one of them releases can serve the other."""
+    def shares_memory_with(self, other: ClientAdmission) -> bool:
+        if not isinstance(other, RemoteAdmission):
+            return False
         own, others = self._version, other._version
         if own is others or own.engine.memory.is_short_of_all:
             return True
         return not {*map(id, own.pools.values())}.isdisjoint(map(id, others.pools.values()))
 
-    def uses(self, pool: InputPool) -> bool:
-        """True if the memory of its inputs may be of this pool."""
-        return any(each is pool for each in self._version.pools.values())
+    def can_serve(self, place: object) -> bool:
+        return any(each is place for each in self._version.pools.values())
 
     def renew(self) -> None:
         """Switch to the version's successor if the engine has said that it was replaced."""
@@ -201,7 +197,6 @@ class RemoteAdmission:
             self.signature = self._version.signature
 
     def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> BlockLease | None:
-        """Input memory for a tensor; otherwise as for an admission of the engine."""
         version = self._version
         if nbytes <= INLINE_BYTES or version.is_closed:
             return None
@@ -215,7 +210,6 @@ class RemoteAdmission:
         return lease
 
     def route(self) -> RemoteRoute:
-        """The way to this version for further requests of the same kind."""
         return RemoteRoute(self._version)
 
     def submit(
@@ -236,7 +230,6 @@ class RemoteAdmission:
         return pending
 
     def release(self) -> None:
-        """Release the memory, because there will be no request. After :meth:`submit` this does nothing."""
         leases, self._leases = self._leases, []
         for lease in leases:
             lease.release()
