@@ -28,6 +28,7 @@ from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.frontend.grpc.connection import connections, start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.grpc.methods import MethodTable
 from pybackend.frontend.http import diagnostics_routes
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpConnection
@@ -124,7 +125,7 @@ class Server:
         self._followed: list[FollowedFiles[Any]] = []
         self._front_ends: FrontEnds | None = None
         self._http: HttpServer | None = None
-        self._grpc: GrpcFrontend | None = None
+        self._grpc: GrpcFrontend[InferenceEngine] | None = None
         self._metrics: HttpServer | None = None
         self._further: list[HttpServer] = []
         self._shared: list[tuple[str, list[socket.socket], Callable[[], Awaitable[None]], str]] = []
@@ -356,7 +357,9 @@ class Server:
             services["http"] = Service("HTTP", sockets.http, sockets.http_tls, serve)
         if self._grpc is not None:
             self._grpc.look_after()
-            services["grpc"] = Service("GRPC", sockets.grpc, sockets.grpc_tls, connections(self._grpc))
+            services["grpc"] = Service(
+                "GRPC", sockets.grpc, sockets.grpc_tls, connections(self._grpc, MethodTable(self._grpc))
+            )
         self._front_ends = front_ends = FrontEnds(
             self._settings,
             self.engine,
@@ -488,7 +491,7 @@ class Server:
             return self._front_ends.connection_count + sum(port.connection_count for port in self._further)
         return sum(port.connection_count for port in self._ports())
 
-    def _ports(self) -> list[HttpServer | GrpcFrontend | FrontEnds]:
+    def _ports(self) -> list[HttpServer | GrpcFrontend[InferenceEngine] | FrontEnds]:
         return [port for port in (self._front_ends, self._http, self._grpc, *self._further) if port is not None]
 
     async def _let_clients_go(self, deadline_s: float) -> None:

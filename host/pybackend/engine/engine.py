@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from pybackend.engine.admission import CLIENT, ModelAdmission, Sender
-from pybackend.engine.answers import AnswerCounts, Refusals
+from pybackend.engine.answers import AnswerCounts, RefusalCounts
 from pybackend.engine.description import ModelDescription, instance_document, statistics_document
 from pybackend.engine.figures import RepositoryFigures
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
@@ -65,7 +65,7 @@ class InferenceEngine:
         # counts of all answers, by the protocol of the sender
         self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK"), "model": AnswerCounts("OK")}
         # counts of the requests that no model accepted; front ends report them
-        self.refusals = Refusals(repository.catalogue.known_name)
+        self.refusals = RefusalCounts(repository.catalogue.known_name)
         # returns once every process that accepts requests goes by the present settings of the log and of traces
         self.spread_settings: Callable[[], Awaitable[None]] = _nothing
         # whether clients can connect

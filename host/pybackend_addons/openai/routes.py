@@ -18,7 +18,7 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.arrival import Arrival
 from pybackend.frontend.http.event_stream import EventStream
-from pybackend.frontend.http.infer_frontend import InferFrontend, read_fields
+from pybackend.frontend.http.infer_frontend import RouteFrontend, read_fields
 from pybackend.frontend.http.routes import (
     add_route,
     client_address,
@@ -89,7 +89,7 @@ _ERROR_MEMBERS = {name: {"type": ["string", "null"]} for name in ("message", "ty
 _ERROR = object_schema(error=object_schema(**_ERROR_MEMBERS))
 
 
-def add(app: FastAPI, frontend: InferFrontend, prefixes: Sequence[str]) -> None:
+def add(app: FastAPI, frontend: RouteFrontend, prefixes: Sequence[str]) -> None:
     """Add the routes to an application, below each of these paths."""
     routes = OpenAiRoutes(frontend)
     for prefix in prefixes:
@@ -120,7 +120,7 @@ def _in_openai_form(answer: Callable[[Request], Awaitable[Response]]) -> Callabl
 class OpenAiRoutes:
     """The answers to requests."""
 
-    def __init__(self, frontend: InferFrontend) -> None:
+    def __init__(self, frontend: RouteFrontend) -> None:
         self._frontend = frontend
         self._engine = frontend.engine
         self._created = int(time.time())

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pybackend.engine.admission import ClientAdmission, Route
+from pybackend.engine.door import Door
 from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS
 from pybackend.frontend.grpc.frontend import GrpcFrontend, Memory
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
@@ -48,7 +49,7 @@ KnownRequest = tuple[MessageLayout, Shortcut, InferenceRequest]
 class FastPath:
     """The fast path of one port."""
 
-    def __init__(self, frontend: GrpcFrontend, memory: Memory) -> None:
+    def __init__(self, frontend: GrpcFrontend[Door], memory: Memory) -> None:
         self._frontend = frontend
         self._layouts = memory.layouts
         self._forms: Recurring[tuple[Any, ...], tuple[AnswerForm, int]] = Recurring(MOST_FORMS)

@@ -2,11 +2,11 @@
 
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.engine.answers import RefusalReason
-from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.door import Door
 from pybackend.errors import InferenceError
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.head import CallPolicy, read_metadata, use_of_metadata
@@ -28,6 +28,8 @@ PROTOCOL = "grpc"
 
 
 _DEFAULTS = GrpcSettings()
+
+_Engine_co = TypeVar("_Engine_co", bound=Door, covariant=True)
 
 _TWO_HOURS_S = 7200.0
 """The interval of PINGs that gRPC allows clients without open calls."""
@@ -59,12 +61,12 @@ def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remember
     )
 
 
-class GrpcFrontend(Port[Any]):
+class GrpcFrontend(Port[Any], Generic[_Engine_co]):
     """The front end."""
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        engine: _Engine_co,
         limits: BodyLimits,
         client_memory: ClientMemory,
         request_log: RequestLog | None = None,

@@ -28,6 +28,7 @@ import msgspec
 from msgspec import Struct
 
 from pybackend.engine.admission import ClientAdmission, Route
+from pybackend.engine.door import Door
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import CREDENTIALS
@@ -102,7 +103,7 @@ class _Shortcut(NamedTuple):
 class FastPath:
     """The memory of one port, whose guard is ``guard``. A head with credentials is remembered by a digest."""
 
-    def __init__(self, frontend: InferFrontend, plans: PlanCaches, guard: Guard | None) -> None:
+    def __init__(self, frontend: InferFrontend[Door], plans: PlanCaches, guard: Guard | None) -> None:
         credentials = CREDENTIALS if guard is None else guard.credentials
         read = _READ if guard is None else _READ | guard.reads
         self._frontend = frontend

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from pybackend.engine.admission import ClientAdmission
+from pybackend.engine.door import Door
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import Coding
@@ -69,7 +70,7 @@ class InferExchange(Exchange):
         "head",
     )
 
-    def __init__(self, connection: HttpConnection, frontend: InferFrontend, head: InferHead) -> None:
+    def __init__(self, connection: HttpConnection, frontend: InferFrontend[Door], head: InferHead) -> None:
         self._connection = connection
         self._frontend = frontend
         self.head = head  # the meaning of its head

@@ -12,13 +12,13 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw, Struct
 
 from pybackend.engine.admission import ClientAdmission, Sender
-from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
+from pybackend.engine.answers import AnswerCounts, RefusalReason, Refusals
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_BACKLOG_BYTES, MOST_FRAME_BYTES, Channel, OnEnd
@@ -28,6 +28,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
+from pybackend.observability.tracing.tracer import Tracer
 from pybackend_wire.messages import INLINE_BYTES
 
 log = logging.getLogger(__name__)
@@ -254,27 +255,15 @@ class RemoteRegions:
         return RegionPart(_NamedRegion(name), offset, nbytes)
 
 
-class RemoteRefusals:
-    """Tells the engine of refused requests; see :class:`pybackend.engine.answers.Refusals`."""
+class RemoteRefusals(Refusals):
+    """Tells the engine of refused requests."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
 
-    def add_error(self, protocol: str, model: str, error: InferenceError, sender: str = "") -> None:
-        """Count an inference request that was answered with this error."""
-        if error.code is not ErrorCode.CANCELLED:
-            self.add(protocol, reason_of(error), error.message, model, sender)
-
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
-        """Count a request that was answered with this message."""
         name = model[: messages.MOST_NAME_CHARACTERS]
         self._engine.channel.post((9, protocol, reason, message[:10_000], name, sender[:1000]))
-
-
-class RemoteTracer:
-    """Traces nothing: the engine's process answers requests that may be traced."""
-
-    active: ClassVar = False
 
 
 class RemoteEngine:
@@ -293,7 +282,7 @@ class RemoteEngine:
     def __init__(self, sock: socket.socket, on_end: OnEnd) -> None:
         self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK")}
         self.refusals = RemoteRefusals(self)
-        self.tracer = RemoteTracer()
+        self.tracer = Tracer()  # traces nothing: the engine's process answers requests that may be traced
         self.traces = False
         self.regions = RemoteRegions()
         self.on_tracing: Callable[[], None] = lambda: None
