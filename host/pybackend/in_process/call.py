@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pybackend.engine.admission import Admission, Route, Sender
+from pybackend.engine.admission import ModelAdmission, ModelRoute, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.response_stream import MOST_WAITING
 from pybackend.errors import InferenceError
@@ -58,13 +58,13 @@ class Routes:
     """The ways to a model for requests like earlier ones, which were completely checked."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Shape, ...], tuple[Route, int]] = {}
+        self._known: dict[tuple[Shape, ...], tuple[ModelRoute, int]] = {}
 
-    def find(self, shapes: tuple[Shape, ...]) -> tuple[Route, int] | None:
+    def find(self, shapes: tuple[Shape, ...]) -> tuple[ModelRoute, int] | None:
         """The route, and the batch size; None if there is none, or it must be tried without."""
         return self._known.get(shapes)
 
-    def note(self, shapes: tuple[Shape, ...], route: Route, batch_size: int) -> None:
+    def note(self, shapes: tuple[Shape, ...], route: ModelRoute, batch_size: int) -> None:
         """Remember a route."""
         if len(self._known) >= _MOST_ROUTES:
             self._known.clear()
@@ -125,7 +125,7 @@ class Call:
         self._copies = copies
         self._on_taken = on_taken
         self._rest = rest
-        self._admission: Admission | None = None
+        self._admission: ModelAdmission | None = None
         self._pending: PendingRequest | None = None
         self._responses: deque[InferenceResponse] | None = None
         self._copying: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""What a server's models share: services and settings, and the way to run each other with the same rules as clients."""
+"""The services and settings that a server's models share, and the way to run each other with the same rules as clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,6 @@ from pybackend.inference.response import OnResponse
 from pybackend.inference.validation import Checked
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.resources import ResourceTable
-from pybackend.instance.services import StubServices
 from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.ipc.arena import TensorArena, TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
@@ -88,7 +87,6 @@ class ModelHost:
     :class:`pybackend.model.source.ModelSource`.
 
     Attributes:
-        router: sends ensembles' requests to their parts.
         metrics: selects the distributions of latencies that are measured.
         sandbox: None for no confinement.
         queued_bytes: limits the bytes of all queued requests, None for no limit.
@@ -106,8 +104,6 @@ class ModelHost:
     """
 
     launcher: StubLauncher
-    services: StubServices
-    router: ModelRouter
     extras_of: ExtrasOf = no_extras
     settings: ModelSettings = field(default_factory=ModelSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)

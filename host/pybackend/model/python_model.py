@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, UnknownSequenceError
 from pybackend.inference.pending import CANCELLED, NoHolder, PendingRequest, RunningExecution
@@ -15,6 +16,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.services import StubServices
 from pybackend.instance.settings import InstanceState
 from pybackend.model.cached_answers import CachedAnswers, response_path
 from pybackend.model.host import ModelHost
@@ -27,6 +29,7 @@ from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import CompletedVersion, VersionLoader
 from pybackend.modelconfig.loader import planned_instances
 from pybackend.modelconfig.signature import ModelSignature
+from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.scheduler.active_sequences import ActiveSequences
 from pybackend.scheduler.choice import make_scheduler
 from pybackend.scheduler.scheduler import Scheduler
@@ -152,12 +155,12 @@ class PythonModel(Model):
         sequences: those that have begun here, or on a version that this one replaces.
     """
 
-    def __init__(self, source: ModelSource, host: ModelHost) -> None:
+    def __init__(self, source: ModelSource, host: ModelHost, services: StubServices) -> None:
         super().__init__(source, host.arena_of(source))
         self._source = source
         self._host = host
-        self._requests = InstanceRequests(self, host.services.on_turn)
-        self._processes = ModelProcesses(source, host, self._requests)
+        self._requests = InstanceRequests(self, services.on_turn)
+        self._processes = ModelProcesses(source, host, partial(self._make_instance, services))
         self._serving: ServingVersion | None = None
         self._views_regions = False
         self._objection = ""
@@ -181,6 +184,9 @@ class PythonModel(Model):
         self.statistics.load_duration_ns = time.monotonic_ns() - started_ns
         self.state, self.reason, self.was_ready = ModelState.READY, "", True
         self._offer()
+
+    def _make_instance(self, services: StubServices, name: str, failures: RepeatedFailures) -> ModelInstance:
+        return ModelInstance(name, self.version, self._host.launcher, self._requests, services, failures)
 
     def be_newest(self, *, newest: bool) -> None:
         super().be_newest(newest=newest)

@@ -3,7 +3,7 @@
 import logging
 import time
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
@@ -11,7 +11,7 @@ from pybackend.frontend.grpc.call import Call, Handler, note_request
 from pybackend.frontend.grpc.errors import INTERNAL, SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.fast_path import FastPath, KnownRequest
 from pybackend.frontend.grpc.frontend import PROTOCOL
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import RequestHandle
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc.layouts import MessageLayout
 from pybackend.protocol.grpc.response import encode_message
@@ -35,7 +35,7 @@ class InferHandler(Handler):
     """Answers a call of ``ModelInfer``, by the fast path if its message is known."""
 
     takes_large = True
-    _pending: PendingRequest | None = None
+    _pending: RequestHandle | None = None
     _format: OutputFormat | None = None
     _is_known = False
     _began_ns = 0
@@ -109,7 +109,7 @@ class InferHandler(Handler):
                 return False
         return True
 
-    def _submit(self, admission: Admission, plan: InferPlan, layout: MessageLayout | None = None) -> None:
+    def _submit(self, admission: ClientAdmission, plan: InferPlan, layout: MessageLayout | None = None) -> None:
         call, request = self._call, plan.request
         if layout is not None and layout.user_data is None and self._fast is not None:
             self._fast.shorten(layout, admission, plan)

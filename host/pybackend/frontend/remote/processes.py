@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import astuple
 
@@ -23,6 +23,7 @@ from pybackend.frontend.access.api_keys import KnownKeys
 from pybackend.frontend.access.restrictions import digest_of
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.listening import BACKLOG, LocalSocket, bind_for, listens, release
+from pybackend.frontend.metrics.optional_families import FrontEndFigures
 from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import socket_pair
 from pybackend.frontend.remote.service import FrontEndService, set_done
@@ -90,15 +91,6 @@ class Service:
         address, port = self._place
         new = bind_for(1, address, port, self.title, reuse_port=True)[0]
         self.sockets[:] = [new if each is dead else each for each in self.sockets]
-
-
-class FrontEndFigures(NamedTuple):
-    """One front end on the metrics page; ``pid`` is 0 while there is no process."""
-
-    name: str
-    pid: int
-    connections: int
-    restarts: int
 
 
 class FrontEnds:
@@ -192,7 +184,6 @@ class FrontEnds:
                 await asyncio.gather(*(each.heard() for each in self._all))
 
     async def settle(self) -> None:
-        """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLING_S):
                 await asyncio.gather(*(each.settle() for each in self._all))
