@@ -14,4 +14,4 @@ def test_make_test_all_runs_every_file_of_tests() -> None:
     named = {*commands, *NO_TESTS_OF_THE_PROJECT}
     files = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(files) > 300
-    assert [str(file) for file in files if not any(str(place) in named for place in (file, *file.parents))] == []
+    assert [str(file) for file in files if not any(str(place) in named for place in (file, *file.parents[:-2]))] == []
