@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from pybackend.cli import main
+from pybackend_client.connection import Connection, LargeAnswerError
+from pybackend_client.trial import Trial
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
@@ -461,6 +463,15 @@ def test_no_random_values_for_an_input_that_wants_more_than_fit_into_memory(infe
         "error: input 'IN' of shape [1000000000000] has more than 16,000,000 elements, the most that get random values: name a "
         "file with its values\n"
     )
+
+
+def test_a_command_that_tries_a_model_reads_no_answer_that_memory_cannot_hold(server, monkeypatch):
+    monkeypatch.setattr("pybackend_client.trial._MOST_ANSWER_BYTES", 2**20)
+    trial = Trial(Connection(server.url, 60.0), "flat")
+    trial.configuration()
+    trial.answer({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0.5]}]})
+    with pytest.raises(LargeAnswerError, match="has more than 1 MB, more than this program reads"):
+        trial.answer({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2**19], "data": [0.5] * 2**19}]})
 
 
 @pytest.mark.parametrize(

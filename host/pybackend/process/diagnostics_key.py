@@ -65,7 +65,7 @@ def key_of(connected: socket.socket) -> str:
     The connection's own addresses count, and no name: another program may listen at another address of the same name.
     """
     names = [_file_name(address) for address in _addresses_of(connected)]
-    # What lies elsewhere may be of models, or of other users, and lead to any file.
+    # Models and other users may put links to any file where they can write.
     places = [each / _PLACE for each in server_directories() if not is_open_to_models(each / _PLACE)]
     found = [file for place in places for name in names for file in place.glob(f"*/*/{name}")]
     try:
