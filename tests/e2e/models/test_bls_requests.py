@@ -236,7 +236,9 @@ def test_a_call_that_is_too_long_to_be_sent(lab, options):
 def test_a_timeout_without_effect_is_told_once(server, lab):
     for _ in range(2):
         assert lab("return value(call('double', IN=[1], timeout=1000).exec())") == [2]
-    server.wait_for("model 'caller' calls '(double|describe)' with a timeout, which has no effect: ")  # whichever is first
+    server.wait_for(
+        "model 'caller' calls '(double|describe)' with a timeout, which has no effect: "
+    )  # whichever is first
     assert server.output.count("with a timeout, which has no effect") == 1
 
 
