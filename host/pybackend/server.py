@@ -390,6 +390,17 @@ class Server:
                 start = partial(front_ends.listen, "grpc")
             warning = _warning_of_reach(sockets)
             await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=settings.grpc.reuse_port)
+        if settings.api_keys is None and (open_to_all := _open_to_all(settings, sockets)):
+            names, flags = (
+                " and ".join(open_to_all),
+                " ".join(f"--{each.lower()}-address=127.0.0.1" for each in open_to_all),
+            )
+            log.warning(
+                "Everybody who can reach this machine can use %s, because no key is asked for: %s limits that to this machine, and "
+                "--api-key-file asks for keys",
+                names,
+                flags,
+            )
 
     async def _open(
         self,
@@ -535,6 +546,16 @@ class Server:
 
 def _bind_one(address: str, port: int, service: str, *, reuse_port: bool) -> list[socket.socket]:
     return [bind(address, port, service, reuse_port=reuse_port)]
+
+
+def _open_to_all(settings: Settings, sockets: _Sockets) -> list[str]:
+    """The services on all addresses that nothing but API keys could restrict."""
+    services = (("HTTP", settings.http, sockets.http), ("gRPC", settings.grpc, sockets.grpc))
+    return [
+        name
+        for name, service, bound in services
+        if bound and is_for_all(bound[0]) and not (service.restrictions or (service.tls and service.tls.mutual))
+    ]
 
 
 def _warning_of_reach(sockets: _Sockets) -> str:

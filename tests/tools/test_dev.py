@@ -221,13 +221,17 @@ def test_what_is_no_repository_is_recognised(tmp_path, capsys):
         ("mine.py", b""),
         ("code/model.py", b""),
         ("code/labels.txt", b""),
+        ("junk.onnx", b"junk"),
+        ("all/scale/1/model.py", b""),
     ):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / path).write_bytes(data)
     for path, words in (
         ("iris.pkl", "{} is a pickle of joblib, and no repository of models: `pybackend import {}` makes an entry"),
         ("saved", "{} is a pickle of joblib, and no repository of models: `pybackend import {}` makes an entry"),
         ("mine.py", "{} is the code of a model, and {} no repository of models. A model is a directory"),
+        ("all/scale/1/model.py", "{} is the code of version 1 of model 'scale': name its repository, "),
+        ("all/scale/1", "{}/model.py is the code of version 1 of model 'scale': name its repository, "),
         ("code", "{}/model.py is the code of a model, and {} no repository of models. A model is a directory"),
     ):
         assert main(["serve", str(tmp_path / path)]) == 1
@@ -237,6 +241,15 @@ def test_what_is_no_repository_is_recognised(tmp_path, capsys):
         assert "iris.pkl is a pickle of joblib, and no repository of models: `pybackend imp" in capsys.readouterr().err
     assert main(["dev", str(tmp_path / "iris.pkl")]) == 1
     assert "if you trust the model, add --trust-pickle" in capsys.readouterr().err
+    assert main(["dev", str(tmp_path / "junk.onnx")]) == 1
+    assert (
+        "junk.onnx is a file of an unknown kind; it begins with 6a 75 6e 6b. Accepted are " in capsys.readouterr().err
+    )
+    assert main(["dev", str(tmp_path / "all/scale/1/model.py")]) == 1
+    assert (
+        f"or for `pybackend dev` and `check` the model's directory, {tmp_path / 'all/scale'}\n"
+        in capsys.readouterr().err
+    )
     assert main(["dev", str(tmp_path / "code")]) == 1
     assert "/code/model.py is the code of a model" in capsys.readouterr().err
 

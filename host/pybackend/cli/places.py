@@ -51,6 +51,12 @@ def may_be_bare(path: Path) -> bool:
         code = path.name
     if code and CONFIG_FILENAME not in files:
         directory = path.parent if path.is_file() else path
+        if directory.name.isdecimal():
+            model = directory.parent
+            raise ServerError(
+                f"{directory / code} is the code of version {directory.name} of model '{model.name}': name its repository, {model.parent}"
+                f", or for `pybackend dev` and `check` the model's directory, {model}"
+            )
         target = Path("models", directory.resolve().name, "1")
         raise ServerError(
             f"{directory / code} is the code of a model, and {path} no repository of models. A model is a directory "

@@ -25,7 +25,7 @@ from pybackend.runner import Serve
 from pybackend.sandbox.runtime_directory import RuntimeDirectory, runtime_places
 from pybackend.settings import ModelControlMode, Settings
 from pybackend_tools.console.extra import has_console
-from pybackend_tools.importing.detection import bare_model
+from pybackend_tools.importing.detection import bare_model, detect
 from pybackend_tools.importing.entry import StagedEntry, place_of
 from pybackend_tools.importing.import_command import check_trust, derived_name
 from pybackend_tools.importing.kinds import Found
@@ -116,7 +116,7 @@ def parse_dev(arguments: Sequence[str], make_scratch: Callable[[], Path]) -> Set
     if given.repository is None and not given.model_repository:
         given.repository = Path()
     settings = settings_of(given, sources, needs_repository=True)
-    bare = {path: found for path in settings.repositories if may_be_bare(path) and (found := bare_model(path))}
+    bare = {path: found for path in settings.repositories if may_be_bare(path) and (found := _found(path))}
     copies = {path: _copied(found, make_scratch(), parser, trusts=given.trust_pickle) for path, found in bare.items()}
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
     settings = with_single_models(replace(settings, repositories=repositories))
@@ -125,6 +125,11 @@ def parse_dev(arguments: Sequence[str], make_scratch: Callable[[], Path]) -> Set
         models=replace(settings.models, settle_s=SETTLE_S, abandoned_limit_s=ABANDONED_LIMIT_S),
         lends_terminal=has_terminal(),
     )
+
+
+def _found(path: Path) -> Found | None:
+    """The framework's model there, None for none; an unknown file has no other meaning, and is a ServerError with the reason."""
+    return detect(path) if path.is_file() else bare_model(path)
 
 
 def _copied(found: Found, scratch: Path, parser: CommandParser, *, trusts: bool) -> Path:

@@ -7,6 +7,7 @@ model, large ones off the event loop. No stub ever maps another model's memory.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -28,9 +29,13 @@ from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.loop_turn import loop_turn_of
+from pybackend.modelconfig.schema import heeds_timeouts
+from pybackend.observability.log_lines import about_model
 from pybackend.repository.names import ModelNames
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES, TAIL
+
+log = logging.getLogger(__name__)
 
 MOST_BACKLOG_BYTES = 16 * 1024 * 1024
 """Most bytes, tensors included, that may wait for a stub that does not read; beyond it, its senders are paused."""
@@ -187,6 +192,7 @@ class ModelCalls:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slices = Slices()
         self._queued: list[OpenCall] = []  # in this turn
+        self._told_of_timeouts: set[str] = set()  # models that set time-outs without effect
 
     def count(self, code: int | None) -> None:
         """Count the answer to a call: an error of this code, or a result."""
@@ -347,6 +353,8 @@ class ModelCalls:
         if options is not None:
             request.id, request.correlation_id, request.flags = options.id, options.correlation_id, options.flags
             request.timeout_us, request.parameters = options.timeout_us, options.parameters
+            if options.timeout_us and call.caller.model_name not in self._told_of_timeouts:
+                self._tell_of_timeout(call.caller, admission)
             outer = call.caller.find_trace(options.trace) if options.trace else None
             if outer is not None:
                 request.trace = outer.child(of_execution=True)
@@ -364,6 +372,21 @@ class ModelCalls:
             if not self._queued:  # deferred twice: the schedulers of all calls of this turn come first
                 self._turn.soon(partial(self._turn.soon, self._tell_queued))
             self._queued.append(call)
+
+    def _tell_of_timeout(self, caller: CallingStub, admission: CallAdmission) -> None:
+        """Log, once per caller, that a time-out has no effect."""
+        if not admission.runs_in or any(heeds_timeouts(model.config) for model in admission.runs_in):
+            return
+        self._told_of_timeouts.add(caller.model_name)
+        log.warning(
+            "model '%s' calls '%s' with a timeout, which has no effect: it limits how long a call waits in the queue of the called "
+            "model, and that lets no request set a limit. In the configuration of '%s': dynamic_batching { default_queue_policy { "
+            "default_timeout_microseconds: 60000000 allow_timeout_override: true } }. The log says this once",
+            caller.model_name,
+            admission.full_name,
+            admission.full_name,
+            extra=about_model(caller.model_name, ""),
+        )
 
     def _tell_queued(self) -> None:
         queued, self._queued = self._queued, []
