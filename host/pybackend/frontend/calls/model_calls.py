@@ -134,15 +134,6 @@ class OpenCall:
         if self.cancelled:
             raise InferenceError("the call was cancelled", ErrorCode.CANCELLED)
 
-    def allocate(self, place: heard.TensorPlace) -> InputTensor:
-        """An input without its bytes, and model memory for it unless it is small."""
-        tensor = InputTensor(place.name, place.datatype, place.shape)
-        assert self.admission is not None
-        tensor.lease = self.admission.allocate(place.nbytes, place.name)
-        if tensor.lease is not None:
-            tensor.data = tensor.lease.view
-        return tensor
-
     def let_go(self) -> None:
         """Return the caller's memory to the stub once it has been read."""
         self.inputs = []
@@ -269,10 +260,11 @@ class ModelCalls:
         """Send calls until one needs time; that one sends the rest when it is done."""
         while outbox.unsent:
             call = outbox.unsent.popleft()
-            if self._needs_time(call):
-                outbox.sending = self._keep(self._send_slowly(outbox, call))
-                return
             try:
+                admission = call.admission = self._open(call.caller, call.message)
+                if _needs_time(admission, call.message):
+                    outbox.sending = self._keep(self._send_slowly(outbox, call, admission))
+                    return
                 if call.failure is not None or call.cancelled:
                     call.check()
                 inputs: list[InputTensor] = []
@@ -280,46 +272,31 @@ class ModelCalls:
                     if place.nbytes <= INLINE_BYTES:
                         inputs.append(InputTensor(place.name, place.datatype, place.shape, bytes(data)))
                         continue
-                    tensor = call.allocate(place)
+                    tensor = _input(admission, place)
                     inputs.append(tensor)
                     if tensor.lease is None:
                         tensor.data = bytes(data)
                     else:
                         tensor.lease.view[:] = data
-                self._submit(call, inputs)
+                self._submit(call, admission, inputs)
             except InferenceError as error:
                 self._refuse(call, error)
 
-    def _needs_time(self, call: OpenCall) -> bool:
-        try:
-            call.admission = self._open(call.caller, call.message)
-        except InferenceError as error:
-            call.failure = error
-            return False
-        if call.admission.has_is_ready:
-            return True
-        for place in call.message.inputs:  # noqa: SIM110  once per call
-            if place.nbytes >= LARGE_COPY_BYTES:
-                return True
-        return False
-
-    async def _send_slowly(self, outbox: _Outbox, call: OpenCall) -> None:
+    async def _send_slowly(self, outbox: _Outbox, call: OpenCall, admission: CallAdmission) -> None:
         inputs: list[InputTensor] = []
         try:
             call.check()
-            admission = call.admission
-            assert admission is not None
             if admission.has_is_ready and not await admission.is_ready():
                 raise not_ready(admission.model_name)
             for place, data in zip(call.message.inputs, call.inputs, strict=True):
-                tensor = call.allocate(place)
+                tensor = _input(admission, place)
                 inputs.append(tensor)
                 if tensor.lease is None:
                     tensor.data = bytes(data)
                 else:
                     await copy_bytes(tensor.lease.view, data)
             call.check()
-            self._submit(call, inputs)
+            self._submit(call, admission, inputs)
         except InferenceError as error:
             self._refuse(call, error)
         finally:
@@ -340,9 +317,8 @@ class ModelCalls:
         except (UnknownModelError, NotServingError) as error:
             raise not_ready(message.model_name, error) from None
 
-    def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
-        message, admission = call.message, call.admission
-        assert admission is not None
+    def _submit(self, call: OpenCall, admission: CallAdmission, inputs: list[InputTensor]) -> None:
+        message = call.message
         request = InferenceRequest(
             admission.model_name,
             admission.model_version,
@@ -484,6 +460,25 @@ class ModelCalls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _needs_time(admission: CallAdmission, message: heard.Call) -> bool:
+    """Whether the model must be asked first, or a large tensor be copied."""
+    if admission.has_is_ready:
+        return True
+    for place in message.inputs:  # noqa: SIM110  once per call
+        if place.nbytes >= LARGE_COPY_BYTES:
+            return True
+    return False
+
+
+def _input(admission: CallAdmission, place: heard.TensorPlace) -> InputTensor:
+    """An input without its bytes, and model memory for it unless it is small."""
+    tensor = InputTensor(place.name, place.datatype, place.shape)
+    tensor.lease = admission.allocate(place.nbytes, place.name)
+    if tensor.lease is not None:
+        tensor.data = tensor.lease.view
+    return tensor
 
 
 def _give(

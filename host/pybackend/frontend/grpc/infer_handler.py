@@ -37,7 +37,7 @@ class InferHandler(Handler):
     takes_large = True
     _pending: RequestHandle | None = None
     _format: OutputFormat | None = None
-    _is_known = False
+    _known_by: FastPath | None = None  # what has recognised the request, and knows its answer
     _began_ns = 0
 
     def __init__(self, call: Call, fast: FastPath | None) -> None:
@@ -95,7 +95,7 @@ class InferHandler(Handler):
     def submit_known(self, known: KnownRequest) -> bool:
         """Submit a request that was recognised. False if another version would answer now: it must be checked again."""
         layout, shortcut, request = known
-        self._format, self._is_known = ALL_BINARY, True
+        self._format, self._known_by = ALL_BINARY, self._fast
         try:
             self._pending = shortcut.route.submit(request, self._on_response)
         except InferenceError as error:
@@ -105,7 +105,7 @@ class InferHandler(Handler):
         else:
             if self._pending is None:
                 layout.user_data = None
-                self._format, self._is_known = None, False
+                self._format = self._known_by = None
                 return False
         return True
 
@@ -151,12 +151,16 @@ class InferHandler(Handler):
         if call.is_over:
             response.release()
             return
-        if self._is_known and response.error is None and not response.parameters:
-            assert self._fast is not None
-            if self._fast.answer(call.stream, response):
-                response.release()
-                call.replied()
-                return
+        fast = self._known_by
+        if (
+            fast is not None
+            and response.error is None
+            and not response.parameters
+            and fast.answer(call.stream, response)
+        ):
+            response.release()
+            call.replied()
+            return
         call.peer.flush_soon()
         if response.error is not None:
             call.fail(CallError.of(response.error))
