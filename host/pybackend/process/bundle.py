@@ -175,11 +175,14 @@ def _stage(sources: list[tuple[str, Path]], target: Path) -> None:
 
 
 def _is_own_directory(path: Path) -> bool:
-    """Make a server's own directory, and say whether only trusted users can replace what lies in it.
+    """Make a server's own directory, and say whether it may be used.
 
-    Where all users may write, another one may have made it, or a link of its name.
+    Where all users may write, another one may have made it, or a link of its name, and could replace what lies in it. Elsewhere
+    it is the operator's: volumes of containers are often open to all users, of which there is one.
     """
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not path.parent.stat().st_mode & stat.S_IWOTH:
+        return True
     return _is_trusted(path.lstat().st_uid) and _is_closed(path)
 
 

@@ -48,6 +48,7 @@ def test_unused_directories_of_other_versions_are_removed(tmp_path):
 
 @pytest.mark.parametrize("kind", ["anybody's", "another user's", "another user's link"])
 def test_a_directory_in_which_another_user_can_replace_the_code_is_not_used(kind, tmp_path):
+    tmp_path.chmod(0o1777)
     place = tmp_path / "pybackend-1000"
     if kind == "another user's link":
         (tmp_path / "own").mkdir()
@@ -63,3 +64,11 @@ def test_a_directory_in_which_another_user_can_replace_the_code_is_not_used(kind
     with pytest.raises(ServerError, match="no other user can change"):
         stage_bundle(place)
     assert not list(place.iterdir())
+    tmp_path.chmod(0o700)
+
+
+def test_a_volume_that_is_open_to_all_users_is_used(tmp_path):
+    place = tmp_path / "pybackend"
+    place.mkdir()
+    place.chmod(0o777)
+    assert stage_bundle(place).parent == place
