@@ -115,11 +115,10 @@ class FrontEnd:
             self._keys = KnownKeys(_secrets(begin.keys))
             api_keys = ApiKeySettings(Path(), begin.exempt)
         settings = Settings((), http=begin.http, grpc=begin.grpc, api_keys=api_keys)
-        engine: Any = self._engine
-        rules = AccessRules(settings, engine.refusals, _APIS, is_handed=True, keys=self._keys)
+        rules = AccessRules(settings, self._engine.refusals, _APIS, is_handed=True, keys=self._keys)
         self._engine.memory.clients = client_memory = ClientMemory(begin.memory_limit_bytes)
         infer = InferFrontend(
-            engine,
+            self._engine,
             BodyLimits(begin.http.max_input_size_bytes),
             client_memory,
             forwards=rules.http_forwards,

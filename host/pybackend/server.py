@@ -28,6 +28,7 @@ from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.frontend.grpc.connection import connections, start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
+from pybackend.frontend.grpc.methods import MethodTable
 from pybackend.frontend.http import diagnostics_routes
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpConnection
@@ -100,10 +101,8 @@ class Server:
         self._cache = (
             None if settings.cache is None else CACHES[settings.cache.kind].load().make(settings.cache.options)
         )
-        self._services = ModelServices()
-        router = EngineRouter(self._services)
         self._client_memory = ClientMemory(settings.http.memory_limit_bytes)
-        host = make_host(settings, launcher, self._services, router, signature_extras, self._cache, self._drop_readers)
+        host = make_host(settings, launcher, signature_extras, self._cache, self._drop_readers)
         assert host.sandbox is not None
         self._sandbox = host.sandbox
         self._repository = ModelRepository(scan, host, remote)
@@ -118,14 +117,15 @@ class Server:
         )
         self._caller = host.caller
         self._others = None if settings.pools_file is None else OTHER_SERVERS.load()(settings.pools_file)
-        self._services.open(self.engine, self._repository.catalogue, self._others)
-        router.open(self.engine, self._repository.catalogue)
+        catalogue = self._repository.catalogue
+        self._services = ModelServices(self.engine, catalogue, self._others)
+        self._router = EngineRouter(self.engine, catalogue, self._services)
         self._sockets = _Sockets()
         self._diagnostics_key = DiagnosticsKey(launcher.bundle.parent)
         self._followed: list[FollowedFiles[Any]] = []
         self._front_ends: FrontEnds | None = None
         self._http: HttpServer | None = None
-        self._grpc: GrpcFrontend | None = None
+        self._grpc: GrpcFrontend[InferenceEngine] | None = None
         self._metrics: HttpServer | None = None
         self._further: list[HttpServer] = []
         self._shared: list[tuple[str, list[socket.socket], Callable[[], Awaitable[None]], str]] = []
@@ -357,7 +357,9 @@ class Server:
             services["http"] = Service("HTTP", sockets.http, sockets.http_tls, serve)
         if self._grpc is not None:
             self._grpc.look_after()
-            services["grpc"] = Service("GRPC", sockets.grpc, sockets.grpc_tls, connections(self._grpc))
+            services["grpc"] = Service(
+                "GRPC", sockets.grpc, sockets.grpc_tls, connections(self._grpc, MethodTable(self._grpc))
+            )
         self._front_ends = front_ends = FrontEnds(
             self._settings,
             self.engine,
@@ -388,6 +390,17 @@ class Server:
                 start = partial(front_ends.listen, "grpc")
             warning = _warning_of_reach(sockets)
             await self._open("GRPCInferenceService", sockets.grpc, start, warning, shared=settings.grpc.reuse_port)
+        if settings.api_keys is None and (open_to_all := _open_to_all(settings, sockets)):
+            names, flags = (
+                " and ".join(open_to_all),
+                " ".join(f"--{each.lower()}-address=127.0.0.1" for each in open_to_all),
+            )
+            log.warning(
+                "Everybody who can reach this machine can use %s, because no key is asked for: %s limits that to this machine, and "
+                "--api-key-file asks for keys",
+                names,
+                flags,
+            )
 
     async def _open(
         self,
@@ -418,7 +431,7 @@ class Server:
     async def _load(self, *, is_told: bool) -> StartReport | None:
         """Load the models; returns the outcome if it must stop the server. A signal ends the wait."""
         began_s = asyncio.get_running_loop().time()
-        loading = asyncio.create_task(self._repository.load_all())
+        loading = asyncio.create_task(self._repository.load_all(self._services, self._router))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -489,7 +502,7 @@ class Server:
             return self._front_ends.connection_count + sum(port.connection_count for port in self._further)
         return sum(port.connection_count for port in self._ports())
 
-    def _ports(self) -> list[HttpServer | GrpcFrontend | FrontEnds]:
+    def _ports(self) -> list[HttpServer | GrpcFrontend[InferenceEngine] | FrontEnds]:
         return [port for port in (self._front_ends, self._http, self._grpc, *self._further) if port is not None]
 
     async def _let_clients_go(self, deadline_s: float) -> None:
@@ -533,6 +546,16 @@ class Server:
 
 def _bind_one(address: str, port: int, service: str, *, reuse_port: bool) -> list[socket.socket]:
     return [bind(address, port, service, reuse_port=reuse_port)]
+
+
+def _open_to_all(settings: Settings, sockets: _Sockets) -> list[str]:
+    """The services on all addresses that nothing but API keys could restrict."""
+    services = (("HTTP", settings.http, sockets.http), ("gRPC", settings.grpc, sockets.grpc))
+    return [
+        name
+        for name, service, bound in services
+        if bound and is_for_all(bound[0]) and not (service.restrictions or (service.tls and service.tls.mutual))
+    ]
 
 
 def _warning_of_reach(sockets: _Sockets) -> str:

@@ -7,7 +7,8 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -104,6 +105,10 @@ START_ADVICE = (
 )
 
 
+class LargeAnswerError(ServerError):
+    """An answer has more bytes than its reader takes."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """A response with status 200; header names are in lower case."""
@@ -177,6 +182,12 @@ class Connection:
         self.url = self._address.url
         self._context = self._access.tls_context() if self._address.is_secure else None
 
+    def reading_at_most(self, most_bytes: int) -> Connection:
+        """The same, which refuses longer answers."""
+        limited = copy(self)
+        limited._access = replace(self._access, most_bytes=most_bytes)
+        return limited
+
     def get(self, path: str) -> Any:
         return self._document(self.get_bytes(path))
 
@@ -225,7 +236,9 @@ class Connection:
             return response.read()
         body = response.read(most + 1)
         if len(body) > most:
-            raise ServerError(f"the answer of {self.url} has more than {most >> 20} MB, which is too much to show here")
+            raise LargeAnswerError(
+                f"the answer of {self.url} has more than {most >> 20} MB, more than this program reads"
+            )
         return body
 
     def _answered(

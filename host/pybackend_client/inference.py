@@ -165,7 +165,10 @@ def wanted_tensors(connection: Connection, request: Request) -> dict[str, Wanted
     except InferenceError as error:
         if _UNKNOWN not in error.message:
             raise
-        similar = closest(request.model, _models(connection))
+        names = _models(connection)
+        if request.model in names:  # it does not serve, and the server says why
+            raise
+        similar = closest(request.model, names)
         advice = f"Did you mean '{similar}'?" if similar else "`pybackend status` lists the models"
         raise InferenceError(f"{error.message}. {advice}", error.code) from None
     try:

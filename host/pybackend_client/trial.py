@@ -12,6 +12,7 @@ import numpy as np
 
 from pybackend.errors import InferenceError, ServerError
 from pybackend_client.connection import Connection, control_path, model_path
+from pybackend_client.values import check_random
 from pybackend_wire.dtypes import BY_CONFIG_NAME, DATATYPES
 
 Request = dict[str, Any]
@@ -41,7 +42,7 @@ def sample_request(
     """A request with a batch of one for a model.
 
     ``seed``: another one gives other values. ``examples``: a row of values by column, which wins over random values
-    where it fits the inputs.
+    where it fits the inputs. Raises ServerError if the model wants too many values.
     """
     random = np.random.default_rng(seed)
     known = _examples_of(config, examples or {})
@@ -57,8 +58,10 @@ def sample_request(
         elif each["name"] in known:
             data = known[each["name"]]
         elif each["name"] == "image" and datatype == "BYTES":
+            check_random(each["name"], shape)
             data = [_image(random)] * int(np.prod(shape, dtype=int))
         else:
+            check_random(each["name"], shape)
             data = _values(datatype, shape, sizes, random)
         inputs.append({"name": each["name"], "datatype": datatype, "shape": shape, "data": data})
     return {"inputs": inputs}
@@ -105,6 +108,9 @@ Answer = dict[str, Any]
 """A response of the v2 protocol in JSON."""
 
 _ROWS = 8
+_MOST_ANSWER_BYTES = 256 * 1024 * 1024
+"""Of an answer in JSON, whose numbers take ten times as much memory once they are read."""
+
 _RAISED, _TRACEBACK = ", message: ", "\n\nAt:\n"
 _DELIBERATE = "TritonModelException: "  # its message is a sentence for users
 _MOST_CHARACTERS = 500
@@ -117,7 +123,7 @@ class Trial:
     """A model on a server."""
 
     def __init__(self, connection: Connection, name: str) -> None:
-        self._connection = connection
+        self._connection = connection.reading_at_most(_MOST_ANSWER_BYTES)
         self._name = name
         self._streams = False
         self._outputs: Sequence[Mapping[str, Any]] = ()
@@ -169,7 +175,11 @@ class Trial:
         """
         reasons = []
         for sizes in LADDER:
-            request = sample_request(config, sizes, examples=examples)
+            try:
+                request = sample_request(config, sizes, examples=examples)
+            except ServerError as error:
+                reasons.append(str(error))
+                continue
             try:
                 self.answer(request)
             except InferenceError as error:

@@ -60,11 +60,11 @@ def typed_client(connection: Connection, model: str) -> str:
     config = connection.get(f"{model_path(model, '')}/config")
     try:
         optional = {each["name"] for each in config.get("input", ()) if each.get("optional")}
-        inputs = {each["name"]: (each["datatype"], each["shape"]) for each in metadata["inputs"]}
-        outputs = {each["name"]: (each["datatype"], each["shape"]) for each in metadata["outputs"]}
+        inputs = {each["name"]: (each["datatype"], list(map(int, each["shape"]))) for each in metadata["inputs"]}
+        outputs = {each["name"]: (each["datatype"], list(map(int, each["shape"]))) for each in metadata["outputs"]}
         streams = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         return _text(model, inputs, optional, outputs, streams=streams)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ServerError(f"the server describes the model in a way that is not of the v2 protocol: {error}") from None
 
 

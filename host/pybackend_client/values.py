@@ -7,6 +7,7 @@ import io
 import json
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pybackend.errors import ServerError
 from pybackend_wire.bytes_tensor import encode_elements
 from pybackend_wire.dtypes import BY_NUMPY, DATATYPES, DataType
 
+MOST_RANDOM_ELEMENTS = 16_000_000
 _NPY_MAGIC = b"\x93NUMPY"
 _LONGEST_QUOTE = 60
 _UINT64_MAX = 2**64 - 1
@@ -68,9 +70,10 @@ def tensor_of(value: Any, wanted: WantedTensor) -> Tensor:
 def random_tensor(wanted: WantedTensor) -> Tensor:
     """Random values for an input: open dimensions have the size 1, numbers lie between 0 and 1 or are small.
 
-    Raises ServerError if the datatype is unknown.
+    Raises ServerError if the datatype is unknown, or they are too many.
     """
     shape = tuple(max(1, size) if size < 0 else size for size in wanted.shape)
+    check_random(wanted.name, shape)
     numbers = np.random.default_rng().random(shape)
     dtype = _known(wanted).numpy
     if wanted.datatype == "BYTES":
@@ -82,7 +85,16 @@ def random_tensor(wanted: WantedTensor) -> Tensor:
     return Tensor(wanted.name, wanted.datatype, shape, _wire_bytes(_as_datatype(value, wanted), wanted.datatype))
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
+def check_random(name: str, shape: Sequence[int]) -> None:
+    """Raise ServerError if an input has more elements than random values are made for: a model may ask for any number."""
+    if math.prod(shape) > MOST_RANDOM_ELEMENTS:
+        raise ServerError(
+            f"input '{name}' of shape {shape_text(shape)} has more than {MOST_RANDOM_ELEMENTS:,} elements, the most that get random "
+            "values: name a file with its values"
+        )
+
+
+def shape_text(shape: Sequence[int]) -> str:
     """``[-1,4]``, as error messages of the protocol write shapes."""
     return f"[{','.join(map(str, shape))}]"
 

@@ -127,6 +127,10 @@ class StubLoop:
         if self._confined is not None:
             explain_refusals(model.instance_name)
         runtime = self._bind(model)
+        if model.followed_directory:
+            from pybackend_stub.own_writes import tell_own_writes
+
+            tell_own_writes(self._channel, model.followed_directory)
         debugged = model.debugger is not None
         when_imported("pdb", "pybackend_stub.breakpoints", self._instance.terminal, debugged)
         phase = f"cannot import {model.model_file}"

@@ -34,6 +34,7 @@ class ModelToLoad(NamedTuple):
     of_backend: bool = False
     debugger: Optional[DebuggerPoint] = None
     backend_settings: Mapping[str, str] = {}
+    followed_directory: str = ""  # the host wants to know what the model writes below it; empty for no such wish
 
 
 class Load(NamedTuple):

@@ -18,8 +18,8 @@ str, lists, dicts with str keys), so that msgpack and json can both encode it. A
       ---------------- FINALIZE ----------------->
       <---------------- FINALIZED ----------------      then the stub exits
 
-ATTACH, DETACH and FREE_OUTPUT may come at any time after LOAD, as may FREE_INPUT, NEED_OUTPUT and DETACHED from the
-stub. The answer to NEED_OUTPUT is ATTACH or NO_OUTPUT. The answer to DETACH is DETACHED; there is none while blocks of
+ATTACH, DETACH and FREE_OUTPUT may come at any time after LOAD, as may FREE_INPUT, NEED_OUTPUT, DETACHED and WROTE from
+the stub. The answer to NEED_OUTPUT is ATTACH or NO_OUTPUT. The answer to DETACH is DETACHED; there is none while blocks of
 the segment are in use. A stub that cannot load the model sends FAILED and exits. There are no optional trailing fields:
 both ends come from one wheel.
 
@@ -167,6 +167,7 @@ class StubMessage(IntEnum):
     LOCAL_CALL = 58
     OCCUPIED = 59
     FOLLOWED = 60
+    WROTE = 61
 
 
 def by_kind(kinds: Any, messages: Any) -> Dict[int, Any]:
@@ -267,7 +268,15 @@ class StubState(IntEnum):
     GONE = 6
 
 
-_ALWAYS = frozenset({StubMessage.FREE_INPUT, StubMessage.NEED_OUTPUT, StubMessage.DETACHED, StubMessage.DROP_METRIC})
+_ALWAYS = frozenset(
+    {
+        StubMessage.FREE_INPUT,
+        StubMessage.NEED_OUTPUT,
+        StubMessage.DETACHED,
+        StubMessage.DROP_METRIC,
+        StubMessage.WROTE,
+    }
+)
 _QUESTIONS = frozenset(
     {
         StubMessage.NEW_FAMILY,

@@ -111,6 +111,12 @@ class Respond(NamedTuple):
     result: Optional[RequestResult]
 
 
+class Wrote(NamedTuple):
+    """The model is about to write, replace or remove a file below the directory that LOAD names."""
+
+    path: str  # relative to it
+
+
 class HandedBack(NamedTuple):
     """Executions that have not begun and will not: the stub is busy for longer than they should wait.
 
@@ -280,6 +286,7 @@ FromStub = Union[
     Result,
     Rescheduled,
     DroppedOutput,
+    Wrote,
     Respond,
     HandedBack,
     FreeInput,

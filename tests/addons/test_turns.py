@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ModelAdmission
 from pybackend.frontend.http.arrival import Arrival
 from tests.integration.http.conftest import run
 from tests.integration.http.test_turns import MIB, client_of, turns_until
@@ -45,14 +45,14 @@ def columns_of_csv():
 def test_documents_of_other_routes(run, monkeypatch, repository, request_, most_turns):
     """From the last byte to a refusal or a submission. What can be refused by its first line is."""
     submitted, arrived = [], []
-    submit, whole = Admission.submit, Arrival.whole
+    submit, whole = ModelAdmission.submit, Arrival.whole
 
     async def noted(*args):
         body = await whole(*args)
         arrived.append(body)
         return body
 
-    monkeypatch.setattr(Admission, "submit", lambda *args: submitted.append(submit(*args)) or submitted[-1])
+    monkeypatch.setattr(ModelAdmission, "submit", lambda *args: submitted.append(submit(*args)) or submitted[-1])
     monkeypatch.setattr(Arrival, "whole", noted)
 
     async def check():

@@ -23,8 +23,10 @@ HANGS = (
     CALLER
     + """
     def hold_the_interpreter(self, seconds):
-        # PyDLL keeps the interpreter's lock: no other thread of this process runs.
-        ctypes.PyDLL(None).sleep(int(seconds))
+        # PyDLL keeps the interpreter's lock: no other thread of this process runs. A signal ends a sleep.
+        left = int(seconds)
+        while left:
+            left = ctypes.PyDLL(None).sleep(left)
 
     def load(self, name):
         pb_utils.load_model(name)
@@ -68,8 +70,14 @@ def server(repository):
 # --- Execution time ---
 
 
-@pytest.mark.parametrize("hang", ["gate never", "hold_the_interpreter 3600"])
-def test_an_execution_that_takes_too_long(server, repository, hang):
+@pytest.mark.parametrize(
+    ("hang", "place"),
+    [
+        ("gate never", r"model\.py:\d+ in pass_gate"),
+        ("hold_the_interpreter 3600", r"model\.py:\d+ in hold_the_interpreter"),
+    ],
+)
+def test_an_execution_that_takes_too_long(server, repository, hang, place):
     """It is killed with its process; what waits behind it goes to the next one, and nobody else notices."""
     with Asker(server) as asker:
         begin_s = time.monotonic()
@@ -80,6 +88,10 @@ def test_an_execution_that_takes_too_long(server, repository, hang):
         took_s = time.monotonic() - begin_s
         assert (reply.status, reply.error) == (500, f"Stub process 'limited_0' is not healthy. {OVERTIME}")
         assert took_s >= 1
+        server.wait_for(
+            rf"instance 'limited_0' is killed, because `execute` ran for more than 1 s, its limit, for 1 request: it is at {place}\. "
+            "`pybackend stack limited` shows where an instance is before that"
+        )
         assert [future.result().status for future in waiting] == [200] * 4
     server.wait_until("/v2/models/limited/ready", 200)
 

@@ -74,12 +74,8 @@ async def engine_on(
         namespacing: each repository is a namespace.
     """
     launcher = StubLauncher(bundle or stage_bundle(), Environment(Path(python), python))
-    services = ModelServices()
-    router = EngineRouter(services)
     host = ModelHost(
         launcher=launcher,
-        services=services,
-        router=router,
         settings=ModelSettings(
             control=ModelControlMode.EXPLICIT if explicit else ModelControlMode.NONE,
             startup_models=startup_models,
@@ -98,16 +94,22 @@ async def engine_on(
     scan = scan_repositories([repository, *more_repositories], (), remote.listings, namespacing=namespacing)
     models = ModelRepository(scan, host, remote)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
-    services.open(engine, models.catalogue)
-    router.open(engine, models.catalogue)
+    services = ModelServices(engine, models.catalogue)
     engine.repository = models  # what tests look into
     try:
-        await models.load_all()
+        await models.load_all(services, EngineRouter(engine, models.catalogue, services))
         engine.state = EngineState.READY
         yield engine
     finally:
         await models.unload_all(asyncio.get_running_loop().time() + end_s)
         launcher.close()
+
+
+def services_without_models(launcher: StubLauncher) -> ModelServices:
+    """The services of a server that has no models, for a model or a process beside it."""
+    remote = NoRemoteRepositories()
+    models = ModelRepository(scan_repositories([]), ModelHost(launcher=launcher), remote)
+    return ModelServices(InferenceEngine(models, server_id="test", strict_readiness=True), models.catalogue)
 
 
 def input_tensor(name: str, array: np.ndarray) -> InputTensor:

@@ -16,7 +16,7 @@ from pybackend_tools.terminal.dev_command import parse_dev
 from tests.support.gates import wait_until
 from tests.support.inference import infer
 from tests.support.repositories import tensors, write_model
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, serving
 
 CONFIG = f"""
 backend: "python"
@@ -174,7 +174,7 @@ def test_lines_are_short_and_the_end_is_quick(server):
 
 def test_defaults(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = parse_dev([], tmp_path)
+    settings = parse_dev([], tmp_path.absolute)
     assert (settings.repositories, settings.model_directories) == ((tmp_path,), ())
     assert {settings.http.address, settings.grpc.address, settings.http.metrics_address} == {"127.0.0.1"}
     assert (settings.models.exit_timeout_s, settings.exit_on_error) == (2, False)
@@ -183,15 +183,15 @@ def test_defaults(tmp_path, monkeypatch):
     (tmp_path / "models/a/2/model.py").touch()
     (tmp_path / "models/b/1").mkdir(parents=True)
     (tmp_path / "models/b/1/model.onnx").touch()
-    assert parse_dev(["models/b"], tmp_path).model_directories == (tmp_path / "models/b",)
+    assert parse_dev(["models/b"], tmp_path.absolute).model_directories == (tmp_path / "models/b",)
     for directory, argument in ((".", "models/a"), ("models/a", "."), ("models/a/2", "..")):
         monkeypatch.chdir(tmp_path / directory)
-        settings = parse_dev([argument, "--http-port=1"], tmp_path)
+        settings = parse_dev([argument, "--http-port=1"], tmp_path.absolute)
         assert (settings.repositories, settings.model_directories) == ((), (tmp_path / "models/a",))
     assert settings.http.port == 1
     for flag in ("--model-control-mode=explicit", "--repository-poll-secs=0"):
         with pytest.raises(ServerError, match="`pybackend dev` follows its repository"):
-            parse_dev([flag], tmp_path)
+            parse_dev([flag], tmp_path.absolute)
 
 
 def test_a_framework_s_file_is_served_at_once(tmp_path):
@@ -207,6 +207,7 @@ def test_a_framework_s_file_is_served_at_once(tmp_path):
         server.wait_for("following changes of")
         (copy,) = re.findall(r"following changes of (\S+?)\"?$", server.output, re.MULTILINE)
         assert os.path.exists(copy)
+        assert "models may write where" not in server.output  # its sandbox keeps other models from it
     finally:
         server.stop()
     assert not os.path.exists(copy)
@@ -220,13 +221,17 @@ def test_what_is_no_repository_is_recognised(tmp_path, capsys):
         ("mine.py", b""),
         ("code/model.py", b""),
         ("code/labels.txt", b""),
+        ("junk.onnx", b"junk"),
+        ("all/scale/1/model.py", b""),
     ):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / path).write_bytes(data)
     for path, words in (
         ("iris.pkl", "{} is a pickle of joblib, and no repository of models: `pybackend import {}` makes an entry"),
         ("saved", "{} is a pickle of joblib, and no repository of models: `pybackend import {}` makes an entry"),
         ("mine.py", "{} is the code of a model, and {} no repository of models. A model is a directory"),
+        ("all/scale/1/model.py", "{} is the code of version 1 of model 'scale': name its repository, "),
+        ("all/scale/1", "{}/model.py is the code of version 1 of model 'scale': name its repository, "),
         ("code", "{}/model.py is the code of a model, and {} no repository of models. A model is a directory"),
     ):
         assert main(["serve", str(tmp_path / path)]) == 1
@@ -236,6 +241,15 @@ def test_what_is_no_repository_is_recognised(tmp_path, capsys):
         assert "iris.pkl is a pickle of joblib, and no repository of models: `pybackend imp" in capsys.readouterr().err
     assert main(["dev", str(tmp_path / "iris.pkl")]) == 1
     assert "if you trust the model, add --trust-pickle" in capsys.readouterr().err
+    assert main(["dev", str(tmp_path / "junk.onnx")]) == 1
+    assert (
+        "junk.onnx is a file of an unknown kind; it begins with 6a 75 6e 6b. Accepted are " in capsys.readouterr().err
+    )
+    assert main(["dev", str(tmp_path / "all/scale/1/model.py")]) == 1
+    assert (
+        f"or for `pybackend dev` and `check` the model's directory, {tmp_path / 'all/scale'}\n"
+        in capsys.readouterr().err
+    )
     assert main(["dev", str(tmp_path / "code")]) == 1
     assert "/code/model.py is the code of a model" in capsys.readouterr().err
 
@@ -244,3 +258,66 @@ def test_version(pybackend):
     done = pybackend("dev", "--version")
     assert done.returncode == 0
     assert re.fullmatch(r"pybackend \d+\.\d+\.\d+\S*\n", done.stdout)
+
+
+WRITES = """
+import os
+
+PLACE = os.path.dirname(__file__)
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with open(os.path.join(PLACE, "starts.txt"), "a") as starts:
+            starts.write("begun\\n")
+        self.count = 0
+
+    def execute(self, requests):
+        self.count += 1
+        with open(os.path.join(PLACE, "calls.txt.new"), "w") as calls:
+            calls.write(str(self.count))
+        os.replace(os.path.join(PLACE, "calls.txt.new"), os.path.join(PLACE, "calls.txt"))
+        np.save(os.path.join(PLACE, "state"), self.count)
+        answer = np.array([self.count], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer)]) for _ in requests]
+"""
+
+TOUCHES_FROM_OUTSIDE = """
+import os, subprocess
+
+class TritonPythonModel:
+    def initialize(self, args):
+        subprocess.run(["/bin/sh", "-c", 'echo x >> "$0"', os.path.join(os.path.dirname(__file__), "log.txt")], check=True)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+@pytest.fixture
+def follower(tmp_path):
+    with serving(tmp_path, command="dev") as server:
+        server.wait_for("following changes of")
+        yield server
+
+
+def test_a_model_that_writes_beside_its_code_is_not_loaded_again(follower, tmp_path):
+    directory = write_model(tmp_path, "writes", WRITES, CONFIG)
+    (directory / "1").chmod(0o777)
+    tells(follower, "writes", 1)
+    assert [told(follower, "writes") for _ in range(3)] == [2, 3, 4]
+    # The server has looked at all files by the time that it has noticed a later change of another model.
+    for factor in (1, 2):
+        write(tmp_path, "later", factor)
+        tells(follower, "later", factor)
+    assert told(follower, "writes") == 5
+    assert (directory / "1" / "starts.txt").read_text() == "begun\n"
+    assert follower.output.count("model 'writes' writes 1/starts.txt beside its code") == 1
+    # What its author changes counts as before.
+    write_model(tmp_path, "writes", WRITES.replace("self.count = 0", "self.count = 100"), None)
+    tells(follower, "writes", 101)
+
+
+def test_a_model_that_loads_for_ever_is_named(follower, tmp_path):
+    directory = write_model(tmp_path, "touched", TOUCHES_FROM_OUTSIDE, CONFIG)
+    (directory / "1").chmod(0o777)
+    follower.wait_for(r"Model 'touched' was loaded 5 times in \d+ s, because 1/log.txt keeps changing")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -205,6 +206,53 @@ def test_a_pickle_with_strings_is_imported_when_it_is_trusted(tmp_path, capsys):
     assert config["parameters"]["PICKLE"] == {"string_value": "trusted"}
 
 
+USURPS = """
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+for module in list(sys.modules.values()):
+    if hasattr(module, "_PREDICTORS"):
+        module.TritonPythonModel.execute = lambda _, requests: [
+            pb_utils.InferenceResponse([pb_utils.Tensor("answer", np.array([ANSWER], object))]) for _ in requests
+        ]
+"""
+
+
+class Usurper:
+    """A pickle that is a model, and answers in place of the program that asks the framework."""
+
+    def __init__(self, model, answer):
+        self._text = f"(exec({USURPS.replace('ANSWER', repr(answer))!r}, {{}}), __import__('pickle').loads({pickle.dumps(model)!r}))[1]"
+
+    def __reduce__(self):
+        return eval, (self._text,)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("no JSON", "its process does not answer with lists of values"),
+        ('[{"name": "label", "data": [{}]}]', "its process does not answer with lists of values"),
+        (
+            '[{"name": "label", "data": ["x"]}]',
+            "output 'label' is served as numbers, and the framework's values are not",
+        ),
+    ],
+)
+def test_code_in_a_file_that_answers_for_the_framework_ends_in_a_sentence(tmp_path, answer, said):
+    linear = pytest.importorskip("sklearn.linear_model")
+    model = linear.LogisticRegression().fit([[0.0], [1.0]], [0, 1])
+    (tmp_path / "usurper.pkl").write_bytes(pickle.dumps(Usurper(model, answer)))
+    done = run(
+        "pybackend", "import", tmp_path / "usurper.pkl", f"--repository={tmp_path}/models", "--trust-pickle", "--verify"
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 WAITS = """
 import pathlib
 import time
@@ -326,3 +374,9 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path, onnx_file, capsys):
 
 def _without_pytest():
     return {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
+
+
+def test_a_slow_import_says_what_it_does(tmp_path, onnx_file, capsys, monkeypatch):
+    monkeypatch.setattr("pybackend.cli.terminal.SLOW_S", 0.0)
+    assert main(["import", str(onnx_file), f"--repository={tmp_path / 'models'}"]) == 0
+    assert capsys.readouterr().err.startswith("the model is loading, and its framework with it ...\n")

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from pybackend.cli import main
+from pybackend_client.connection import Connection, LargeAnswerError
+from pybackend_client.trial import Trial
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
@@ -84,6 +86,24 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OTU", np.zeros(1))]) for _ in requests]
 """
 
+TITLE, SHOWN = "\x1b]0;another title\x07\x9b2J", r"\u001b]0;another title\u0007\u009b2J"
+"""What changes a terminal that it is written to, and what stands in its place."""
+ESCAPES = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        if pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()[0] > 0:
+            raise ValueError({TITLE!r})
+        return [pb_utils.InferenceResponse([pb_utils.Tensor({TITLE!r}, np.zeros(1, np.float32))]) for _ in requests]
+"""
+STREAM_ESCAPES = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]))
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError({TITLE!r})))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
@@ -104,6 +124,11 @@ def repository(tmp_path_factory):
     write_model(directory, "refuses", REFUSES, out)
     write_model(directory, "misspelt", MISSPELT, out)
     write_model(directory, "stream", STREAM, identity_config(extra=DECOUPLED))
+    write_model(
+        directory, "escapes", ESCAPES, identity_config().replace('"OUT"', json.dumps(TITLE, ensure_ascii=False))
+    )
+    write_model(directory, "stream_escapes", STREAM_ESCAPES, identity_config(extra=DECOUPLED))
+    write_model(directory, "huge", IDENTITY, identity_config(dims="[ 1000000000000 ]"))
     return directory
 
 
@@ -431,6 +456,40 @@ def test_random_inputs_fit_every_model(infer, name):
     assert "OUT" in done.stdout
 
 
+def test_no_random_values_for_an_input_that_wants_more_than_fit_into_memory(infer):
+    done = infer("huge", "--random")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: input 'IN' of shape [1000000000000] has more than 16,000,000 elements, the most that get random values: name a "
+        "file with its values\n"
+    )
+
+
+def test_a_command_that_tries_a_model_reads_no_answer_that_memory_cannot_hold(server, monkeypatch):
+    monkeypatch.setattr("pybackend_client.trial._MOST_ANSWER_BYTES", 2**20)
+    trial = Trial(Connection(server.url, 60.0), "flat")
+    trial.configuration()
+    trial.answer({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0.5]}]})
+    with pytest.raises(LargeAnswerError, match="has more than 1 MB, more than this program reads"):
+        trial.answer({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2**19], "data": [0.5] * 2**19}]})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stream"),
+    [
+        (["escapes", "IN=[0]"], "stdout"),
+        (["escapes", "IN=[0]", "--json"], "stdout"),
+        (["escapes", "IN=[1]"], "stderr"),
+        (["stream_escapes", "IN=[1]"], "stderr"),
+    ],
+    ids=["name", "name in JSON", "error", "error in a stream"],
+)
+def test_nothing_that_a_model_writes_changes_the_terminal(infer, arguments, stream):
+    done = infer(*arguments)
+    assert SHOWN in getattr(done, stream)
+    assert all(each.isprintable() for each in (done.stdout + done.stderr).replace("\n", ""))
+
+
 @pytest.mark.parametrize(("name", "spec"), [("square", "INT32 [2,2]"), ("stream", "FP32 [-1]")])
 def test_missing_inputs_are_listed_with_type_and_shape(infer, name, spec):
     done = infer(name)
@@ -510,3 +569,34 @@ def test_a_signal_ends_the_server_of_a_request_after_the_response(tmp_path):
         out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "model waits, version 1\nOUT  FP32 [1]  [1.]\n"), errors
     assert "Traceback" not in errors
+
+
+WAITS_AT_START = """
+class TritonPythonModel:
+    def initialize(self, args):
+        pass_gate(args["model_repository"], "initialize")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+@pytest.mark.spec("srv-H05")
+def test_a_model_that_is_still_loading(tmp_path, capsys):
+    gate = Gate(write_model(tmp_path, "slow", GATE + WAITS_AT_START, identity_config()), "initialize")
+    with serving(tmp_path, flags=("--model-control-mode=poll",), ready=False) as server:
+        server.wait_until("/v2/health/live", 200)
+        gate.wait_reached()
+        loading = "it is still loading, for [0-9]+ s"
+        for path, status, text in (
+            ("slow", 404, f"Request for unknown model: 'slow' has no available versions: {loading}"),
+            ("slow/versions/1", 503, f"Request for unknown model: 'slow' version 1 is not at ready state: {loading}"),
+        ):
+            reply = server.infer(path, "{}")
+            assert reply.status == status
+            assert re.fullmatch(text, reply.error)
+        assert main(["infer", f"--url=http://{server.url}", "slow", "IN=1"]) == 1
+        assert re.fullmatch(f"error: Request for unknown .*: {loading}\n", capsys.readouterr().err)
+        server.wait_for("'slow' version 1 is still loading after 2 s: initialize runs")
+        gate.open()
+        server.wait_ready()

@@ -14,6 +14,7 @@ from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import CommandLine, parse, print_help
 from pybackend.cli.places import refuse_bare_models
 from pybackend.cli.setting_sources import settings_text
+from pybackend.cli.terminal import print_error
 from pybackend.errors import PybackendError, ServerError, SettingError
 from pybackend.plugins import COMMANDS, RUNNERS
 from pybackend.settings import Settings
@@ -43,9 +44,9 @@ def run(arguments: Sequence[str]) -> int:
             return 1
         return runnable(line)()
     except UsageError as error:
-        sys.stderr.write(f"{error.usage}{error}\n")
+        print_error(f"{error.usage}{error}")
     except PybackendError as error:
-        sys.stderr.write(f"{error}\n" if isinstance(error, SettingError) else f"error: {error}\n")
+        print_error(f"{error}" if isinstance(error, SettingError) else f"error: {error}")
     except KeyboardInterrupt:  # the server has no handler yet, and nothing is running that needs an orderly end
         return 128 + signal.SIGINT
     return 1

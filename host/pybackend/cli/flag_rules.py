@@ -8,7 +8,14 @@ from typing import Any
 
 from pybackend.cli.backend_config import backend_warnings
 from pybackend.cli.cache_config import cache_settings
-from pybackend.cli.flag_values import absolute, metrics_choices, metrics_warnings, repository_place, resource_limits
+from pybackend.cli.flag_values import (
+    absolute,
+    absolute_if_given,
+    metrics_choices,
+    metrics_warnings,
+    repository_place,
+    resource_limits,
+)
 from pybackend.cli.flags import UNUSED
 from pybackend.cli.trace_config import trace_settings, trace_warnings
 from pybackend.errors import ServerError, SettingError
@@ -86,14 +93,13 @@ def _repositories(
         raise ServerError(
             "creating server: Invalid argument - --model-repository must be specified: `pybackend serve DIRECTORY`"
         )
-    # Absolute: models receive these paths, and may change their working directory.
-    directories = tuple(place.absolute() for place in repositories if isinstance(place, Path))
+    directories = tuple(absolute(place) for place in repositories if isinstance(place, Path))
     return directories, tuple(place for place in repositories if isinstance(place, str))
 
 
 def _kept_in(urls: Sequence[str], chosen: Path | None) -> tuple[Path, ...]:
     """The directories that keep what is downloaded."""
-    return tuple(STORAGE.load().cache_directories(urls, absolute(chosen))) if urls else ()
+    return tuple(STORAGE.load().cache_directories(urls, absolute_if_given(chosen))) if urls else ()
 
 
 def _startup_models(given: argparse.Namespace) -> tuple[str, ...] | None:
@@ -198,4 +204,4 @@ def _api_keys(given: argparse.Namespace) -> ApiKeySettings | None:
         if given.api_key_exempt:
             raise SettingError("--api-key-exempt needs --api-key-file, which holds the keys of all other calls.")
         return None
-    return ApiKeySettings(given.api_key_file.absolute(), given.api_key_exempt)
+    return ApiKeySettings(absolute(given.api_key_file), given.api_key_exempt)

@@ -88,9 +88,22 @@ def repository_place(text: str) -> Path | str:
     return text
 
 
-def absolute(path: Path | None) -> Path | None:
-    """The path from the root: models receive it, and may change their working directory."""
-    return path and path.absolute()
+def absolute(path: Path) -> Path:
+    """The path from the root, without ``..``: models receive it, and may change their working directory.
+
+    Links stay in it, because they may lead elsewhere later; only those before a ``..`` are followed, as the kernel does.
+    """
+    whole = path.absolute()
+    if ".." not in whole.parts:
+        return whole
+    kept = whole.parts[::-1].index("..")
+    first = len(whole.parts) - kept
+    return Path(os.path.realpath(Path(*whole.parts[:first])), *whole.parts[first:])
+
+
+def absolute_if_given(path: Path | None) -> Path | None:
+    """The same for a path that may have been left out."""
+    return path and absolute(path)
 
 
 def milliseconds(number: int) -> float:

@@ -12,7 +12,7 @@ from pybackend.cli.backend_config import backend_setting, backend_settings
 from pybackend.cli.cache_config import cache_setting
 from pybackend.cli.flag_values import (
     FOREVER_MS,
-    absolute,
+    absolute_if_given,
     config_name,
     control_mode,
     device_limit,
@@ -56,7 +56,7 @@ _MODELS = (
          page="a directory of models, or the URL of [a repository in cloud storage](cloud-repositories.md); may be repeated, or given "
          "as the positional argument"),
     Flag("--repository-cache-directory", "DIR", "where models from cloud storage are kept on this machine",
-         "cloud_repositories.cache_directory", Path, absolute, default_text="$XDG_CACHE_HOME/pybackend/repositories, else /var/cache/pybackend/repositories for root and "
+         "cloud_repositories.cache_directory", Path, absolute_if_given, default_text="$XDG_CACHE_HOME/pybackend/repositories, else /var/cache/pybackend/repositories for root and "
          "~/.cache/pybackend/repositories for others",
          page="where models from cloud storage are kept on this machine: see [The cache](cloud-repositories.md#the-cache)"),
     Flag("--model-control-mode", "MODE",
@@ -113,7 +113,7 @@ _MODELS = (
          page="limit in bytes on the memory for tensors of all models together"),
     Flag("--backend-directory", "DIR",
          "directory of your own backends, DIR/NAME/model.py; one of pybackend's names replaces that backend",
-         "backend_directory", Path, absolute,
+         "backend_directory", Path, absolute_if_given,
          page="directory of [Python-based backends](../authors/python-based-backends.md); it need not exist"),
     Flag("--backend-config", "BACKEND,SETTING=VALUE",
          "a setting of a backend: environment=PATH, default-max-batch-size=N, or one of Triton's Python backend, which is "
@@ -126,7 +126,7 @@ _MODELS = (
 
 _ENVIRONMENTS = (
     Flag("--environment-cache-directory", "DIR", "where environments are unpacked",
-         "environments.cache_directory", Path, absolute, default_text="$XDG_CACHE_HOME/pybackend, else /var/cache/pybackend for root and ~/.cache/pybackend for others",
+         "environments.cache_directory", Path, absolute_if_given, default_text="$XDG_CACHE_HOME/pybackend, else /var/cache/pybackend for root and ~/.cache/pybackend for others",
          page="where [environments](../authors/environments.md) of models are unpacked: see [Environment cache](environments.md)"),
     Flag("--environment-cache-size", "BYTES", "remove unused environments when the total exceeds this size",
          "environments.cache_limit_bytes", _NUMBER, default_text="never"),
@@ -317,7 +317,7 @@ _LOG = (
     Flag("--log-format", "FORMAT", "form of the lines: default, ISO8601, json or short", "log.format", log_format,
          page="`default`, `ISO8601`, `json` or `short`: see [Logs](logging.md#formats)"),
     Flag("--log-file", "FILE", "write all lines to this file; SIGHUP opens it again",
-         "log.file", Path, lambda path: absolute(path) if str(path) != "." else None, default_text="standard output and standard error"),
+         "log.file", Path, lambda path: absolute_if_given(path) if str(path) != "." else None, default_text="standard output and standard error"),
     switch("--log-access", "write a line about every answered request", "log.access",
            page="write a line about every answered request: see [Access log](logging.md#access-log)"),
 )

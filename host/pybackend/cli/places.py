@@ -17,7 +17,7 @@ from pybackend.settings import Settings
 
 def with_single_models(settings: Settings) -> Settings:
     """The settings, with each repository that is the directory of one model treated as that model."""
-    single = tuple(Path(os.path.abspath(path)) for path in settings.repositories if is_model_directory(path))
+    single = tuple(path for path in settings.repositories if is_model_directory(path))
     repositories = tuple(path for path in settings.repositories if not is_model_directory(path))
     return replace(settings, repositories=repositories, model_directories=single)
 
@@ -51,6 +51,12 @@ def may_be_bare(path: Path) -> bool:
         code = path.name
     if code and CONFIG_FILENAME not in files:
         directory = path.parent if path.is_file() else path
+        if directory.name.isdecimal():
+            model = directory.parent
+            raise ServerError(
+                f"{directory / code} is the code of version {directory.name} of model '{model.name}': name its repository, {model.parent}"
+                f", or for `pybackend dev` and `check` the model's directory, {model}"
+            )
         target = Path("models", directory.resolve().name, "1")
         raise ServerError(
             f"{directory / code} is the code of a model, and {path} no repository of models. A model is a directory "

@@ -6,21 +6,36 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from pybackend.observability.log_lines import one_line
+
 _WIDTH = 120
+_WITHIN_LINES = re.compile(r"[^\n\t]+")
 _COMMAND, _FIXED_SPACE = re.compile(r"`[^`]*`"), "\N{NO-BREAK SPACE}"
 
 
 def print_text(text: str) -> None:
     """Print lines of text. A reader that has left, such as ``head``, is no error."""
     try:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{_harmless(text)}\n")
         sys.stdout.flush()
     except BrokenPipeError:  # the interpreter must not complain at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_error(text: str) -> None:
+    """Print lines of text to standard error."""
+    sys.stderr.write(f"{_harmless(text)}\n")
+
+
+def _harmless(text: str) -> str:
+    """The same lines, in which nothing changes the terminal: names, errors and answers are those of models."""
+    return _WITHIN_LINES.sub(lambda line: one_line(line[0]), text)
 
 
 def is_terminal() -> bool:
@@ -84,6 +99,22 @@ def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def counted(number: int, noun: str) -> str:
     """``1 model``, ``2 models``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+SLOW_S = 2.0
+"""A command that works for longer says what it does."""
+
+
+@contextmanager
+def said_if_slow(what: str) -> Iterator[None]:
+    """Say on standard error what is done in a ``with`` block, if that takes long."""
+    timer = threading.Timer(SLOW_S, lambda: sys.stderr.write(f"{what} ...\n"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def terminated(_signal: int, _frame: FrameType | None) -> NoReturn:

@@ -1,6 +1,6 @@
 """An admission: the path of one request to a model version, from opening by name to submission.
 
-Used between a front end and a model. A front end knows bytes, its protocol and admissions. The rules that all front
+Used between a front end and a model; the interfaces hold for models elsewhere, too. A front end knows bytes, its protocol and admissions. The rules that all front
 ends share are here: the version that answers, its replacement while a body arrives, the memory that holds the bytes,
 and the validation of the request.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pybackend.errors import InferenceError
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import PendingRequest, RequestHandle
 from pybackend.inference.region import RegionFinder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
@@ -65,12 +65,123 @@ CLIENT = Sender()
 """A client that accepts any number of responses."""
 
 
-class Admission:
-    """A request's admission to a model version, used for one request by one front end.
+class Admission(Protocol):
+    """A request's admission to a model, used for one request by one front end.
 
     The front end never releases memory from :meth:`allocate`, nor any memory of the request after :meth:`submit`: if the
     request is refused, the admission releases it.
     """
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def full_name(self) -> str:
+        """The model's full name, which tells it apart from those of other namespaces."""
+        ...
+
+    @property
+    def model_version(self) -> str: ...
+
+    def allocate(self, nbytes: int, input_name: str, /) -> Lease | None:
+        """Input memory for a tensor; None if the bytes should not lie in shared memory.
+
+        Raises InferenceError: UNAVAILABLE when the model's limit is reached.
+        """
+        ...
+
+    def submit(self, request: InferenceRequest, on_response: OnResponse, /) -> RequestHandle:
+        """Send a request.
+
+        Args:
+            request: its inputs have their bytes. The caller gives up the request and its memory, even if this raises.
+            on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
+        """
+        ...
+
+    def release(self) -> None:
+        """Release the memory, because there will be no request. After :meth:`submit` this does nothing."""
+        ...
+
+
+class ClientAdmission(Admission, Protocol):
+    """The admission of a client's request to a version, for the ports: here, or in a separate front end."""
+
+    @property
+    def signature(self) -> ModelSignature:
+        """The version's inputs and outputs. Only :meth:`renew` changes it."""
+        ...
+
+    @property
+    def regions(self) -> RegionFinder:
+        """Shared memory that clients have registered."""
+        ...
+
+    @property
+    def is_decoupled(self) -> bool:
+        """True if a request may have any number of responses."""
+        ...
+
+    @property
+    def is_current(self) -> bool:
+        """False once the version was replaced; :meth:`submit` then uses its successor."""
+        ...
+
+    @property
+    def holds_memory(self) -> bool:
+        """True while the admission holds model memory from :meth:`allocate`."""
+        ...
+
+    def shares_memory_with(self, other: ClientAdmission, /) -> bool:
+        """True if memory that one of them releases can serve the other."""
+        ...
+
+    def can_serve(self, place: object, /) -> bool:
+        """True if memory that it releases can serve those who allocate there: in a model's arena, or a front end's pool."""
+        ...
+
+    def renew(self) -> None:
+        """Switch to the version's successor if it was replaced; call this before using :attr:`signature`."""
+        ...
+
+    def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
+        """Input memory for a tensor whose bytes are about to arrive.
+
+        If the bytes are ``arriving`` gradually, the lease counts only those reported through ``arrived``.
+        """
+        ...
+
+    def route(self) -> Route | None:
+        """The way to this version for further requests of the same kind.
+
+        None if the name may soon mean another model, or if rules or a higher version decide about such requests.
+        """
+        ...
+
+    def submit(
+        self, request: InferenceRequest, on_response: OnResponse, checked: Checked = Checked.NOTHING
+    ) -> RequestHandle:
+        """Validate a request and queue it; ``checked`` is the validation against :attr:`signature` that was already done."""
+        ...
+
+
+class Route(Protocol):
+    """A shortcut to a version, for requests that were completely checked against its signature.
+
+    A front end keeps it between requests. It does not keep the version alive, and leads nowhere once another version
+    would answer.
+    """
+
+    def submit(self, request: InferenceRequest, on_response: OnResponse, /) -> RequestHandle | None:
+        """Queue a request; otherwise as :meth:`ClientAdmission.submit`.
+
+        None if another version would answer, or none: the request needs a new admission. It remains the caller's.
+        """
+        ...
+
+
+class ModelAdmission:
+    """The admission to a version of a model of this engine."""
 
     __slots__ = ("_engine", "_leases", "_model", "_name", "_sender", "_version", "signature")
 
@@ -81,7 +192,6 @@ class Admission:
         self._version = version
         self._sender = sender
         self._leases: list[Lease] = []
-        # the version's inputs and outputs. Only :meth:`renew` changes it.
         self.signature: ModelSignature = model.signature
 
     @property
@@ -90,7 +200,6 @@ class Admission:
 
     @property
     def full_name(self) -> str:
-        """The model's full name, which tells it apart from those of other namespaces."""
         return self._model.full_name
 
     @property
@@ -109,12 +218,10 @@ class Admission:
 
     @property
     def regions(self) -> RegionFinder:
-        """Shared memory that clients have registered."""
         return self._engine.regions
 
     @property
     def is_decoupled(self) -> bool:
-        """True if a request may have any number of responses."""
         return self._model.config.decoupled
 
     @property
@@ -127,62 +234,45 @@ class Admission:
         return await self._engine.is_model_ready(self._model)
 
     def renew(self) -> None:
-        """Switch to the version's successor if it was replaced; call this before using :attr:`signature`."""
         if self._model.state is not ModelState.READY:
             self._model = self._engine.find(self._name, self._version, self._sender)
             self.signature = self._model.signature
 
     @property
     def is_current(self) -> bool:
-        """False once the version was replaced; :meth:`submit` then uses its successor."""
         return self._model.state is ModelState.READY
 
     @property
     def holds_memory(self) -> bool:
-        """True while the admission holds model memory from :meth:`allocate`."""
         return bool(self._leases)
 
-    def shares_memory_with(self, other: Admission) -> bool:
-        """True if memory that one of them releases can serve the other."""
+    def shares_memory_with(self, other: ClientAdmission) -> bool:
+        if not isinstance(other, ModelAdmission):
+            return False
         own, others = self._model, other._model
         return own is others or self._engine.lacks_tensor_memory or not own.runs_in.isdisjoint(others.runs_in)
 
-    def can_serve(self, arena: TensorArena) -> bool:
-        """True if memory that it releases can serve those who allocate there."""
-        return self._engine.lacks_tensor_memory or any(map(arena.owns, self._leases))
+    def can_serve(self, place: object) -> bool:
+        if not isinstance(place, TensorArena):
+            return False
+        return self._engine.lacks_tensor_memory or any(map(place.owns, self._leases))
 
     def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
-        """Input memory for a tensor whose bytes are about to arrive.
-
-        Raises InferenceError: UNAVAILABLE when the model's limit is reached. Returns None if the bytes should not lie in shared
-        memory: the tensor is small, or the version is being replaced. If the bytes are ``arriving`` gradually, the
-        lease counts only those reported through ``arrived``.
-        """
+        """None if the tensor is small, or the version is being replaced."""
         if nbytes <= INLINE_BYTES or self._model.state is not ModelState.READY:
             return None
         lease = self._model.lease(nbytes, input_name, arriving=arriving)
         self._leases.append(lease)
         return lease
 
-    def route(self) -> Route | None:
-        """The way to this version for further requests of the same kind.
-
-        None if the name may soon mean another model, or if rules or a higher version decide about such requests.
-        """
+    def route(self) -> ModelRoute | None:
         if self._name != self.full_name or not (self._version or self._model.is_newest):
             return None
-        return Route(self._engine, self._model, follows_newest=not self._version)
+        return ModelRoute(self._engine, self._model, follows_newest=not self._version)
 
     def submit(
         self, request: InferenceRequest, on_response: OnResponse, checked: Checked = Checked.NOTHING
     ) -> PendingRequest:
-        """Validate a request against the signature and queue it.
-
-        Args:
-            request: its inputs have their bytes. The caller gives up the request and its memory, even if this raises.
-            on_response: called on the event loop, never from inside this call; the last response has ``final`` set.
-            checked: the validation against :attr:`signature` that the front end has already done.
-        """
         request.is_inner = self._sender.is_inner
         try:
             if self._model.state is not _READY:
@@ -208,7 +298,6 @@ class Admission:
         return pending
 
     def release(self) -> None:
-        """Release the memory, because there will be no request. After :meth:`submit` this does nothing."""
         leases, self._leases = self._leases, []
         for lease in leases:
             lease.release()
@@ -248,12 +337,8 @@ class Admission:
                 leaving.cancel()
 
 
-class Route:
-    """A shortcut to a version, for requests that were completely checked against its signature.
-
-    A front end keeps it between requests. It does not keep the version alive, and leads nowhere once another version
-    would answer.
-    """
+class ModelRoute:
+    """A shortcut to a version of a model of this engine."""
 
     __slots__ = ("_engine", "_follows_newest", "_model")
 
@@ -263,15 +348,11 @@ class Route:
         self._follows_newest = follows_newest
 
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest | None:
-        """Queue a request; otherwise as :meth:`Admission.submit`.
-
-        None if another version would answer, or none: the request needs a new admission. It remains the caller's.
-        """
         model = self._model()
         if model is None or model.state is not _READY or (self._follows_newest and not model.is_newest):
             return None
         try:
             return self._engine.submit(model, request, on_response)
-        except BaseException:  # as in Admission.submit
+        except BaseException:  # as in ModelAdmission.submit
             request.release()
             raise

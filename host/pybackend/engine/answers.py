@@ -1,6 +1,7 @@
 """Answers and refusals of the server, counted for each way by which requests come in."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -63,15 +64,8 @@ class Refusal(NamedTuple):
     reason: RefusalReason
 
 
-class Refusals:
-    """The counts of one server.
-
-    ``full_name`` returns ``""`` for names of no model, which would let clients make any number of counts.
-    """
-
-    def __init__(self, full_name: Callable[[str], str]) -> None:
-        self._full_name = full_name
-        self.counts: Counter[Refusal] = Counter()  # number of refused requests
+class Refusals(ABC):
+    """Counts refused requests."""
 
     def add_error(self, protocol: str, model: str, error: InferenceError, sender: str = "") -> None:
         """Count an inference request that was answered with this error.
@@ -81,8 +75,22 @@ class Refusals:
         if error.code is not ErrorCode.CANCELLED:
             self.add(protocol, reason_of(error), error.message, model, sender)
 
+    @abstractmethod
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
         """Count a request that was answered with this message; the other arguments are those of :meth:`add_error`."""
+
+
+class RefusalCounts(Refusals):
+    """The counts of one server.
+
+    ``full_name`` returns ``""`` for names of no model, which would let clients make any number of counts.
+    """
+
+    def __init__(self, full_name: Callable[[str], str]) -> None:
+        self._full_name = full_name
+        self.counts: Counter[Refusal] = Counter()  # number of refused requests
+
+    def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
         self.counts[Refusal(protocol, self._full_name(model) if model else "", reason)] += 1
         log.debug(
             "Refused a request%s over %s%s (%s): %s",

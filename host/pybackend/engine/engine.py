@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import Enum
 from typing import Any
 
-from pybackend.engine.admission import CLIENT, Admission, Sender
-from pybackend.engine.answers import AnswerCounts, Refusals
+from pybackend.engine.admission import CLIENT, ModelAdmission, Sender
+from pybackend.engine.answers import AnswerCounts, RefusalCounts
 from pybackend.engine.description import ModelDescription, instance_document, statistics_document
 from pybackend.engine.figures import RepositoryFigures
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
@@ -65,7 +65,7 @@ class InferenceEngine:
         # counts of all answers, by the protocol of the sender
         self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK"), "model": AnswerCounts("OK")}
         # counts of the requests that no model accepted; front ends report them
-        self.refusals = Refusals(repository.catalogue.known_name)
+        self.refusals = RefusalCounts(repository.catalogue.known_name)
         # returns once every process that accepts requests goes by the present settings of the log and of traces
         self.spread_settings: Callable[[], Awaitable[None]] = _nothing
         # whether clients can connect
@@ -120,12 +120,12 @@ class InferenceEngine:
         """True if a version is ready, or for ``""`` the one that stands for its model; see :meth:`is_model_ready`."""
         return await self.is_model_ready(self._catalogue.representative(name, version))
 
-    def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> Admission:
+    def open(self, name: str, version: str = "", sender: Sender = CLIENT) -> ModelAdmission:
         """Open an admission to the version that would answer a request now.
 
         The version is decimal, or ``""`` for the newest ready one.
         """
-        return Admission(self, self.find(name, version, sender), name, version, sender)
+        return ModelAdmission(self, self.find(name, version, sender), name, version, sender)
 
     def find(self, name: str, version: str, sender: Sender) -> Model:
         try:
@@ -185,7 +185,7 @@ class InferenceEngine:
             await asyncio.sleep(0)
 
     def submit(self, model: Model, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
-        """Queue a request that was validated against ``model``; see :meth:`Admission.submit`.
+        """Queue a request that was validated against ``model``; see :meth:`ClientAdmission.submit`.
 
         Raises InferenceError: the request is refused and remains the caller's. The request and its memory are the
         engine's if this returns. The callback runs on the event loop, never inside this call.

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Self
 
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import RequestHandle
 from pybackend.inference.response import InferenceResponse, OnResponse
 
 MOST_WAITING: Final = 8
@@ -15,7 +15,7 @@ MOST_WAITING: Final = 8
 class ResponseStream:
     """Used as ``async with``: its end cancels the request, unless it is answered, and releases unread responses."""
 
-    def __init__(self, submit: Callable[[OnResponse], PendingRequest]) -> None:
+    def __init__(self, submit: Callable[[OnResponse], RequestHandle]) -> None:
         self._submit = submit
         self._waiting: deque[InferenceResponse] = deque()
         self._arrived = asyncio.Event()

@@ -15,7 +15,7 @@ from enum import Enum
 from struct import Struct
 from typing import Any, Protocol
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
@@ -100,7 +100,7 @@ class Client(Protocol):
         """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
 
     @property
-    def arriving(self) -> Iterable[Admission]:
+    def arriving(self) -> Iterable[ClientAdmission]:
         """The admissions of requests whose tensors are arriving in models' memory."""
 
     def drop(self) -> None:
@@ -155,7 +155,7 @@ class Flow:
         """No request arrives in models' memory any more."""
         self._memory.sending.discard(self)
 
-    def drop_other_sender(self, admission: Admission) -> bool:
+    def drop_other_sender(self, admission: ClientAdmission) -> bool:
         """Disconnect the slowest client whose request holds memory that a request of this one needs; False if no slow one does."""
         return self._memory.drop_sender(lambda each: each.shares_memory_with(admission), self)
 
@@ -254,7 +254,7 @@ class ClientMemory:
             self.drop(flow)
         return bool(leaving)
 
-    def drop_sender(self, shares: Callable[[Admission], bool], wants: Flow | None = None) -> bool:
+    def drop_sender(self, shares: Callable[[ClientAdmission], bool], wants: Flow | None = None) -> bool:
         """Disconnect the slowest client, but the one that wants memory, whose request holds memory that ``shares`` accepts.
 
         False if no slow one does.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pybackend.engine.admission import Admission, Route, Sender
+from pybackend.engine.admission import ModelAdmission, ModelRoute, Sender
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.response_stream import MOST_WAITING
 from pybackend.errors import InferenceError
@@ -58,13 +58,13 @@ class Routes:
     """The ways to a model for requests like earlier ones, which were completely checked."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Shape, ...], tuple[Route, int]] = {}
+        self._known: dict[tuple[Shape, ...], tuple[ModelRoute, int]] = {}
 
-    def find(self, shapes: tuple[Shape, ...]) -> tuple[Route, int] | None:
+    def find(self, shapes: tuple[Shape, ...]) -> tuple[ModelRoute, int] | None:
         """The route, and the batch size; None if there is none, or it must be tried without."""
         return self._known.get(shapes)
 
-    def note(self, shapes: tuple[Shape, ...], route: Route, batch_size: int) -> None:
+    def note(self, shapes: tuple[Shape, ...], route: ModelRoute, batch_size: int) -> None:
         """Remember a route."""
         if len(self._known) >= _MOST_ROUTES:
             self._known.clear()
@@ -125,7 +125,7 @@ class Call:
         self._copies = copies
         self._on_taken = on_taken
         self._rest = rest
-        self._admission: Admission | None = None
+        self._admission: ModelAdmission | None = None
         self._pending: PendingRequest | None = None
         self._responses: deque[InferenceResponse] | None = None
         self._copying: asyncio.Task[None] | None = None
@@ -153,12 +153,12 @@ class Call:
                         return
             self._admission = admission = self._engine.open(request.model_name, request.model_version, SENDER)
             if shapes is None and any(is_large(tensor) for tensor in request.inputs):
-                self._copy(self._begin_slowly())
+                self._copy(self._begin_slowly(admission))
                 return
             if shapes is None:
                 for tensor in request.inputs:
-                    self._lend(tensor)
-            self._submit()
+                    _lend(admission, tensor)
+            self._submit(admission)
             new = admission.route()
             if shapes is not None and new is not None:
                 self._routes.note(shapes, new, request.batch_size)
@@ -173,32 +173,16 @@ class Call:
         self._copies.add(task)
         task.add_done_callback(self._copies.discard)
 
-    def _lend(self, tensor: InputTensor) -> Buffer | None:
-        """Give a tensor the model's memory, and fill that unless it is large; returns the bytes that are still to be copied."""
-        data = tensor.data
-        assert data is not None
-        assert self._admission is not None
-        if len(data) <= INLINE_BYTES:
-            return None
-        tensor.lease = self._admission.allocate(len(data), tensor.name)
-        if tensor.lease is None and not is_large(tensor):
-            return None
-        tensor.data = memoryview(bytearray(len(data))) if tensor.lease is None else tensor.lease.view
-        if len(data) >= LARGE_COPY_BYTES:
-            return data
-        tensor.data[:] = data
-        return None
-
-    async def _begin_slowly(self) -> None:
+    async def _begin_slowly(self, admission: ModelAdmission) -> None:
         """Copy large tensors in threads."""
         try:
             for tensor in self._request.inputs:
-                data = self._lend(tensor)
+                data = _lend(admission, tensor)
                 if data is not None:
                     await copy_bytes(memoryview(tensor.data), data)  # type: ignore[arg-type]  # it has memory now
             if self._is_cancelled:
                 raise CANCELLED.again()
-            self._submit()
+            self._submit(admission)
         except InferenceError as error:
             self._refuse(error)
         except Exception:  # the caller waits for an answer
@@ -207,9 +191,8 @@ class Call:
         finally:
             self._copying = None
 
-    def _submit(self) -> None:
-        admission, request = self._admission, self._request
-        assert admission is not None
+    def _submit(self, admission: ModelAdmission) -> None:
+        request = self._request
         self._taken()
         request.model_name, request.model_version = admission.model_name, admission.model_version
         tracer = self._engine.tracer
@@ -249,8 +232,7 @@ class Call:
     # Back to the caller
 
     def _on_response(self, response: InferenceResponse) -> None:
-        if self._copying is not None:
-            assert self._responses is not None
+        if self._responses is not None:
             self._responses.append(response)
             return
         outputs: dict[str, Tensor] = {}
@@ -282,7 +264,7 @@ class Call:
             answer = Answer(outputs, response.parameters, error, response.final)
             response.release()
             self._pass(answer)
-        self._copying = None
+        self._responses = self._copying = None
 
     def _pass(self, answer: Answer) -> None:
         error = answer.error
@@ -304,6 +286,22 @@ class Call:
 def is_large(tensor: InputTensor) -> bool:
     """Whether its bytes may be the caller's memory."""
     return tensor.data is not None and len(tensor.data) >= LARGE_COPY_BYTES
+
+
+def _lend(admission: ModelAdmission, tensor: InputTensor) -> Buffer | None:
+    """Give a tensor the model's memory, and fill that unless it is large; returns the bytes that are still to be copied."""
+    data = tensor.data
+    assert data is not None
+    if len(data) <= INLINE_BYTES:
+        return None
+    tensor.lease = admission.allocate(len(data), tensor.name)
+    if tensor.lease is None and not is_large(tensor):
+        return None
+    tensor.data = memoryview(bytearray(len(data))) if tensor.lease is None else tensor.lease.view
+    if len(data) >= LARGE_COPY_BYTES:
+        return data
+    tensor.data[:] = data
+    return None
 
 
 def _shapes_if_small(tensors: Sequence[InputTensor]) -> tuple[Shape, ...] | None:

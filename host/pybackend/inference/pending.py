@@ -80,6 +80,19 @@ _MOST_NAMED = 80
 """Most characters of ids in a line of the log."""
 
 
+class RequestHandle(Protocol):
+    """The sender's control of a request that is not answered yet."""
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+
+    def pause(self) -> None:
+        """Stop accepting responses; a few may still arrive."""
+
+    def resume(self) -> None:
+        """Accept responses again."""
+
+
 class PendingRequest(Struct, eq=False):
     """A request, the destination of its responses, and the handle by which its sender cancels, pauses and resumes it.
 

@@ -64,6 +64,8 @@ class InferenceRequest(Struct, eq=False):
     # the small inputs once more, as they came in one piece; they count if none was added since. None if there are
     # others.
     packed: PackedInputs | None = None
+    # outputs that may be missing even where outputs are validated: of a step of an ensemble, if all its readers can do without
+    dispensable_outputs: frozenset[str] = frozenset()
     following: FollowingSteps | None = None  # set for a step of an ensemble whose model shares its process
 
     @property

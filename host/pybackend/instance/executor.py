@@ -261,16 +261,19 @@ class ExecutionMonitor:
         self._output = output
         self._long = LongExecutions()
         self._telling: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._abandoned_ns = 0
         self._before: Activity | None = None
         self._has_collected = False
 
     def check(self, settings: InstanceSettings, now_ns: int) -> None:
-        """Have dropped response senders found, and the log say where an execution is that has become unusually long."""
+        """Have dropped response senders found, the log say where an unusually long execution is, and one beyond its limit ended."""
         self._find_dropped()
         if settings.readiness_limit_s is None:
             return  # somebody sits at a debugger
         oldest, busy_ns = self._executor.oldest, self._executor.busy_ns(now_ns)
+        if oldest is not None and 0 < settings.execution_limit_s * 1e9 < busy_ns and self._ending is None:
+            self._ending = asyncio.create_task(self._end(settings, oldest.number))
         if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
             self._telling = asyncio.create_task(self._tell(settings, busy_ns // 1_000_000_000))
 
@@ -292,18 +295,41 @@ class ExecutionMonitor:
             executions.session.collect()
 
     async def _tell(self, settings: InstanceSettings, busy_s: int) -> None:
-        model, oldest = settings.stub.model, self._executor.oldest
+        oldest = self._executor.oldest
         requests = mention([] if oldest is None else oldest.pending)
-        where = place(await self.stacks(), model.model_file)
         log.warning(
             "instance '%s' has run `execute` for %d s, for %s: %s. `pybackend stack %s` shows all its threads",
             self._executor.name,
             busy_s,
             requests.text,
-            f"it is at {where}" if where else "it does not say where it is",
-            model.model_name,
+            await self._place(settings),
+            settings.stub.model.model_name,
             extra=self._output.labels(requests.ids, requests.traces),
         )
+
+    async def _end(self, settings: InstanceSettings, number: int) -> None:
+        """Kill the stub because of an execution that takes too long, and say where it is."""
+        where = await self._place(settings)
+        oldest, session, limit_s = self._executor.oldest, self._executor.executions.session, settings.execution_limit_s
+        self._ending = None
+        if oldest is None or session is None or oldest.number != number:
+            return  # it has ended meanwhile
+        requests = mention(oldest.pending)
+        log.error(
+            "instance '%s' is killed, because `execute` ran for more than %g s, its limit, for %s: %s. `pybackend stack %s` shows "
+            "where an instance is before that",
+            self._executor.name,
+            limit_s,
+            requests.text,
+            where,
+            settings.stub.model.model_name,
+            extra=self._output.labels(requests.ids, requests.traces),
+        )
+        session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
+
+    async def _place(self, settings: InstanceSettings) -> str:
+        where = place(await self.stacks(), settings.stub.model.model_file)
+        return f"it is at {where}" if where else "it does not say where it is"
 
     async def stacks(self) -> list[Stack]:
         """The stacks of its threads and coroutines; empty if it has no process, or one that does not tell."""
@@ -324,3 +350,6 @@ class ExecutionMonitor:
         self._abandoned_ns = 0
         if self._telling is not None:
             self._telling.cancel()
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None

@@ -299,9 +299,6 @@ class ModelInstance:
             return
         if self._settings is not None:
             self.monitor.check(self._settings, now_ns)
-            limit_s = self._settings.execution_limit_s
-            if limit_s and self.executor.busy_ns(now_ns) > limit_s * 1e9:
-                session.kill(f"ran `execute` for more than {limit_s:g} s, its limit, and was killed")
         for segment in dropped_inputs:
             session.inputs.detach(segment)
         session.outputs.trim(now_ns)

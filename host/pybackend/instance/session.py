@@ -101,6 +101,13 @@ _CLOSED = "closed its connection to the host and was killed"
 _BEGINS = frozenset({StubState.STARTING, StubState.LOADING, StubState.LOADED, StubState.INITIALIZING})
 """The states before a stub executes."""
 
+_STAGES = {
+    StubState.STARTING: "its process starts",
+    StubState.LOADING: "its code is imported",
+    StubState.LOADED: "its files are read",
+    StubState.INITIALIZING: "initialize runs",
+}
+
 _REACHED: dict[type, StubState] = {heard.Completed: StubState.LOADED, heard.Initialized: StubState.READY}
 """The state in which a stub is once it has said this."""
 
@@ -193,6 +200,7 @@ class StubSession:
                 heard.FreeInput: lambda freed, _: inputs.on_freed(freed),
                 heard.NeedOutput: lambda needed, _: outputs.grow(needed.nbytes),
                 heard.Detached: lambda detached, _: outputs.detached(detached.segment),
+                heard.Wrote: lambda wrote, _: settings.on_wrote(wrote.path),
                 heard.Call: partial(services.on_call, caller),
                 heard.LocalCall: lambda call, _: self._on_local_call(call),
                 heard.CancelCall: lambda cancelled, _: services.on_cancel_call(caller, cancelled.call),
@@ -216,6 +224,11 @@ class StubSession:
     def is_shared(self) -> bool:
         """True if other models live in the same process."""
         return self._process.is_shared
+
+    @property
+    def stage(self) -> str:
+        """What it does before it executes, as a clause."""
+        return _STAGES.get(self._life.state, "it is warmed up")
 
     async def load(self, config_json: str | None) -> dict[str, Any] | None:
         """Import the model; returns what ``auto_complete_config`` made of ``config_json``, if both are there."""

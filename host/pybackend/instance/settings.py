@@ -52,6 +52,8 @@ class StubSettings:
     budget: TensorBudget | None = None
     callers: set[Any] = field(default_factory=set)  # the model's processes, as those who answer their calls see them
     terminal: Terminal | None = None
+    # told of the files in the model's followed directory that the model writes
+    on_wrote: Callable[[str], None] = field(default=lambda _path: None)
 
 
 class OutputListener(Protocol):

@@ -1,4 +1,4 @@
-"""What a server's models share: services and settings, and the way to run each other with the same rules as clients."""
+"""The services and settings that a server's models share, and the way to run each other with the same rules as clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from pybackend.inference.response import OnResponse
 from pybackend.inference.validation import Checked
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.resources import ResourceTable
-from pybackend.instance.services import StubServices
 from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.ipc.arena import TensorArena, TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.model.groups import ProcessGroups
 from pybackend.model.model import Model
+from pybackend.model.own_files import OwnFiles
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import BackendPlaces
 from pybackend.modelconfig.signature import ExtrasOf, no_extras
@@ -87,7 +87,6 @@ class ModelHost:
     :class:`pybackend.model.source.ModelSource`.
 
     Attributes:
-        router: sends ensembles' requests to their parts.
         metrics: selects the distributions of latencies that are measured.
         sandbox: None for no confinement.
         queued_bytes: limits the bytes of all queued requests, None for no limit.
@@ -100,12 +99,11 @@ class ModelHost:
         groups: of models that live in one process.
         caller: the program whose functions some models are; None if all models have code.
         extras_of: reads configurations for further APIs.
+        own_files: what models write beside their code.
         tensor_budget: the memory for the tensors of all models; None for no limit.
     """
 
     launcher: StubLauncher
-    services: StubServices
-    router: ModelRouter
     extras_of: ExtrasOf = no_extras
     settings: ModelSettings = field(default_factory=ModelSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
@@ -125,6 +123,7 @@ class ModelHost:
     tensor_budget: TensorBudget | None = None
     groups: ProcessGroups = field(default_factory=ProcessGroups)
     caller: Caller | None = None
+    own_files: OwnFiles = field(default_factory=OwnFiles)
 
     def arena_of(self, source: ModelSource) -> TensorArena:
         """New input memory for a version."""

@@ -97,7 +97,7 @@ class InstanceRequests(RequestOutcomes):
                         statistics.add_success(request, times, now_ns)
                     continue
                 if form is not None:
-                    form.give_to(response, request.batch_size)
+                    form.give_to(response, request)
                 if response.error is not None:
                     self._count_failure(execution, pending, response.error, now_ns)
                 else:
@@ -134,7 +134,7 @@ class InstanceRequests(RequestOutcomes):
             _forget(pending, response)
             return
         if self._form is not None and not response.empty:
-            self._form.give_to(response, pending.request.batch_size)
+            self._form.give_to(response, pending.request)
         pending.succeeded &= response.error is None
         if self._streams is not None:
             self._streams.begin(pending, execution)

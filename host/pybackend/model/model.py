@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -94,6 +95,7 @@ class Model(ABC):
         self.config = source.config
         self.signature: ModelSignature = signature_of(source.config)
         self.state = ModelState.LOADING
+        self._made_s = time.monotonic()
         self.was_ready = False
         self.reason = ""
         self.failure: InferenceError | None = None
@@ -135,6 +137,16 @@ class Model(ABC):
     def hold(self) -> Callable[[], None]:
         """Keep a model that is being unloaded able to answer other models' requests until the returned function is called."""
         return self.open_requests.hold()
+
+    @property
+    def loading(self) -> str:
+        """What is still going on, and for how long, while the version is loading; ``""`` later."""
+        return f"it is still loading, for {time.monotonic() - self._made_s:.0f} s" * (self.state is ModelState.LOADING)
+
+    @property
+    def load_stage(self) -> str:
+        """What a version that is loading does now, as a clause."""
+        return "its parts are awaited"
 
     # Health and figures
 

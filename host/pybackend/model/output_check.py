@@ -1,13 +1,16 @@
 """Reshapes outputs to the form that clients expect, and validates them, or warns about them in the log."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 
 from pybackend.errors import InferenceError
+from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
+from pybackend.observability.log_lines import about_model
 from pybackend.spelling import closest
 
 log = logging.getLogger(__name__)
@@ -21,19 +24,20 @@ _SIMILAR = 0.6
 class OutputForm:
     """Gives one version's responses the form that clients expect.
 
-    If it validates outputs, except hidden ones, a wrong output turns the response into an error; so does a lack of any, unless
-    a response ``may_be_empty``, as those of a decoupled model.
+    If it validates outputs, except hidden ones, a wrong output turns the response into an error; so does a missing one, unless
+    outputs ``may_be_missing``, as in the responses of a decoupled model.
     """
 
     def __init__(
-        self, signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_empty: bool
+        self, signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_missing: bool
     ) -> None:
         self._signature = signature
         self._hidden = hidden
         self._validates = validates
-        self._visible = () if may_be_empty else tuple(name for name in signature.outputs if name not in hidden)
+        self._may_be_missing = may_be_missing
+        self._refusals = OutputRefusals(signature.model_name)
 
-    def give_to(self, response: InferenceResponse, batch_size: int) -> None:
+    def give_to(self, response: InferenceResponse, request: InferenceRequest) -> None:
         """Reshape a response's outputs, and validate them."""
         signature = self._signature
         for output in response.outputs if signature.has_reshape else ():
@@ -42,22 +46,34 @@ class OutputForm:
                 output.shape = signature.shape_for_client(tensor, output.shape)
         if self._validates and response.error is None:
             outputs = [output for output in response.outputs if output.name not in self._hidden]
-            if self._visible and not outputs:
-                names = ", ".join(self._visible)
-                response.error = InferenceError(f"model '{signature.model_name}' returned none of its outputs: {names}")
-            else:
-                response.error = output_error(outputs, signature, batch_size)
+            response.error = output_error(outputs, signature, request.batch_size)
+            if response.error is None and not self._may_be_missing:
+                response.error = self._missing(outputs, request)
             if response.error is not None:
+                self._refusals.note(response.error.message, response.model_version)
                 response.release()
+
+    def _missing(self, outputs: Sequence[OutputTensor], request: InferenceRequest) -> InferenceError | None:
+        """The error for an output that the request wants, or that is configured if it names none, and that is not there."""
+        names = [output.name for output in outputs]
+        wanted = request.requested_outputs or self._signature.outputs
+        for name in wanted:
+            if name not in names and name not in self._hidden and name not in request.dispensable_outputs:
+                why = "which the request wants" if request.requested_outputs else "which its configuration has"
+                others = f". It returned {', '.join(names)}" if names else ""
+                return InferenceError(
+                    f"model '{self._signature.model_name}' returned no output '{name}', {why}{others}"
+                )
+        return None
 
 
 def output_form(
-    signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_empty: bool = False
+    signature: ModelSignature, hidden: frozenset[str], *, validates: bool, may_be_missing: bool = False
 ) -> OutputForm | None:
     """The output form of a version, None if outputs are sent exactly as returned; see :class:`OutputForm`."""
     if not (validates or signature.has_reshape):
         return None
-    return OutputForm(signature, hidden, validates=validates, may_be_empty=may_be_empty)
+    return OutputForm(signature, hidden, validates=validates, may_be_missing=may_be_missing)
 
 
 def output_error(outputs: Sequence[OutputTensor], signature: ModelSignature, batch_size: int) -> InferenceError | None:
@@ -117,6 +133,33 @@ _REPEATED = ""
 """Stands for all names that outputs share: one warning is enough."""
 
 _ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
+
+
+COUNTED_S = 1.0
+"""How long refusals like one that was written are only counted."""
+
+
+class OutputRefusals:
+    """Writes to the log which responses of a version were refused: one line for each kind, and how many more there were."""
+
+    def __init__(self, model_name: str) -> None:
+        self._name = model_name
+        self._kinds: dict[str, tuple[float, int]] = {}  # by text: when it was last written, and refusals since
+
+    def note(self, text: str, version: str) -> None:
+        now_s = time.monotonic()
+        written_s, count = self._kinds.pop(text, (-COUNTED_S, 0))
+        if now_s - written_s < COUNTED_S:
+            self._kinds[text] = written_s, count + 1
+            return
+        if len(self._kinds) >= MOST_WARNINGS:
+            oldest = next(iter(self._kinds))
+            if now_s - self._kinds[oldest][0] < COUNTED_S:
+                return  # stubs choose the texts
+            del self._kinds[oldest]
+        self._kinds[text] = now_s, 0
+        more = f" ({count} more like it before)" if count else ""
+        log.error("refused a response: %s%s", text, more, extra=about_model(self._name, version))
 
 
 class OutputWarnings:

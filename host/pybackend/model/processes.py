@@ -15,7 +15,6 @@ from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.environment.provider import EnvironmentProvider, ModelEnvironment
 from pybackend.errors import ErrorCode, ModelEnvironmentError, ModelLoadError, PybackendError
 from pybackend.gpus import NO_GPU, GpuAccess
-from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState, StubSettings
@@ -160,9 +159,12 @@ _BUSY_CHECK_S = 0.05
 
 _members = count(1)
 
+MakeInstance = Callable[[str, RepeatedFailures], ModelInstance]
+"""Makes an instance of a version, without a process yet, by its full name."""
+
 
 class ModelProcesses:
-    """The process resources of a version; :meth:`stop` and :meth:`close` release all. Without an owner, none can be started.
+    """The process resources of a version; :meth:`stop` and :meth:`close` release all. Where nobody makes instances, none can be started.
 
     Attributes:
         instances: in configured order, without those that are leaving.
@@ -171,7 +173,7 @@ class ModelProcesses:
         member: the version's number, by which others in its processes know it.
     """
 
-    def __init__(self, source: ModelSource, host: ModelHost, owner: InstanceOwner | None) -> None:
+    def __init__(self, source: ModelSource, host: ModelHost, make: MakeInstance | None) -> None:
         self.instances: list[ModelInstance] = []
         self.member = next(_members)
         self.sandbox: ModelSandbox | None = None
@@ -179,7 +181,7 @@ class ModelProcesses:
         self._leaving: dict[ModelInstance, asyncio.Task[None]] = {}
         self._source = source
         self._host = host
-        self._owner = owner
+        self._make = make
         self._environment: ModelEnvironment | None = None
         self._group: ProcessGroup | None = None
         self._debugger_points: list[DebuggerPoint] = []
@@ -198,7 +200,7 @@ class ModelProcesses:
             self._debugger_points = host.debugger.reserve(names)
         if self._program is not None:
             return  # threads of that program, which cannot be confined
-        if joins_group(source) and not self.is_debugged and host.terminal is None and self._owner is not None:
+        if joins_group(source) and not self.is_debugged and host.terminal is None and self._make is not None:
             self._group = await join_group(self, source, host, self._environment, planned)
             self.sandbox = self._group.sandbox
         else:
@@ -207,12 +209,11 @@ class ModelProcesses:
     def make_instance(self, planned: InstanceSpec | str) -> ModelInstance:
         """Make an instance, without a process yet, which is not among :attr:`instances`; of one that is not planned, by name."""
         host = self._host
-        assert self._owner is not None
-        version = str(self._source.version)
+        assert self._make is not None
         name, gpu = (planned, NO_GPU) if isinstance(planned, str) else (planned.name, gpu_accesses(host, [planned])[0])
         name = full_name(self._source.namespace, name)
-        instance = ModelInstance(name, version, host.launcher, self._owner, host.services, self._failures)
-        instance.output.about = {"model": self._source.name, "version": version}
+        instance = self._make(name, self._failures)
+        instance.output.about = {"model": self._source.name, "version": str(self._source.version)}
         taken = {seat.number for seat in self._seats.values()}
         self._seats[instance] = Seat(next(number for number in range(len(taken) + 1) if number not in taken), gpu)
         return instance
@@ -248,6 +249,7 @@ class ModelProcesses:
             of_backend=source.backend_file is not None,
             backend_settings=host.backends.settings_of(source.config.backend),
             debugger=self._debugger_points[seat.number] if self.is_debugged else None,
+            followed_directory=str(source.directory) if host.settings.tracks_files else "",
         )
         return StubSettings(
             launch,
@@ -258,6 +260,7 @@ class ModelProcesses:
             host.tensor_budget,
             self._callers,
             host.terminal,
+            partial(host.own_files.note, source.directory),
         )
 
     @property

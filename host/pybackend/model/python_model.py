@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, UnknownSequenceError
 from pybackend.inference.pending import CANCELLED, NoHolder, PendingRequest, RunningExecution
@@ -15,6 +16,8 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.services import StubServices
+from pybackend.instance.settings import InstanceState
 from pybackend.model.cached_answers import CachedAnswers, response_path
 from pybackend.model.host import ModelHost
 from pybackend.model.instance_requests import InstanceRequests
@@ -26,6 +29,7 @@ from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import CompletedVersion, VersionLoader
 from pybackend.modelconfig.loader import planned_instances
 from pybackend.modelconfig.signature import ModelSignature
+from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.scheduler.active_sequences import ActiveSequences
 from pybackend.scheduler.choice import make_scheduler
 from pybackend.scheduler.scheduler import Scheduler
@@ -151,12 +155,12 @@ class PythonModel(Model):
         sequences: those that have begun here, or on a version that this one replaces.
     """
 
-    def __init__(self, source: ModelSource, host: ModelHost) -> None:
+    def __init__(self, source: ModelSource, host: ModelHost, services: StubServices) -> None:
         super().__init__(source, host.arena_of(source))
         self._source = source
         self._host = host
-        self._requests = InstanceRequests(self, host.services.on_turn)
-        self._processes = ModelProcesses(source, host, self._requests)
+        self._requests = InstanceRequests(self, services.on_turn)
+        self._processes = ModelProcesses(source, host, partial(self._make_instance, services))
         self._serving: ServingVersion | None = None
         self._views_regions = False
         self._objection = ""
@@ -181,6 +185,9 @@ class PythonModel(Model):
         self.state, self.reason, self.was_ready = ModelState.READY, "", True
         self._offer()
 
+    def _make_instance(self, services: StubServices, name: str, failures: RepeatedFailures) -> ModelInstance:
+        return ModelInstance(name, self.version, self._host.launcher, self._requests, services, failures)
+
     def be_newest(self, *, newest: bool) -> None:
         super().be_newest(newest=newest)
         self._offer()
@@ -199,7 +206,7 @@ class PythonModel(Model):
         self._views_regions = version.options.views_regions
         self._states = frozenset(() if version.states is None else version.states.output_names)
         decoupled, validates = version.config.decoupled, version.options.validate_outputs
-        form = output_form(version.signature, version.hidden_outputs, validates=validates, may_be_empty=decoupled)
+        form = output_form(version.signature, version.hidden_outputs, validates=validates, may_be_missing=decoupled)
         instances = await loader.initialize(version)
         if not loader.needs_server(version):
             self.membership = Membership(self._processes.group, self._processes.member)
@@ -273,6 +280,12 @@ class PythonModel(Model):
         return drained and ended
 
     # Health and statistics
+
+    @property
+    def load_stage(self) -> str:
+        starting = (each for each in self.instances if each.state is not InstanceState.READY)
+        session = next((each.session for each in starting if each.session is not None), None)
+        return "its environment and its process are prepared" if session is None else session.stage
 
     @property
     def is_ready(self) -> bool:

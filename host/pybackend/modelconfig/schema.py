@@ -216,6 +216,17 @@ def batching_of(document: Mapping[str, Any]) -> BatchingConfig:
     )
 
 
+def heeds_timeouts(config: ModelConfig) -> bool:
+    """Whether the time-out of a request can have an effect in the model's queue; the configuration is complete."""
+    if config.scheduling is Scheduling.SEQUENCE_BATCHING:
+        return True
+    if "dynamic_batching" not in config.document:
+        return False
+    batching = batching_of(config.document)
+    policies = (batching.default_policy, *(batching.policies or {}).values())
+    return any(policy.allows_override and policy.timeout_us for policy in policies)
+
+
 def _policy(policy: Mapping[str, Any]) -> QueuePolicy:
     return QueuePolicy(
         delays=policy.get("timeout_action") == "DELAY",

@@ -97,18 +97,16 @@ class OutputPipe:
         data = self._read()
         if data is None:
             return
-        assert self._loop is not None
         if data:
             self._take_in(data)
             self._write_lines()
         if self._dropping or not data:
-            self._loop.remove_reader(self._descriptor)
+            asyncio.get_running_loop().remove_reader(self._descriptor)
         if self._dropping:
             self._later("drain", _DRAINING_S, self._read_on)
 
     def _read_on(self) -> None:
-        assert self._loop is not None
-        self._loop.add_reader(self._descriptor, self._on_readable)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._on_readable)
 
     def _take_in(self, data: bytes) -> None:
         self._read_s = time.monotonic()

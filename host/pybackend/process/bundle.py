@@ -51,6 +51,8 @@ def stage_bundle(cache_directory: Path | None = None) -> Path:
     for parent in [cache_directory] if cache_directory else server_directories():
         target = parent / f"{_NAME}{digest.hexdigest()}"
         try:
+            if not _is_own_directory(parent):
+                continue
             _hold(target)
             if not (target / "__main__.py").exists():
                 _stage(sources, target)
@@ -59,7 +61,8 @@ def stage_bundle(cache_directory: Path | None = None) -> Path:
         if _is_ours(target):
             return target
     raise ServerError(
-        "no directory to stage the model runner in: set XDG_CACHE_HOME to one that this user can write and execute from"
+        "no directory to stage the model runner in: set XDG_CACHE_HOME to one that this user can write and execute from, and "
+        "that no other user can change"
     )
 
 
@@ -105,7 +108,6 @@ def _hold(target: Path) -> None:
     if target in _held:
         return
     with suppress(OSError):  # where no lock can be made, nobody can remove anything
-        target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         lock = FileLock(_lock_of(target))
         patience = threading.Timer(_LONGEST_WAIT_S, (late := threading.Event()).set)
         if not lock.take_shared():
@@ -150,7 +152,6 @@ def server_directories() -> list[Path]:
 
 def _stage(sources: list[tuple[str, Path]], target: Path) -> None:
     """Fill a private directory and move it into place, because another host may be doing the same."""
-    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=target.parent))
     try:
         draft.chmod(0o755)
@@ -173,10 +174,24 @@ def _stage(sources: list[tuple[str, Path]], target: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def _is_own_directory(path: Path) -> bool:
+    """Make a server's own directory, and say whether only trusted users can replace what lies in it.
+
+    Where all users may write, another one may have made it, or a link of its name.
+    """
+    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return _is_trusted(path.lstat().st_uid) and _is_closed(path)
+
+
 def _is_ours(target: Path) -> bool:
     """Whether only trusted users could have put code there: stubs will run it."""
-    for path in (target, target / "__main__.py"):
-        status = path.stat()
-        if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return False
-    return True
+    return _is_closed(target) and _is_closed(target / "__main__.py")
+
+
+def _is_closed(path: Path) -> bool:
+    status = path.stat()
+    return _is_trusted(status.st_uid) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_trusted(uid: int) -> bool:
+    return uid in {os.getuid(), 0}

@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 HEADER = "x-pybackend-diagnostics"
 _ROUTES, _PLACE = "/v2/diagnostics/", "diagnostics"
-_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  what a server's address says
 
 
 class DiagnosticsKey:
@@ -66,12 +65,9 @@ def key_of(connected: socket.socket) -> str:
     The connection's own addresses count, and no name: another program may listen at another address of the same name.
     """
     names = [_file_name(address) for address in _addresses_of(connected)]
-    found = [
-        file
-        for directory in server_directories()
-        for name in names
-        for file in (directory / _PLACE).glob(f"*/*/{name}")
-    ]
+    # Models and other users may put links to any file where they can write.
+    places = [each / _PLACE for each in server_directories() if not is_open_to_models(each / _PLACE)]
+    found = [file for place in places for name in names for file in place.glob(f"*/*/{name}")]
     try:
         # Those of servers that were killed stay until the next one starts.
         return max(found, key=lambda file: file.stat().st_mtime_ns).read_text("ascii").strip() if found else ""
@@ -80,15 +76,20 @@ def key_of(connected: socket.socket) -> str:
 
 
 def _addresses_of(connected: socket.socket) -> Iterator[str]:
-    """How a server that listens at the other end may have written its address."""
+    """How a server that listens at the other end may have written its address.
+
+    One that takes all connections of IPv4 takes none of IPv6: anybody may listen there, at the same port.
+    """
     peer = connected.getpeername()
     if connected.family == socket.AF_UNIX:
         yield f"unix:{os.fsdecode(peer)}"
         return
     host, port = peer[:2]
-    is_here = ip_address(host).is_loopback or host == connected.getsockname()[0]
-    for each in (host, *(_EVERY_ADDRESS if is_here else ())):
-        yield f"[{each}]:{port}" if ":" in each else f"{each}:{port}"
+    yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if ip_address(host).is_loopback or host == connected.getsockname()[0]:
+        yield f"[::]:{port}"
+        if connected.family == socket.AF_INET:
+            yield f"0.0.0.0:{port}"
 
 
 def _file_name(address: str) -> str:

@@ -55,6 +55,10 @@ class Candidate:
             and self._rest == other._rest
         )
 
+    def without(self, paths: Collection[str]) -> Candidate:
+        """The same, with a fingerprint that leaves some files out, given by their paths in the model's directory."""
+        return self if self.files is None else replace(self, files=self.files.without(self.source.version, paths))
+
     @property
     def _groups(self) -> Any:
         return self.source.config.document.get(_INSTANCES)

@@ -60,7 +60,7 @@ class ModelCatalogue:
         if found.state is not ModelState.READY:
             if found.failure is not None:
                 raise _not_serving(found.failure)
-            raise not_ready(name, version)
+            raise not_ready(name, version, found.loading)
         return found
 
     def representative(self, name: str, version: str = "") -> Model:

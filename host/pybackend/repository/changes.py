@@ -17,10 +17,9 @@ from pybackend.repository.candidate import Candidate, ModelReading, candidates_o
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import FileContents, OverrideDirectories
-from pybackend.repository.layout import RepositoryScan, model_directory
-from pybackend.repository.life_cycle import ModelLifeCycle, VersionsFailedError
+from pybackend.repository.layout import model_directory
+from pybackend.repository.life_cycle import MakeModel, ModelLifeCycle, VersionsFailedError
 from pybackend.repository.model_files import ModelFiles
-from pybackend.repository.remote import RemoteRepositories
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
@@ -59,21 +58,20 @@ class ModelChanges:
     def __init__(
         self,
         catalogue: ModelCatalogue,
-        scan: RepositoryScan,
         host: ModelHost,
         directories: OverrideDirectories,
-        remote: RemoteRepositories,
+        files: ModelFiles,
+        life_cycle: ModelLifeCycle,
+        make: MakeModel,
     ) -> None:
         self._catalogue = catalogue
         self._host = host
         self._directories = directories
         self._bounds = Bounds(host)
-        self.files = ModelFiles(scan, remote, host.settings.config_name, self._versions_of, catalogue.names)
-        self.life_cycle = ModelLifeCycle(host, directories, self.files)
+        self.files = files
+        self._life_cycle = life_cycle
+        self._make = make
         self.locks = ModelLocks(host.settings.load_count)  # serialise the changes of each model
-
-    def _versions_of(self, directory: Path) -> list[int]:
-        return self.life_cycle.versions_of(directory)
 
     # Loading
 
@@ -198,7 +196,7 @@ class ModelChanges:
         Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         try:
-            await self.life_cycle.load(entry, candidates)
+            await self._life_cycle.load(entry, candidates, self._make)
         finally:
             bounded = any(candidate.source.bounds for candidate in candidates.values())
             self._bounds.note(entry.full_name, entry.versions.values(), is_repositorys=not bounded)
@@ -230,7 +228,7 @@ class ModelChanges:
         if entry is None:
             return
         entry.failed_change = None
-        self.life_cycle.retire(entry.versions.values())
+        self._life_cycle.retire(entry.versions.values())
         # Failures of an unloaded model must not keep the server from being ready.
         entry.forget_failures()
         if not entry.versions:

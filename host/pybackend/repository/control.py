@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.model.host import ModelHost
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges, check_name
 from pybackend.repository.entry import ModelStatus, change_traffic, report_traffic
 from pybackend.repository.file_override import FileContents, check_keys
 from pybackend.repository.layout import RepositoryScan
+from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.names import only
 from pybackend.repository.remote import moment
 from pybackend.sandbox.grant import Grant
@@ -39,22 +39,22 @@ _STOPPING = InferenceError("the server is stopping: it no longer loads or unload
 class ModelControl:
     """Changes the models of one server on request."""
 
-    def __init__(self, catalogue: ModelCatalogue, changes: ModelChanges, host: ModelHost) -> None:
+    def __init__(self, catalogue: ModelCatalogue, files: ModelFiles, *, is_explicit: bool) -> None:
         self._catalogue = catalogue
-        self._changes = changes
-        self._is_explicit = host.settings.is_explicit
-        self._closed: InferenceError | None = _STARTING  # the reason for refusing all changes, if there is one
+        self._files = files
+        self._is_explicit = is_explicit
+        self._changes: ModelChanges | InferenceError = _STARTING  # or the reason for refusing all of them
         self._running: set[asyncio.Task[None]] = set()
         self._brought_bytes = 0
         self._doubt = ""
 
-    def open(self) -> None:
+    def open(self, changes: ModelChanges) -> None:
         """Accept changes from now on: the models of the start are loaded."""
-        self._closed = None
+        self._changes = changes
 
     async def close(self) -> None:
         """End the running changes, and refuse all others."""
-        self._closed = _STOPPING
+        self._changes = _STOPPING
         running = list(self._running)
         for change in running:
             change.cancel()
@@ -66,7 +66,11 @@ class ModelControl:
         Raises InferenceError: UNAVAILABLE, the control mode forbids it, or the server starts or stops. A model
         ``to_load`` as it is in its repository may be loaded in every control mode if it has failed.
         """
-        if self._closed is _STARTING:
+        self._permitted(to_load)
+
+    def _permitted(self, to_load: str = "") -> ModelChanges:
+        """Carries changes out; otherwise as :meth:`check`."""
+        if self._changes is _STARTING:
             raise _STARTING.again()
         if not (self._is_explicit or (to_load and self._catalogue.is_broken(to_load))):
             raise InferenceError(
@@ -75,8 +79,12 @@ class ModelControl:
                 "mode, without a configuration or files",
                 ErrorCode.UNAVAILABLE,
             )
-        if self._closed is not None:
-            raise self._closed.again()
+        return self._open_changes()
+
+    def _open_changes(self) -> ModelChanges:
+        if isinstance(self._changes, InferenceError):
+            raise self._changes.again()
+        return self._changes
 
     async def load(
         self,
@@ -105,7 +113,7 @@ class ModelControl:
                 ErrorCode.INVALID_ARG,
             )
         request = LoadRequest(config_json, files or {}, grant, of_client)
-        self.check(name if request.is_retry else "")
+        changes = self._permitted(name if request.is_retry else "")
         names = [name]
         if self._catalogue.names.namespaces is not None:
             names = self._catalogue.names.to_load(name, home, (await self._look()).models)
@@ -127,7 +135,7 @@ class ModelControl:
                     f"{request.nbytes} more would exceed the limit of {MOST_BROUGHT_BYTES}: try again when they have ended",
                     ErrorCode.UNAVAILABLE,
                 )
-            await self._carry_out_all([self._changes.load(each, request, asked_by) for each in names])
+            await self._carry_out_all([changes.load(each, request, asked_by) for each in names])
         finally:
             self._brought_bytes -= request.nbytes
 
@@ -136,10 +144,9 @@ class ModelControl:
 
         Raises InferenceError: loading failed, with the reason, or the server stops.
         """
-        if self._closed is not None:
-            raise self._closed.again()
+        changes = self._open_changes()
         check_name(name)
-        await self._carry_out(self._changes.load(name, LoadRequest(None, {}, None, of_client=False), ""))
+        await self._carry_out(changes.load(name, LoadRequest(None, {}, None, of_client=False), ""))
 
     async def unload(
         self,
@@ -155,12 +162,12 @@ class ModelControl:
         Raises InferenceError: UNAVAILABLE if model control is disabled, or not permitted to this model. With ``unload_dependents``, parts that were loaded only for this ensemble go too.
         The other arguments are those of :meth:`load`.
         """
-        self.check()
+        changes = self._permitted()
         names = self._catalogue.names.to_unload(name, home)
         if grant is not None:
             for each in names:
                 grant.check_control(each)
-        begin = partial(self._changes.begin_unload, asked_by=asked_by, unload_dependents=unload_dependents)
+        begin = partial(changes.begin_unload, asked_by=asked_by, unload_dependents=unload_dependents)
         await self._carry_out_all([begin(each) for each in names])
 
     def traffic(self, name: str) -> TrafficReport:
@@ -173,9 +180,9 @@ class ModelControl:
         Raises InferenceError: UNAVAILABLE, model control is disabled; INVALID_ARG, there is no such model, or it cannot
         have these rules.
         """
-        self.check()
+        changes = self._permitted()
         name = self._catalogue.names.known(name)
-        async with self._changes.locks.changing(name):
+        async with changes.locks.changing(name):
             return change_traffic(self._catalogue.entry(name), change)
 
     async def read_index(self, *, only_ready: bool = False) -> list[ModelStatus]:
@@ -183,11 +190,11 @@ class ModelControl:
 
         A repository that does not answer is shown as it was when it last did: the reasons of its other models say so.
         """
-        (scan, doubt), _ = await asyncio.gather(self._changes.files.look_briefly(), self._catalogue.ask_models())
+        (scan, doubt), _ = await asyncio.gather(self._files.look_briefly(), self._catalogue.ask_models())
         if doubt and doubt != self._doubt:
             log.warning("the repository index may be out of date: %s", doubt)
         self._doubt = doubt
-        listings = self._changes.files.remote.listings
+        listings = self._files.remote.listings
         doubts = {
             place: f"as listed at {moment(listing.listed_s)}: {listing.doubt}"
             for place, listing in listings.items()
@@ -210,13 +217,13 @@ class ModelControl:
         Raises InferenceError: there is no such model, or its file cannot be read.
         """
         try:
-            return await self._changes.files.configuration(name)
+            return await self._files.configuration(name)
         except ModelLoadError as error:
             raise InferenceError(error.message, error.code) from error
 
     async def _look(self) -> RepositoryScan:
         try:
-            return await self._changes.files.look()
+            return await self._files.look()
         except ModelLoadError as error:
             raise InferenceError(error.message, error.code) from error
 

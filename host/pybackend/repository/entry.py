@@ -164,6 +164,10 @@ class ModelEntry:
 
     def why_not_available(self) -> str:
         """The reason why no version of a model serves, for clients, to be appended to a sentence."""
+        if loading := next((model.loading for model in self.newest_first if model.loading), ""):
+            return f": {loading}"
+        if not self.versions and not self.reason:
+            return ": it waits for its first load"
         reasons = [self.reason] if self.reason else [model.reason for model in self.newest_first]
         first = next((reason for reason in reasons if reason and reason != UNLOADED), "")
         return f". It failed: {first.splitlines()[0]} (the server's log has the rest)" if first else ""

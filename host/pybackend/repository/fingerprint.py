@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,22 @@ class Fingerprint:
         shared = {name: stamps for name, stamps in self.folders.items() if not name.isdecimal()}
         return VersionFingerprint(self.folders.get(str(version), {}), shared, self.others)
 
+    def without(self, paths: Collection[str]) -> Fingerprint:
+        """The same without some files, given by their paths in the model's directory."""
+        if not paths:
+            return self
+        folders = {name: _without(stamps, paths, f"{name}/") for name, stamps in self.folders.items()}
+        return Fingerprint(folders, _without(self.others, paths, ""))
+
+    def changed(self, before: Fingerprint) -> frozenset[str]:
+        """The paths of all files that differ."""
+        return frozenset(path for path, _ in self._stamps ^ before._stamps)
+
+    @property
+    def _stamps(self) -> set[tuple[str, tuple[int, ...]]]:
+        below = {(f"{name}/{path}", stamp) for name, stamps in self.folders.items() for path, stamp in stamps.items()}
+        return below | set(self.others.items())
+
 
 @dataclass(frozen=True, slots=True)
 class VersionFingerprint:
@@ -49,6 +65,17 @@ class VersionFingerprint:
     own: FileStamps
     shared: Mapping[str, FileStamps]
     others: FileStamps
+
+    def without(self, version: int, paths: Collection[str]) -> VersionFingerprint:
+        """The same as in :meth:`Fingerprint.without`."""
+        if not paths:
+            return self
+        shared = {name: _without(stamps, paths, f"{name}/") for name, stamps in self.shared.items()}
+        return VersionFingerprint(_without(self.own, paths, f"{version}/"), shared, _without(self.others, paths, ""))
+
+
+def _without(stamps: FileStamps, paths: Collection[str], prefix: str) -> FileStamps:
+    return {path: stamp for path, stamp in stamps.items() if prefix + path not in paths}
 
 
 def fingerprint(model_directory: Path) -> Fingerprint | None:

@@ -9,11 +9,10 @@ from pybackend.gpus import find_gpus
 from pybackend.inference.pending import QueuedBytes
 from pybackend.instance.debugging import DebuggerPorts, Terminal
 from pybackend.instance.resources import ResourceTable
-from pybackend.instance.services import StubServices
 from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.ipc.arena import TensorBudget
 from pybackend.model.cache.response_cache import ResponseCache
-from pybackend.model.host import ModelHost, ModelRouter
+from pybackend.model.host import ModelHost
 from pybackend.modelconfig.backends import BackendPlaces, shipped_backends
 from pybackend.modelconfig.signature import ExtrasOf
 from pybackend.process.caller import Caller
@@ -27,8 +26,6 @@ from pybackend.settings import EnvironmentSettings, Settings
 def make_host(
     settings: Settings,
     launcher: StubLauncher,
-    services: StubServices,
-    router: ModelRouter,
     extras_of: ExtrasOf,
     cache: ResponseCache | None = None,
     disconnect_slow_clients: DisconnectSlowClients = no_clients,
@@ -38,8 +35,6 @@ def make_host(
     sandbox = Sandbox(settings.sandbox, settings.places, launcher.bundle, [*kept, *settings.cloud_repositories.kept_in])
     return ModelHost(
         launcher=launcher,
-        services=services,
-        router=router,
         extras_of=extras_of,
         settings=settings.models,
         metrics=settings.metrics,

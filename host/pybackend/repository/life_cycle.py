@@ -3,15 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.model.ensemble.model import EnsembleModel
-from pybackend.model.host import ModelHost
 from pybackend.model.model import Model, ModelState
+from pybackend.model.own_files import OwnFiles
 from pybackend.model.python_model import PythonModel
+from pybackend.model.source import ModelSource
 from pybackend.modelconfig.traffic import TrafficRules, configured_traffic
 from pybackend.observability.log_lines import about_model
 from pybackend.observability.logging import DETAIL
@@ -20,6 +20,7 @@ from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
 from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.reports import Unfinished
+from pybackend.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,12 @@ _SHARE_TO_FINALIZE, _LONGEST_TO_FINALIZE_S = 0.1, 10.0
 
 _FRAMES = "\n\nAt:\n"
 """In the reason of a load that an exception of the model ended: its process has written the traceback to the log."""
+
+SLOW_LOAD_S = 2.0
+"""The log says what a version does that is still loading after so long."""
+
+MakeModel = Callable[[ModelSource], Model]
+"""Makes a version that is not loaded yet."""
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 """Wait before a failed load is tried again; it doubles with each attempt."""
@@ -47,16 +54,19 @@ class VersionsFailedError(ModelLoadError):
 class ModelLifeCycle:
     """Loads, replaces and unloads versions."""
 
-    def __init__(self, host: ModelHost, directories: OverrideDirectories, files: ModelFiles) -> None:
-        self._host = host
+    def __init__(
+        self, settings: ModelSettings, directories: OverrideDirectories, files: ModelFiles, own_files: OwnFiles
+    ) -> None:
+        self._settings = settings
         self._directories = directories
         self._files = files
+        self._own_files = own_files
         self._alive: dict[Model, Path] = {}
         self._retiring: dict[Model, asyncio.Task[bool]] = {}
 
     # Loading
 
-    async def load(self, entry: ModelEntry, candidates: Mapping[int, Candidate]) -> None:
+    async def load(self, entry: ModelEntry, candidates: Mapping[int, Candidate], make: MakeModel) -> None:
         """Make an entry serve exactly these versions; only one change of an entry may run at a time.
 
         Serving versions whose files have not changed stay as they are. New versions are loaded while old ones serve,
@@ -65,9 +75,10 @@ class ModelLifeCycle:
         Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         serving = {int(model.version): model for model in entry.ready_versions()}
+        candidates, entry.origins = self._without_own_files(candidates), self._without_own_files(entry.origins)
         await self._change_instances(entry, serving, candidates)
         new = {
-            version: self._create(candidate)
+            version: self._create(candidate, make)
             for version, candidate in candidates.items()
             if not (version in serving and serving[version].is_ready and candidate.equals(entry.origins[version]))
         }
@@ -76,7 +87,7 @@ class ModelLifeCycle:
             entry.set_versions(new, candidates)
             entry.configure_rules(_rules_of(candidates))
         outcomes = await self._load_versions(new.values())
-        for attempt in range(self._host.settings.load_retry_count):
+        for attempt in range(self._settings.load_retry_count):
             again = [
                 version for version, model in new.items() if not (model.state is ModelState.READY or model.may_recover)
             ]
@@ -87,9 +98,9 @@ class ModelLifeCycle:
                 "loading '%s' once more: retry %d of %d",
                 entry.full_name,
                 attempt + 1,
-                self._host.settings.load_retry_count,
+                self._settings.load_retry_count,
             )
-            new |= {version: self._create(candidates[version]) for version in again}
+            new |= {version: self._create(candidates[version], make) for version in again}
             if not serving:
                 entry.set_versions(new, candidates)
             outcomes = await self._load_versions([new[version] for version in again])
@@ -113,6 +124,10 @@ class ModelLifeCycle:
                     model.sequences.keep()
             self.retire(replaced)
             self._pass_sequences_on(entry.full_name)
+
+    def _without_own_files(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
+        own = self._own_files
+        return {version: each.without(own.of(each.source.directory)) for version, each in candidates.items()}
 
     async def _change_instances(
         self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
@@ -162,12 +177,8 @@ class ModelLifeCycle:
         """Load versions; returns unexpected errors, and None for a version that is ready or has failed."""
         return await asyncio.gather(*map(self._load_version, models), return_exceptions=True)
 
-    def _create(self, candidate: Candidate) -> Model:
-        model: Model
-        if candidate.source.config.is_ensemble:
-            model = EnsembleModel(candidate.source, self._host)
-        else:
-            model = PythonModel(candidate.source, self._host)
+    def _create(self, candidate: Candidate, make: MakeModel) -> Model:
+        model = make(candidate.source)
         self._alive[model] = candidate.source.directory
         self._directories.hold(candidate.source.directory)
         return model
@@ -175,6 +186,7 @@ class ModelLifeCycle:
     async def _load_version(self, model: Model) -> None:
         about = about_model(model.full_name, model.version)
         log.info("loading: %s:%s", model.full_name, model.version, extra=DETAIL | about)
+        slow = asyncio.get_running_loop().call_later(SLOW_LOAD_S, _say_slow, model)
         try:
             await model.load()
         except ModelLoadError as error:
@@ -188,6 +200,8 @@ class ModelLifeCycle:
             if not model.may_recover:
                 await self._forget(model)
             return
+        finally:
+            slow.cancel()
         took_s = model.statistics.load_duration_ns / 1e9
         log.info("successfully loaded '%s' version %s in %.2f s", model.full_name, model.version, took_s, extra=about)
 
@@ -198,7 +212,7 @@ class ModelLifeCycle:
         for model in models:
             if model in self._alive and model not in self._retiring:
                 model.state = ModelState.UNLOADING  # immediately: the task starts only on the loop's next turn
-                end = asyncio.create_task(self._unload(model, None, self._host.settings.exit_timeout_s))
+                end = asyncio.create_task(self._unload(model, None, self._settings.exit_timeout_s))
                 end.add_done_callback(partial(self._retired, model))
                 self._retiring[model] = end
 
@@ -275,3 +289,15 @@ class ModelLifeCycle:
 def _rules_of(candidates: Mapping[int, Candidate]) -> TrafficRules | None:
     """The traffic rules of the configuration that all candidates share."""
     return next((configured_traffic(each.source.config, candidates) for each in candidates.values()), None)
+
+
+def _say_slow(model: Model) -> None:
+    about = about_model(model.full_name, model.version)
+    log.info(
+        "'%s' version %s is still loading after %g s: %s",
+        model.full_name,
+        model.version,
+        SLOW_LOAD_S,
+        model.load_stage,
+        extra=about,
+    )

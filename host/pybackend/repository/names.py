@@ -111,11 +111,13 @@ class ModelNames:
 
     def to_unload(self, name: str, home: str) -> list[str]:
         """The full names of the models that an unload request means, as for :meth:`to_load`."""
+        spaces = self.namespaces
+        if spaces is None:
+            return [name]
         try:
             return [self.known(name, home)]
         except AmbiguousModelError:
-            assert self.namespaces is not None
-            return [each for each in self.namespaces.named(name, self._entries) if self._counts(each)]
+            return [each for each in spaces.named(name, self._entries) if self._counts(each)]
 
     def at_start(self, names: Iterable[str], models: Collection[str]) -> set[str]:
         """The full names of the models to load at start: a name without a namespace stands for all models of that name."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,6 +112,16 @@ class _Look:
             return False
         return all(other.outside.get(path, stamp) == stamp for path, stamp in self.outside.items())
 
+    def without(self, paths: Collection[str]) -> _Look:
+        """The same without some files, given by their paths in the model's directory."""
+        return self if self.files is None or not paths else replace(self, files=self.files.without(paths))
+
+    def changed(self, before: _Look | None) -> frozenset[str]:
+        """The files that differ, as far as that is known."""
+        if before is None or before.files is None or self.files is None:
+            return frozenset()
+        return self.files.changed(before.files)
+
 
 @dataclass
 class _Unsettled:
@@ -121,6 +132,35 @@ class _Unsettled:
     since_s: float  # when it began to change
     same_since_s: float  # of that look
     complained: bool = False  # the log has named it
+
+
+LOOP_LOADS, LOOP_S = 5, 60.0
+"""So many loads of a model within this time, each because the same file has changed, are no work of its author."""
+
+
+class LoopWatch:
+    """Notices models that load again and again, because a process that nobody knows changes their files."""
+
+    def __init__(self) -> None:
+        self._loads: dict[str, deque[tuple[float, frozenset[str]]]] = {}
+
+    def note(self, name: str, changed: frozenset[str]) -> None:
+        """A model is loaded because of these changes."""
+        loads = self._loads.setdefault(name, deque(maxlen=LOOP_LOADS))
+        loads.append((monotonic(), changed))
+        same = frozenset.intersection(*(files for _, files in loads))
+        took_s = loads[-1][0] - loads[0][0]
+        if len(loads) < LOOP_LOADS or took_s > LOOP_S or not same:
+            return
+        loads.clear()
+        log.warning(
+            "Model '%s' was loaded %d times in %.0f s, because %s keeps changing: if a program that the model starts "
+            "or a library writes it, let that write elsewhere, such as below /tmp",
+            name,
+            LOOP_LOADS,
+            took_s,
+            min(same),
+        )
 
 
 class Poller:
@@ -145,6 +185,8 @@ class Poller:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._trouble = ""
         self._looks = 0
+        self._own_files = host.own_files
+        self._loops = LoopWatch()
 
     async def remember(self) -> None:
         """Note the models as they are now, before the first loads."""
@@ -197,9 +239,17 @@ class Poller:
             return
         self._trouble = ""
         self._looks += 1
+        found = {name: self._without_own_files(look) for name, look in found.items()}
+        for name, known in self._carried_out.items():
+            self._carried_out[name] = self._without_own_files(known)
+        for unsettled in self._unsettled.values():
+            unsettled.look = unsettled.look and self._without_own_files(unsettled.look)
         for name in sorted({*found, *self._carried_out, *self._unsettled}):
             look = found.get(name)
             await self._consider(name, look, self._moment(name, look, scan))
+
+    def _without_own_files(self, look: _Look) -> _Look:
+        return look if look.directory is None else look.without(self._own_files.of(look.directory))
 
     def _moment(self, name: str, look: _Look | None, scan: RepositoryScan) -> int:
         """A number that differs between looks at different times; for cloud storage, the number of the last listing."""
@@ -247,6 +297,7 @@ class Poller:
         if look is None:
             del self._carried_out[name]
         else:
+            self._loops.note(name, look.changed(self._carried_out.get(name)))
             self._carried_out[name] = look
         task = self._running[name] = asyncio.create_task(self._carry_out(name, look))
         task.add_done_callback(lambda _done: self._running.pop(name))

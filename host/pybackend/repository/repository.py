@@ -4,10 +4,17 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError
-from pybackend.model.host import ModelHost
+from pybackend.instance.services import StubServices
+from pybackend.model.ensemble.model import EnsembleModel
+from pybackend.model.host import ModelHost, ModelRouter
+from pybackend.model.model import Model
+from pybackend.model.python_model import PythonModel
+from pybackend.model.source import ModelSource
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.repository.candidate import candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
@@ -16,6 +23,8 @@ from pybackend.repository.control import ModelControl
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_directory
+from pybackend.repository.life_cycle import ModelLifeCycle
+from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.poller import Poller
 from pybackend.repository.remote import RemoteRepositories
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
@@ -32,27 +41,37 @@ class ModelRepository:
         self._scan = scan
         self._directories = OverrideDirectories(RuntimeDirectory(host.runtime_places))
         self.remote = remote
-        self._changes = ModelChanges(self.catalogue, scan, host, self._directories, self.remote)
-        self.life_cycle = self._changes.life_cycle  # of their versions
-        self.control = ModelControl(self.catalogue, self._changes, host)  # changes them on request
+        settings, names = host.settings, self.catalogue.names
+        self._files = ModelFiles(scan, remote, settings.config_name, self._versions_of, names)
+        self.life_cycle = ModelLifeCycle(settings, self._directories, self._files, host.own_files)  # of their versions
+        # changes them on request
+        self.control = ModelControl(self.catalogue, self._files, is_explicit=settings.is_explicit)
         self._poller: Poller | None = None
         self._following: asyncio.Task[None] | None = None
 
+    def _versions_of(self, directory: Path) -> list[int]:
+        return self.life_cycle.versions_of(directory)
+
     # Start and stop
 
-    async def load_all(self) -> bool:
-        """Load every model selected for the start; True if all of them are ready afterwards."""
+    async def load_all(self, services: StubServices, router: ModelRouter) -> bool:
+        """Load every model selected for the start; True if all of them are ready afterwards.
+
+        From now on there are models: ``services`` answer what their code asks, and ``router`` runs the steps of ensembles.
+        """
+        make = partial(_make, self.host, services, router)
+        changes = ModelChanges(self.catalogue, self.host, self._directories, self._files, self.life_cycle, make)
         for warning in self._scan.warnings:
             log.warning("%s", warning)
         wanted = self.host.settings.startup_models
         stored = {*self._scan.models, *self._scan.duplicates}
         names = stored if wanted is None else self.catalogue.names.at_start(wanted, stored)
         if self.host.settings.looks_every_s is not None:
-            self._poller = Poller(self.catalogue, self._changes, self._scan, self.host)
+            self._poller = Poller(self.catalogue, changes, self._scan, self.host)
             await self._poller.remember()
-        start = RepositoryStart(self.catalogue, self._changes, self._scan, self.host)
+        start = RepositoryStart(self.catalogue, changes, self._scan, self.host)
         await asyncio.gather(asyncio.to_thread(self._directories.remove_abandoned), start.load(names))
-        self.control.open()
+        self.control.open(changes)
         return all(entry.is_loaded for entry in self.catalogue.entries.values())
 
     def follow(self) -> None:
@@ -74,6 +93,12 @@ class ModelRepository:
         in_time = await self.life_cycle.unload_all(deadline_s)
         self._directories.close()
         return in_time
+
+
+def _make(host: ModelHost, services: StubServices, router: ModelRouter, source: ModelSource) -> Model:
+    if source.config.is_ensemble:
+        return EnsembleModel(source, host, router)
+    return PythonModel(source, host, services)
 
 
 class RepositoryStart:

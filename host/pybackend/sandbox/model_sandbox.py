@@ -58,7 +58,7 @@ _GROUP_MAY, _NOBODY_MAY = 0o007, 0o077
 _PLACES_OF_OPERATOR = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 
 _NOBODY = 65534
-"""Stands for a user that the server assigns: it has no rights of its own to any file."""
+"""Stands for a user that the server assigns, to whom no file belongs."""
 
 _NAMES_OF_USER = ("LOGNAME", "USER", "LNAME", "USERNAME")
 

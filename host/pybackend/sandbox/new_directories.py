@@ -14,7 +14,7 @@ def make_directory(path: str, account: Account | None) -> None:
     """Create a directory and those above it, where a user could. Blocking.
 
     They have the owner and the permissions of the directory that is there. No link is followed: the server may be root, and
-    whoever may write beside the directory could put one in its place at any moment.
+    anyone who may write beside the directory could put one in its place at any moment.
 
     Raises OSError.
 

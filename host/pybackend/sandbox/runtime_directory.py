@@ -27,14 +27,15 @@ PASSED_BY_OTHERS, _OWN = 0o711, 0o700
 """Modes of directories: others may use directories in it whose names they know, or nobody else may enter."""
 
 
-def runtime_places(server_directory: Path) -> list[Path]:
+def runtime_places(server_directory: Path, name: str = _NAME) -> list[Path]:
     """Return the places for servers' runtime directories, the best first.
 
     Args:
         server_directory: the server's own, which is hidden from models. If it is not writable, they lie in the
             system's directory for temporary files.
+        name: what the directories are for.
     """
-    return [server_directory / _NAME, Path(tempfile.gettempdir()) / f"pybackend-{os.geteuid()}-{_NAME}"]
+    return [server_directory / name, Path(tempfile.gettempdir()) / f"pybackend-{os.geteuid()}-{name}"]
 
 
 class RuntimeDirectory:

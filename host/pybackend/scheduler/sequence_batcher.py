@@ -123,8 +123,7 @@ class SequenceBatcher(Scheduler):
         delivery = OrderedDelivery(self.on_response) if is_ordered else None
         # must receive all responses of the model: this stage, after ordered delivery if that is configured
         self.path: ResponsePath = self.on_response if delivery is None else delivery.on_response
-        self._barrier = barrier
-        may_dispatch = None if barrier is None else self._may_dispatch
+        may_dispatch = None if barrier is None else partial(self._may_dispatch, barrier)
         self._instances = instances
         self._slots = SequenceSlots(
             config.slot_count, partial(make_strategy, config, inputs, shape_key, delivery, may_dispatch)
@@ -141,10 +140,9 @@ class SequenceBatcher(Scheduler):
     def __len__(self) -> int:
         return sum([pending.is_waiting for pending in self._items])
 
-    def _may_dispatch(self, _waiting: int = 0) -> bool:
-        assert self._barrier is not None
+    def _may_dispatch(self, barrier: DispatchBarrier, _waiting: int = 0) -> bool:
         in_backlog = sum(len(sequence.waiting) for sequence in self._slots.backlog)
-        return self._barrier.is_open(len(self) - in_backlog, in_backlog)
+        return barrier.is_open(len(self) - in_backlog, in_backlog)
 
     # Arrival and departure of requests
 

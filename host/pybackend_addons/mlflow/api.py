@@ -11,7 +11,7 @@ from pybackend_addons.mlflow.protocol import mlflow_error
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from pybackend.frontend.http.infer_frontend import InferFrontend
+    from pybackend.frontend.http.infer_frontend import RouteFrontend
 
 _GROUPS = {
     "/invocations": ApiGroup.INFERENCE,
@@ -40,7 +40,7 @@ class MlflowServer:
     def advice(self, *, is_served: bool) -> str:
         return "" if is_served else ": MLflow's routes are off, `pybackend serve --allow-mlflow` has them"
 
-    def add_routes(self, app: FastAPI, frontend: InferFrontend) -> None:
+    def add_routes(self, app: FastAPI, frontend: RouteFrontend) -> None:
         from pybackend_addons.mlflow import routes as mlflow_routes
 
         mlflow_routes.add(app, frontend)

@@ -13,7 +13,7 @@ from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import (
     MODEL,
     VERSION,
@@ -46,7 +46,7 @@ _ERROR = object_schema(error_code={"type": "string"}, message={"type": "string"}
 _ANSWER = {"description": "the predictions", "content": {_JSON: {"schema": object_schema(predictions={})}}}
 
 
-def add(app: FastAPI, frontend: InferFrontend) -> None:
+def add(app: FastAPI, frontend: RouteFrontend) -> None:
     """Add the routes to an application."""
 
     async def invocations(request: Request) -> Response:
@@ -84,7 +84,7 @@ def _is_csv(content_type: str) -> bool | None:
     return kind == _CSV
 
 
-async def _answer(frontend: InferFrontend, request: Request, *, is_csv: bool) -> bytes:
+async def _answer(frontend: RouteFrontend, request: Request, *, is_csv: bool) -> bytes:
     engine = frontend.engine
     with admitted(frontend, request, HTTP_CLIENT, model_name(request) or _only_model(frontend)) as admission:
         forwarded = frontend.forwarded(written_headers(request))
@@ -107,7 +107,7 @@ async def _answer(frontend: InferFrontend, request: Request, *, is_csv: bool) ->
         response.release()
 
 
-def _only_model(frontend: InferFrontend) -> str:
+def _only_model(frontend: RouteFrontend) -> str:
     names = frontend.engine.serving_names
     if len(names) != 1:
         raise InferenceError(

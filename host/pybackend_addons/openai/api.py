@@ -11,7 +11,7 @@ from pybackend_addons.openai.protocol.answer import openai_error
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from pybackend.frontend.http.infer_frontend import InferFrontend
+    from pybackend.frontend.http.infer_frontend import RouteFrontend
 
 PREFIXES = ("/v1/", "/openai/v1/")
 """Begin the paths of the API."""
@@ -42,7 +42,7 @@ class OpenAi:
             return ": there are chat/completions, completions, embeddings and models"
         return ": OpenAI's routes are off, `pybackend serve --allow-openai` has them"
 
-    def add_routes(self, app: FastAPI, frontend: InferFrontend) -> None:
+    def add_routes(self, app: FastAPI, frontend: RouteFrontend) -> None:
         from pybackend_addons.openai import routes as openai_routes
 
         openai_routes.add(app, frontend, PREFIXES)

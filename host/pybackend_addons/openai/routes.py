@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ModelAdmission, Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.arrival import Arrival
 from pybackend.frontend.http.event_stream import EventStream
-from pybackend.frontend.http.infer_frontend import InferFrontend, read_fields
+from pybackend.frontend.http.infer_frontend import RouteFrontend, read_fields
 from pybackend.frontend.http.routes import (
     add_route,
     client_address,
@@ -89,7 +89,7 @@ _ERROR_MEMBERS = {name: {"type": ["string", "null"]} for name in ("message", "ty
 _ERROR = object_schema(error=object_schema(**_ERROR_MEMBERS))
 
 
-def add(app: FastAPI, frontend: InferFrontend, prefixes: Sequence[str]) -> None:
+def add(app: FastAPI, frontend: RouteFrontend, prefixes: Sequence[str]) -> None:
     """Add the routes to an application, below each of these paths."""
     routes = OpenAiRoutes(frontend)
     for prefix in prefixes:
@@ -120,7 +120,7 @@ def _in_openai_form(answer: Callable[[Request], Awaitable[Response]]) -> Callabl
 class OpenAiRoutes:
     """The answers to requests."""
 
-    def __init__(self, frontend: InferFrontend) -> None:
+    def __init__(self, frontend: RouteFrontend) -> None:
         self._frontend = frontend
         self._engine = frontend.engine
         self._created = int(time.time())
@@ -194,7 +194,7 @@ class OpenAiRoutes:
                 add_parameters(each, forwarded)
         return made
 
-    def _open(self, request: Request, name: str) -> Admission:
+    def _open(self, request: Request, name: str) -> ModelAdmission:
         """The admission of one inference request; it is counted if there is none."""
         with self._counted(request, name):
             admission = self._engine.open(name, "", _SENDER)
@@ -238,7 +238,7 @@ class OpenAiRoutes:
         return growing
 
     def _submission(
-        self, request: Request, admission: Admission, made: InferenceRequest, stack: AsyncExitStack
+        self, request: Request, admission: ModelAdmission, made: InferenceRequest, stack: AsyncExitStack
     ) -> Callable[[OnResponse], PendingRequest]:
         context = read_fields(request.headers.raw).context
         trace = begin_trace(self._engine.tracer, made, admission.full_name, "HTTP", context)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.options import SILENT, parse, parse_serve_flags, visited, visited_settings
-from pybackend.cli.terminal import divided, print_text
+from pybackend.cli.terminal import divided, print_error, print_text
 from pybackend.errors import ServerError
 from pybackend.repository.layout import scan_repositories
 from pybackend.runner import Serve
@@ -157,8 +156,8 @@ def _measured(repository: str, flags: Sequence[str], serve: Serve) -> Load:
         lambda url: measure_repository(url, time.monotonic() - began_s, _MEASURED_S, _TIMEOUT_S),
     )
     if silent:
-        sys.stderr.write(
-            f"warning: random requests are refused by {', '.join(silent)}: check the resources of the container yourself\n"
+        print_error(
+            f"warning: random requests are refused by {', '.join(silent)}: check the resources of the container yourself"
         )
     return load
 

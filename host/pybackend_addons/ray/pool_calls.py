@@ -199,7 +199,7 @@ def _check(path: Sequence[str], model: str) -> None:
 
 
 class PoolAdmission:
-    """The counterpart of :class:`~pybackend.engine.admission.Admission` for models of other pools."""
+    """The admission of a call to a model of another pool."""
 
     has_is_ready = False
     is_decoupled = False

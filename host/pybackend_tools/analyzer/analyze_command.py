@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.flag_values import MOST_FRONT_ENDS
+from pybackend.cli.flag_values import MOST_FRONT_ENDS, absolute
 from pybackend.cli.options import SILENT, parse_serve_flags, visited, visited_arguments
 from pybackend.cli.terminal import divided, print_text
 from pybackend.errors import PybackendError, ServerError
@@ -159,7 +159,7 @@ class _Task:
 
     def __init__(self, given: argparse.Namespace, flags: Sequence[str]) -> None:
         self._given = given
-        self._directories = scan_repositories([given.repository.absolute()]).models
+        self._directories = scan_repositories([absolute(given.repository)]).models
         for name in given.models:
             if name not in self._directories:
                 known = ", ".join(self._directories) or "no model"

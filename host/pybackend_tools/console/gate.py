@@ -53,7 +53,11 @@ class Session:
 
 @dataclass
 class Place:
-    """Where browsers find the console: on this machine, and perhaps behind a proxy."""
+    """Where browsers find the console: on this machine, and perhaps behind a proxy.
+
+    On this machine, its pages lie below a path that nobody else knows: browsers send a cookie to all ports of a host, and
+    other users, and models, may listen at some, but below its path only.
+    """
 
     port: int
     public_url: str = ""  # the proxy's, such as ``https://ops.example.org/console``; ``""`` for none
@@ -68,12 +72,14 @@ class Place:
             scheme, netloc, self.prefix = _divided(self.public_url)
             hosts |= _spellings(scheme, netloc)
             origins |= {f"{scheme}://{each}" for each in _spellings(scheme, netloc)}
+        else:
+            self.prefix = f"/{secrets.token_urlsafe(16)}"
         self.hosts, self.origins = frozenset(hosts), frozenset(origins)
 
     @property
     def url(self) -> str:
         """The address of the first page, with a slash at its end."""
-        base = self.public_url.rstrip("/") if self.public_url else f"http://127.0.0.1:{self.port}"
+        base = self.public_url.rstrip("/") if self.public_url else f"http://127.0.0.1:{self.port}{self.prefix}"
         return f"{base}/"
 
     @property

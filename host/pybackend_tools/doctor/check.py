@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from pybackend.environment.inspection import survey
 from pybackend.errors import ModelLoadError, PybackendError
-from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.model.version_loader import completed_version, config_on_this_machine, is_tended
@@ -299,8 +298,7 @@ def model_host(settings: Settings) -> Iterator[ModelHost]:
     Raises PybackendError if the code of model processes cannot be staged.
     """
     launcher = StubLauncher(stage_bundle())
-    services = ModelServices()
-    host = make_host(settings, launcher, services, EngineRouter(services), signature_extras)
+    host = make_host(settings, launcher, signature_extras)
     try:
         yield host
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.model_names import check_new_name, name_from
 from pybackend.cli.options import SILENT, visited, visited_settings
-from pybackend.cli.terminal import counted, divided, print_text, terminated
+from pybackend.cli.terminal import counted, divided, print_error, print_text, terminated
 from pybackend.errors import ServerError
 from pybackend.flag import integer
 from pybackend.modelconfig.parser import read_config_file
@@ -131,7 +131,7 @@ def run_import(arguments: Sequence[str], serve: Serve) -> int:
         comparison = _served(run, settings, serve, given.tolerance)
         entry.commit()
     for warning in [] if given.json else run.warnings:
-        sys.stderr.write(f"warning: {one_line(warning)}\n")
+        print_error(f"warning: {one_line(warning)}")
     _report(run, place, comparison, as_json=given.json)
     return 0
 

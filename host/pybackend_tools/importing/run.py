@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pybackend.cli.terminal import said_if_slow
 from pybackend.errors import InferenceError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import minimal_document
@@ -60,31 +61,35 @@ class ImportRun:
         name = self.entry.place.name
         connection = Connection(url, self.timeout_s)
         trial = Trial(connection, name)
-        start_s = self._load(trial)
+        with said_if_slow("the model is loading, and its framework with it"):
+            start_s = self._load(trial)
         self.config = trial.configuration()
         if not self.entry.place.adds:
             # Without its name, which is the directory's: so the directory can be renamed.
             self.entry.write(CONFIG_FILENAME, format_config_text(minimal_document(self.config)))
-        requests: list[Request] = []
-        if self.sample is None:
-            self.sample, sizes = trial.sample(self.config, self.found.examples)
-            requests = trial.further(self.config, sizes) if self.verify else []
-        answer = self._answer(trial, self.sample)
-        self._answered = [(self.sample, answer), *answers_to(trial, requests)]
+        with said_if_slow("sample requests are answered"):
+            requests: list[Request] = []
+            if self.sample is None:
+                self.sample, sizes = trial.sample(self.config, self.found.examples)
+                requests = trial.further(self.config, sizes) if self.verify else []
+            answer = self._answer(trial, self.sample)
+            self._answered = [(self.sample, answer), *answers_to(trial, requests)]
         self.entry.write(SAMPLE_REQUEST, tensors_text(self.sample))
         self.entry.write(f"sample_answer_{self.entry.place.version}.json", tensors_text(answer))
         self.entry.write(f"test_{_module_name(name)}.py", _TEST.read_text(encoding="utf-8"))
         if self.verify:
-            self.measures = measure(url, *trial.call(self.sample), start_s)
+            with said_if_slow("the model is measured"):
+                self.measures = measure(url, *trial.call(self.sample), start_s)
             trial.unload()  # the framework may need the memory
-            self._expected = self._framework.answers(
-                connection,
-                self.found.kind.name,
-                self.found.main,
-                self.config,
-                rights_of(self.config, self.environments, self.entry.model),
-                [request for request, _ in self._answered],
-            )
+            with said_if_slow("the framework alone computes the same requests"):
+                self._expected = self._framework.answers(
+                    connection,
+                    self.found.kind.name,
+                    self.found.main,
+                    self.config,
+                    rights_of(self.config, self.environments, self.entry.model),
+                    [request for request, _ in self._answered],
+                )
 
     def _load(self, trial: Trial) -> float:
         """Load the model with the first of its configurations that it accepts; returns how long that took, in seconds."""

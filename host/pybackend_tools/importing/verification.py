@@ -28,6 +28,10 @@ _CONFIG = {
 }
 
 
+class UnequalError(ServerError):
+    """Answers that cannot be compared with the original's."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The result of a comparison."""
@@ -86,7 +90,20 @@ class FrameworkModel:
     def _answer(self, trial: Trial, request: Request) -> dict[str, list[Any]]:
         tensor = {"name": REQUEST, "datatype": "BYTES", "shape": [1], "data": [json.dumps(request)]}
         (answer,) = trial.answer({"inputs": [tensor]})["outputs"]
-        return {each["name"]: each["data"] for each in json.loads(answer["data"][0])}
+        try:
+            found = {each["name"]: each["data"] for each in json.loads(answer["data"][0])}
+        except (LookupError, RecursionError, TypeError, ValueError):
+            found = {}
+        if not found or not all(map(_are_flat, found.values())):
+            raise ServerError(
+                "the framework alone cannot compute the sample requests: its process does not answer with lists of values, as if code "
+                "in the model's files had replaced the program"
+            )
+        return found
+
+
+def _are_flat(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, bool | int | float | str) for each in values)
 
 
 def inner_file(directory: Path, file: str) -> str:
@@ -119,7 +136,7 @@ def compare(
                 if served.ravel().tolist() != own:
                     return Comparison(np.inf, name, len(answered), _unequal(name, served.ravel().tolist(), own))
                 continue
-            difference = float(differences(served.ravel(), np.array(own, served.dtype)).max(initial=0.0))
+            difference = float(differences(served.ravel(), numbers_of(own, served.dtype, name)).max(initial=0.0))
             if difference > largest or not where:
                 largest, where = difference, name
     fault = ""
@@ -129,6 +146,16 @@ def compare(
             "(--tolerance)"
         )
     return Comparison(largest, where, len(answered), fault)
+
+
+def numbers_of(values: Sequence[Any], dtype: np.dtype, output: str) -> np.ndarray:
+    """The framework's values of an output that is served as numbers. Raises UnequalError if they are none."""
+    try:
+        return np.array(values, dtype)
+    except (OverflowError, TypeError, ValueError):
+        raise UnequalError(
+            f"output '{output}' is served as numbers, and the framework's values are not numbers of this type"
+        ) from None
 
 
 def differences(served: np.ndarray, own: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pybackend.errors import ServerError
 from pybackend_client.trial import Answer, Request, arrays_of
-from pybackend_tools.importing.verification import differences
+from pybackend_tools.importing.verification import UnequalError, differences, numbers_of
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -46,10 +46,6 @@ class Difference:
         return ""
 
 
-class UnequalError(ServerError):
-    """Answers that cannot be compared with the original's."""
-
-
 def difference_of(answers: Sequence[Answer], original: Original) -> Difference:
     """Compare answers. Raises UnequalError if the outputs of both sides cannot be matched."""
     largest, where, total, count = -1.0, "", 0.0, 0
@@ -60,7 +56,7 @@ def difference_of(answers: Sequence[Answer], original: Original) -> Difference:
             if served.size != len(own):
                 raise UnequalError(f"output '{name}' has {served.size} elements, and the original's {len(own)}")
             if served.dtype.kind == "f":
-                apart = differences(served.ravel(), np.array(own, np.float64))
+                apart = differences(served.ravel(), numbers_of(own, np.dtype(np.float64), names[name]))
             else:
                 apart = np.array(
                     [mine != theirs for mine, theirs in zip(served.ravel().tolist(), own, strict=True)], float

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,7 +12,7 @@ from tempfile import TemporaryFile
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.model_names import check_new_name
 from pybackend.cli.options import SILENT, visited, visited_settings
-from pybackend.cli.terminal import divided, print_text, table_lines, terminated, wrapped
+from pybackend.cli.terminal import divided, print_error, print_text, table_lines, terminated, wrapped
 from pybackend.errors import PybackendError, ServerError
 from pybackend.flag import integer
 from pybackend.ports import free_ports
@@ -242,8 +241,8 @@ def _report(results: Results, output: Path) -> None:
 
 def _ended(results: Results, place: Place, *, makes_entry: bool) -> int:
     if results.chosen is None:
-        sys.stderr.write(
-            "error: no form can be served with these tolerances and limits: the report has the reasons. No entry was written\n"
+        print_error(
+            "error: no form can be served with these tolerances and limits: the report has the reasons. No entry was written"
         )
         return 1
     if makes_entry:

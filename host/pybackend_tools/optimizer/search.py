@@ -18,7 +18,7 @@ from pybackend.errors import InferenceError, PybackendError, ServerError
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
-from pybackend_client.connection import Connection
+from pybackend_client.connection import Connection, LargeAnswerError
 from pybackend_client.figures import Source
 from pybackend_client.inference import Request as BinaryRequest
 from pybackend_client.inference import infer
@@ -39,8 +39,8 @@ from pybackend_tools.importing.run import (
     rights_of,
     signature_text,
 )
-from pybackend_tools.importing.verification import FrameworkModel, inner_file
-from pybackend_tools.optimizer.accuracy import Metric, MetricError, Original, UnequalError, difference_of
+from pybackend_tools.importing.verification import FrameworkModel, UnequalError, inner_file
+from pybackend_tools.optimizer.accuracy import Metric, MetricError, Original, difference_of
 from pybackend_tools.optimizer.conversion_program import FILES, NAMES, QUESTION, REQUEST
 from pybackend_tools.optimizer.forms import Form
 from pybackend_tools.optimizer.results import Outcome, Results
@@ -144,7 +144,7 @@ class Search:
         with self._limit() as is_over:
             try:
                 return self._measured(form)
-            except (InferenceError, MeasurementError, FormError, UnequalError, MetricError) as error:
+            except (InferenceError, MeasurementError, FormError, LargeAnswerError, UnequalError, MetricError) as error:
                 if is_over.is_set():
                     return Outcome(form, failed=f"it took longer than {self.wishes.limit_s:g} s (--timeout)")
                 return Outcome(form, failed=self._reason(error))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pybackend.cli.command_parser import PlainParser, UsageError
-from pybackend.cli.terminal import counted, terminated
+from pybackend.cli.terminal import counted, print_error, terminated
 from pybackend.modelconfig.backends import backends_with_recipes, lock_of, recipe_of
 from pybackend_tools.pack import PackError, PackOptions, PackResult, pack
 from pybackend_tools.pack.errors import ConflictError, SpecificationError, UnsolvableError
@@ -102,7 +102,7 @@ def run_pack(arguments: Sequence[str]) -> int:
         if given.upgrade and given.backend is None:
             parser.error("--upgrade is for --backend: delete the --lock of a FILE to upgrade its packages")
     except UsageError as error:
-        sys.stderr.write(f"{error.usage}{error}\n")
+        print_error(f"{error.usage}{error}")
         return SpecificationError.status
     archive_format = None if given.format is None else next(name for name in FORMATS if name.endswith(given.format))
     archive = given.output or Path(f"{given.backend or 'env'}.{archive_format or 'tar.gz'}")
@@ -123,12 +123,12 @@ def run_pack(arguments: Sequence[str]) -> int:
         file = given.file or _packages_of(given.backend, given.upgrade, warnings)
         result = pack(file, archive, options)
     except PackError as error:
-        sys.stderr.write(f"error: {_with_way_out(error, given)}\n")
+        print_error(f"error: {_with_way_out(error, given)}")
         return error.status
     finally:
         signal.signal(signal.SIGTERM, previous)
         for warning in warnings:
-            sys.stderr.write(f"warning: {warning}\n")
+            print_error(f"warning: {warning}")
     if result.archive is None:
         _print_plan(result)
     else:
@@ -191,7 +191,7 @@ def _print_plan(result: PackResult) -> None:
         sys.stdout.write(f"{package.name:<{width}}  {package.version:<16} {size:>10}  {package.source}\n")
     sys.stdout.write(f"{counted(len(result.packages), 'package')}, {_download(result)}; nothing was installed\n")
     for sentence in surprises({package.name: package.size_bytes or 0 for package in result.packages}):
-        sys.stderr.write(f"warning: {sentence}\n")
+        print_error(f"warning: {sentence}")
 
 
 def _download(result: PackResult) -> str:

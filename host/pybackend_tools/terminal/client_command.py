@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.terminal import print_error
 from pybackend.errors import PybackendError, ServerError
 from pybackend_client.typed_client import typed_client
 from pybackend_tools.connection_flags import add_connection_flags, add_url, connection_of
@@ -38,7 +39,7 @@ def run_client(arguments: Sequence[str]) -> int:
         else:
             _write(given.out, text, replaces=given.force)
     except PybackendError as error:
-        sys.stderr.write(f"error: {error}\n")
+        print_error(f"error: {error}")
         return 1
     return 0
 

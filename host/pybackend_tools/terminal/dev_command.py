@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
@@ -15,15 +15,17 @@ from pybackend.cli.options import settings_of
 from pybackend.cli.places import may_be_bare, with_single_models
 from pybackend.cli.setting_sources import SettingSources, settings_text
 from pybackend.cli.terminal import has_terminal
+from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import SettingError
 from pybackend.flag import add_groups
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend.observability.log_lines import LogFormat
 from pybackend.runner import Serve
+from pybackend.sandbox.runtime_directory import RuntimeDirectory, runtime_places
 from pybackend.settings import ModelControlMode, Settings
 from pybackend_tools.console.extra import has_console
-from pybackend_tools.importing.detection import bare_model
+from pybackend_tools.importing.detection import bare_model, detect
 from pybackend_tools.importing.entry import StagedEntry, place_of
 from pybackend_tools.importing.import_command import check_trust, derived_name
 from pybackend_tools.importing.kinds import Found
@@ -82,18 +84,22 @@ def make_parser() -> CommandParser:
 
 def run_dev(arguments: Sequence[str], serve: Serve) -> int:
     """Run the command and return the exit status."""
-    with tempfile.TemporaryDirectory(prefix="pybackend-dev-") as scratch:
-        settings = parse_dev(arguments, Path(scratch))
+    # Not where everybody's temporary files lie: there, every model may write.
+    copies = RuntimeDirectory(runtime_places(default_cache_directory(), "copies"))
+    try:
+        settings = parse_dev(arguments, partial(copies.make, 0o755))  # the model may run as another user
         if isinstance(settings, str):
             sys.stdout.write(settings)
             return 0
         return serve(settings)
+    finally:
+        copies.close()
 
 
-def parse_dev(arguments: Sequence[str], scratch: Path) -> Settings | str:
+def parse_dev(arguments: Sequence[str], make_scratch: Callable[[], Path]) -> Settings | str:
     """The settings of the command line after ``dev``, as text if it wants them printed.
 
-    ``scratch``: an empty directory, for a copy of a framework's file or directory. Raises UsageError if a flag or a value
+    ``make_scratch`` makes an empty directory, for a copy of a framework's file or directory. Raises UsageError if a flag or a value
     does not exist, and ServerError if the settings contradict each other, or the command.
     """
     parser = make_parser()
@@ -110,8 +116,8 @@ def parse_dev(arguments: Sequence[str], scratch: Path) -> Settings | str:
     if given.repository is None and not given.model_repository:
         given.repository = Path()
     settings = settings_of(given, sources, needs_repository=True)
-    bare = {path: found for path in settings.repositories if may_be_bare(path) and (found := bare_model(path))}
-    copies = {path: _copied(found, scratch, parser, trusts=given.trust_pickle) for path, found in bare.items()}
+    bare = {path: found for path in settings.repositories if may_be_bare(path) and (found := _found(path))}
+    copies = {path: _copied(found, make_scratch(), parser, trusts=given.trust_pickle) for path, found in bare.items()}
     repositories = tuple(dict.fromkeys(copies.get(path, path) for path in settings.repositories))
     settings = with_single_models(replace(settings, repositories=repositories))
     return replace(
@@ -121,6 +127,11 @@ def parse_dev(arguments: Sequence[str], scratch: Path) -> Settings | str:
     )
 
 
+def _found(path: Path) -> Found | None:
+    """The framework's model there, None for none; an unknown file has no other meaning, and is a ServerError with the reason."""
+    return detect(path) if path.is_file() else bare_model(path)
+
+
 def _copied(found: Found, scratch: Path, parser: CommandParser, *, trusts: bool) -> Path:
     check_trust(found, trusts=trusts)
     place = place_of(scratch / "models", derived_name(found, parser), None, force=False)
@@ -128,7 +139,6 @@ def _copied(found: Found, scratch: Path, parser: CommandParser, *, trusts: bool)
         lay_out(entry, found)
         entry.write(CONFIG_FILENAME, format_config_text(first_configuration(backed_by(found, ""), {})))
         entry.commit()
-    scratch.chmod(0o755)  # the model may run as another user
     sys.stdout.write(
         f"serving a copy of {found.source}, {found.kind.title}, as model '{place.name}'; `pybackend import` makes a lasting entry\n"
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.flag_values import absolute
 from pybackend.cli.options import SILENT, visited, visited_settings
 from pybackend.cli.places import with_single_models
 from pybackend.cli.terminal import divided, print_text
@@ -82,7 +83,7 @@ def _of_directory(directory: Path, flags: Sequence[str], timeout_s: float, serve
 
 def _one_model(directory: Path) -> Path:
     """The directory of the model that is meant. Raises ServerError if there is none, or more than one."""
-    directory = Path(os.path.abspath(directory))
+    directory = absolute(directory)
     if is_model_directory(directory):
         return directory
     if not os.path.lexists(directory):

@@ -1,11 +1,11 @@
 """``pybackend graph``: draws the ensembles of repositories from their configurations. No model is started."""
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
+from pybackend.cli.terminal import print_error, print_text
 from pybackend.errors import ModelConfigError, ModelLoadError, ServerError
 from pybackend.modelconfig.ensemble import EnsembleStep, circle_of, part_names, steps_of
 from pybackend.modelconfig.loader import finish_ensemble, load_config
@@ -43,11 +43,11 @@ def run_graph(arguments: Sequence[str]) -> int:
         try:
             drawings.append(_DRAWINGS[given.format](shelf.ensemble(name), shelf.remarks(name)))
         except (ModelConfigError, ModelLoadError) as error:
-            sys.stderr.write(f"error: {error.message}\n")
+            print_error(f"error: {error.message}")
             status = 1
     if not drawings and not status:
         drawings = [f"There are no ensembles in {', '.join(map(str, given.repositories))}."]
-    sys.stdout.write("\n".join(f"{drawing}\n" for drawing in drawings))
+    print_text("\n\n".join(drawings))
     return status
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.options import visited, visited_settings
-from pybackend.cli.terminal import divided, print_text
+from pybackend.cli.terminal import divided, print_error, print_text
 from pybackend.errors import InferenceError
 from pybackend.observability.log_lines import one_line
 from pybackend.runner import Serve
@@ -171,9 +170,9 @@ def _complain_of_no_output(connection: Connection, request: Request) -> int:
     """Say that a response has no output; returns 1, or 0 if the model has none to give."""
     names = output_names(connection, request)
     if names:
-        sys.stderr.write(
+        print_error(
             f"error: the response has no output; the model's outputs are {', '.join(names)}. The server's log may name one that "
-            "is misspelt\n"
+            "is misspelt"
         )
     return int(bool(names))
 
@@ -183,14 +182,14 @@ def _ask_for_stream(connection: Connection, request: Request, *, as_json: bool) 
     response, status = None, 0
     for response in infer_stream(connection, request):
         if set(response) == {"error"}:
-            sys.stderr.write(f"error: {response['error']}\n")
+            print_error(f"error: {response['error']}")
             status = 1
         elif as_json:
             print_text(json.dumps(response, ensure_ascii=False))
         else:
             print_text(event_line(response, request.outputs))
     if response is None:
-        sys.stderr.write("error: the model has ended the stream without a response\n")
+        print_error("error: the model has ended the stream without a response")
         return 1
     return status
 
@@ -228,7 +227,7 @@ def _shortened(text: str) -> str:
 
 
 def _output_lines(output: Output) -> Sequence[str]:
-    head = f"{output.name}  {output.datatype} {shape_text(output.values.shape)}"
+    head = f"{one_line(output.name)}  {output.datatype} {shape_text(output.values.shape)}"
     text = np.array2string(
         output.values,
         threshold=_MOST_VALUES,

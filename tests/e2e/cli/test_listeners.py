@@ -212,3 +212,31 @@ def test_many_servers_start_at_one_path(empty, tmp_path):
         outcomes = [server.wait_for("Started HTTPService|already in use")[0] for server in (one, two)]
         assert sorted(outcomes) == ["Started HTTPService", "already in use"]
         assert curl("--unix-socket", path, "http://localhost/v2/health/live", "-w", "%{http_code}").endswith("200")
+
+
+OPEN = (
+    r"Everybody who can reach this machine can use (.+), because no key is asked for: (.+) limits that to this machine"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            ("--http-address=0.0.0.0", "--grpc-address=0.0.0.0"),
+            [("HTTP and gRPC", "--http-address=127.0.0.1 --grpc-address=127.0.0.1")],
+        ),
+        (("--http-address=::",), [("HTTP", "--http-address=127.0.0.1")]),
+        (("--http-address=0.0.0.0", "--http-restricted-api=inference:key=secret"), []),
+        (("--http-address=0.0.0.0", "--api-key-file"), []),
+        ((), []),
+    ],
+)
+def test_ports_that_are_open_to_everybody_are_named(empty, tmp_path, flags, told):
+    keys = tmp_path / "keys"
+    keys.write_text("0123456789abcdef0123456789abcdef\n")
+    keys.chmod(0o600)
+    given = tuple(f"{flag}={keys}" if flag == "--api-key-file" else flag for flag in flags)
+    with serving(empty, flags=given, ready=False) as server:
+        server.wait_for("Started Metrics Service")
+        assert re.findall(OPEN, server.output) == told

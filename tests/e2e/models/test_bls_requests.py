@@ -233,6 +233,15 @@ def test_a_call_that_is_too_long_to_be_sent(lab, options):
 # --- Time-outs ---
 
 
+def test_a_timeout_without_effect_is_told_once(server, lab):
+    for _ in range(2):
+        assert lab("return value(call('double', IN=[1], timeout=1000).exec())") == [2]
+    server.wait_for(
+        "model 'caller' calls '(double|describe)' with a timeout, which has no effect: "
+    )  # whichever is first
+    assert server.output.count("with a timeout, which has no effect") == 1
+
+
 @pytest.mark.spec("pb-B12")
 def test_timeout_in_the_other_models_queue(repository, lab):
     gate = Gate(repository / "gated", "execute")

@@ -200,7 +200,7 @@ def test_shape_of_the_configuration(server):
     config = json.loads(told(server, "unnamed")["model_config"])
     always = (
         "name platform backend runtime max_batch_size input output batch_input batch_output instance_group "
-        "default_model_filename cc_model_filenames metric_tags parameters model_warmup"
+        "default_model_filename cc_model_filenames metric_tags parameters model_warmup model_transaction_policy"
     )
     assert set(config) == {*always.split(), "version_policy", "optimization"}
     assert (config["backend"], config["default_model_filename"], config["max_batch_size"]) == ("python", "model.py", 4)

@@ -70,8 +70,52 @@ parameters {{ key: "VALIDATE_OUTPUTS" value: {{ string_value: "{switch}" }} }}
 """
 
 
+# An ensemble's second step can do without SECOND, which the first one leaves out.
+PAIR = """
+class TritonPythonModel:
+    def execute(self, requests):
+        value = pb_utils.Tensor("FIRST", np.zeros((1, 4), np.float32))
+        return [pb_utils.InferenceResponse([value]) for _ in requests]
+"""
+
+PAIR_CONFIG = (
+    CONFIG.format(switch="yes").replace('name: "OUT"', 'name: "FIRST"')
+    + 'output { name: "SECOND" data_type: TYPE_FP32 dims: [ 4 ] }'
+)
+
+READS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        value = pb_utils.Tensor("OUT", np.ones((1, 4), np.float32))
+        return [pb_utils.InferenceResponse([value]) for _ in requests]
+"""
+
+READS_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "B" data_type: TYPE_FP32 dims: [ 4 ] optional: true } ]
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }
+"""
+
+OF_PAIR = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "SECOND" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [ {
+    model_name: "pair" model_version: -1
+    input_map { key: "IN" value: "IN" }
+    output_map [ { key: "FIRST" value: "first" }, { key: "SECOND" value: "SECOND" } ]
+  }, {
+    model_name: "reads" model_version: -1
+    input_map [ { key: "A" value: "first" }, { key: "B" value: "SECOND" } ] output_map { key: "OUT" value: "OUT" }
+} ] }
+"""
+
+
 @served()
 def server(repository):
+    write_model(repository, "refusing", MODEL, CONFIG.format(switch="yes"))
     for switch in ("yes", "no"):
         write_model(repository, f"validates_{switch}", MODEL, CONFIG.format(switch=switch))
     config = CONFIG.format(switch="no")
@@ -81,10 +125,14 @@ def server(repository):
     write_model(repository, "calls", f'TARGET = "decoupled"\n{CALLS}', config)
     write_model(repository, "calls_several", f'TARGET = "several"\n{CALLS}', config)
     write_model(repository, "ensemble", None, ENSEMBLE)
+    write_model(repository, "pair", PAIR, PAIR_CONFIG)
+    write_model(repository, "reads", READS, READS_CONFIG)
+    write_model(repository, "of_pair", None, OF_PAIR)
 
 
-def ask(server, model, number):
-    return server.infer(model, {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [number]}]})
+def ask(server, model, number, *outputs):
+    document = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [number]}]}
+    return server.infer(model, document | ({"outputs": [{"name": name} for name in outputs]} if outputs else {}))
 
 
 @pytest.mark.spec("pb-E08")
@@ -102,6 +150,18 @@ def test_what_is_not_as_configured(server, number, datatype, shape, complaint):
     assert (passed_on["datatype"], passed_on["shape"]) == (datatype, shape)
     refused = ask(server, "validates_yes", number)
     assert (refused.status, refused.error) == (500, f"model 'validates_yes' {complaint}")
+
+
+def test_a_refused_output_is_in_the_log(server):
+    """Once a second at most, and then with the number of those like it that were not written."""
+    refused = "refused a response: model 'refusing' returned output 'OUT' as INT16, but its configuration says FP32"
+    for _ in range(20):
+        assert ask(server, "refusing", 1).status == 500
+    server.wait_for(refused)
+    written = [line for line in log_lines(server.output) if line.text.startswith(refused)]
+    more = sum(int(re.search(r"(\d+) more like it before", line.text)[1]) for line in written if "more" in line.text)
+    assert len(written) + more <= 20
+    assert len(written) < 20
 
 
 @pytest.mark.spec("pb-E08")
@@ -136,7 +196,35 @@ def test_an_unknown_output_is_dropped_or_refused(server):
 def test_a_response_without_outputs_is_passed_on_or_refused(server):
     assert ask(server, "validates_no", 9).json["outputs"] == []
     refused = ask(server, "validates_yes", 9)
-    assert (refused.status, refused.error) == (500, "model 'validates_yes' returned none of its outputs: OUT")
+    assert (refused.status, refused.error) == (
+        500,
+        "model 'validates_yes' returned no output 'OUT', which its configuration has",
+    )
+
+
+@pytest.mark.spec("pb-E08")
+@pytest.mark.parametrize(
+    ("outputs", "complaint"),
+    [
+        ((), "returned no output 'SECOND', which its configuration has. It returned FIRST"),
+        (("SECOND",), "returned no output 'SECOND', which the request wants"),
+        (("FIRST", "SECOND"), "returned no output 'SECOND', which the request wants. It returned FIRST"),
+        (("FIRST",), ""),
+    ],
+)
+def test_an_output_that_is_missing(server, outputs, complaint):
+    reply = ask(server, "pair", 0, *outputs)
+    if complaint:
+        assert (reply.status, reply.error) == (500, f"model 'pair' {complaint}")
+    else:
+        assert [output["name"] for output in reply.json["outputs"]] == ["FIRST"]
+
+
+@pytest.mark.spec("srv-R33")
+def test_an_output_that_only_optional_inputs_read_may_be_missing(server):
+    assert [output["name"] for output in ask(server, "of_pair", 0, "OUT").json["outputs"]] == ["OUT"]
+    refused = ask(server, "of_pair", 0, "OUT", "SECOND")
+    assert "model 'pair' returned no output 'SECOND', which the request wants. It returned FIRST" in refused.error
 
 
 @pytest.mark.spec("pb-E08")

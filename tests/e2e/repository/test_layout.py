@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from pybackend.cli.commands import run
 from tests.support.repositories import IDENTITY, identity_config, write_model
 from tests.support.server import serving
 
@@ -145,3 +147,38 @@ def test_repository_that_is_none(tmp_path, kind):
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert f"repository path is not a valid directory: '{path}'" in line
+
+
+WITH_FILES = """
+backend: "python"
+input [ { name: "IN" data_type: TYPE_FP32 dims: 2 } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: 2 label_filename: "labels.txt" } ]
+model_warmup [ { name: "w" batch_size: 1 inputs { key: "IN" value: {
+  data_type: TYPE_FP32 dims: 2 input_data_file: "two.bin" } } } ]
+"""
+
+
+@pytest.fixture
+def path_with_dots(tmp_path, monkeypatch):
+    """``way/../models`` from the working directory, where ``way`` is a link: the kernel follows it first."""
+    place = tmp_path / "elsewhere" / "below"
+    place.mkdir(parents=True)
+    (tmp_path / "way").symlink_to(place)
+    directory = write_model(tmp_path / "elsewhere" / "models", "labelled", IDENTITY, WITH_FILES)
+    (directory / "labels.txt").write_text("a\nb\n")
+    (directory / "warmup").mkdir()
+    (directory / "warmup" / "two.bin").write_bytes(bytes(8))
+    monkeypatch.chdir(tmp_path)
+    return Path("way", "..", "models")
+
+
+@pytest.mark.parametrize("command", ["serve", "dev"])
+def test_a_repository_whose_path_has_dots(path_with_dots, command):
+    with serving(path_with_dots, command=command) as server:
+        assert server.get("/v2/models/labelled/ready").status == 200
+        assert ".." not in server.wait_for("following changes of .*" if command == "dev" else "labelled .*")[0]
+
+
+@pytest.mark.parametrize("command", ["check", "export-config"])
+def test_commands_with_a_repository_whose_path_has_dots(path_with_dots, capsys, command):
+    assert run([command, str(path_with_dots)]) == 0, capsys.readouterr()

@@ -8,7 +8,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from pybackend.engine.admission import Route
+from pybackend.engine.admission import ModelRoute
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.grpc.connection import GrpcConnection
 from pybackend.frontend.grpc.head import CallPolicy
@@ -156,7 +156,7 @@ def engine(loop, tmp_path_factory):
 @pytest.fixture
 def run(loop, engine, monkeypatch):
     """Runs a coroutine with a port, a client and the count of shortcuts."""
-    counted, submit, take = Counted(), Route.submit, GrpcConnection.on_whole_request
+    counted, submit, take = Counted(), ModelRoute.submit, GrpcConnection.on_whole_request
 
     def counting(self, *args):
         pending = submit(self, *args)
@@ -168,7 +168,7 @@ def run(loop, engine, monkeypatch):
         counted.whole += call is not None
         return call
 
-    monkeypatch.setattr(Route, "submit", counting)
+    monkeypatch.setattr(ModelRoute, "submit", counting)
     monkeypatch.setattr(GrpcConnection, "on_whole_request", taking)
 
     def run(scenario, **options):

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ModelAdmission
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.frontend.calls.model_calls import OpenCall
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
@@ -37,7 +37,7 @@ from tests.support.repositories import copy_model
 
 DEADLINE_S = 60
 KINDS = (
-    Admission, ArrivingMessage, ArrivingRequest, Call, CallHead, ConnectionCore, ControlFrames, GrpcConnection, HeaderDecoder,
+    ModelAdmission, ArrivingMessage, ArrivingRequest, Call, CallHead, ConnectionCore, ControlFrames, GrpcConnection, HeaderDecoder,
     Exchange, FrameDecoder, HttpConnection, InferenceRequest, OpenCall, PendingRequest, RequestHead, ResponseStream, ServerConnection, Stream,
     StreamedBody, StubChannel, StubSession,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pybackend.engine.admission import Route
+from pybackend.engine.admission import ModelRoute
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.guard import Cors
@@ -99,7 +99,7 @@ class Client:
 def shortcuts(monkeypatch):
     """How many requests have gone through a shortcut."""
     taken = []
-    submit = Route.submit
+    submit = ModelRoute.submit
 
     def counted(self, *args):
         pending = submit(self, *args)
@@ -107,7 +107,7 @@ def shortcuts(monkeypatch):
             taken.append(pending)
         return pending
 
-    monkeypatch.setattr(Route, "submit", counted)
+    monkeypatch.setattr(ModelRoute, "submit", counted)
     return taken
 
 

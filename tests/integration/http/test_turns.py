@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ModelAdmission
 from pybackend.frontend import slices
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
@@ -89,8 +89,8 @@ def binary_texts():
 def test_requests(run, monkeypatch, repository, request_):
     """From a request's last byte to its submission to the engine."""
     submitted = []
-    submit = Admission.submit
-    monkeypatch.setattr(Admission, "submit", lambda *args: submitted.append(submit(*args)) or submitted[-1])
+    submit = ModelAdmission.submit
+    monkeypatch.setattr(ModelAdmission, "submit", lambda *args: submitted.append(submit(*args)) or submitted[-1])
 
     async def check():
         async with client_of(repository) as (client, connection, _engine):

@@ -110,6 +110,7 @@ MESSAGES = st.one_of(
     message(Kind.FOLLOWED, EXECUTIONS, NUMBERS, PLACES, several(RESULTS)),
     message(Kind.CANCEL_CALL, NUMBERS),
     message(Kind.DROPPED_OUTPUT, TEXTS),
+    message(Kind.WROTE, TEXTS),
     message(Kind.READINESS, FLAGS, TEXTS),
     message(Kind.NEW_FAMILY, NUMBERS, METRIC_NAMES, TEXTS, st.integers(0, 2)),
     message(Kind.NEW_METRIC, NUMBERS, st.integers(0, 2), LABELS, BUCKETS),

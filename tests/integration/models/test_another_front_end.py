@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ModelAdmission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest
@@ -29,7 +29,7 @@ class LineProtocol(asyncio.Protocol):
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
         self._data = bytearray()
-        self._message: tuple[Admission, str, InputTensor, memoryview] | None = None
+        self._message: tuple[ModelAdmission, str, InputTensor, memoryview] | None = None
         self._received = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

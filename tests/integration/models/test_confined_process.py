@@ -6,7 +6,6 @@ import pytest
 
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.errors import ModelLoadError
-from pybackend.frontend.calls.services import ModelServices
 from pybackend.instance.session import StubSession
 from pybackend.instance.settings import StubSettings
 from pybackend.ipc import stub_messages as heard
@@ -20,6 +19,7 @@ from pybackend.settings import SandboxSettings
 from pybackend_wire.confinement import LAYERS, STANDARD, Confinement
 from pybackend_wire.host_messages import ModelToLoad
 from tests.support.descriptors import open_descriptors
+from tests.support.engine import services_without_models
 
 ANYWHERE = [("/", "rwx")]
 
@@ -59,7 +59,7 @@ def loaded(tmp_path, confinement):
         launch = StubLaunch(sandbox=None if confinement is None else sandbox(tmp_path, confinement))
         process = await launcher.start(launch)
         settings = StubSettings(launch, ModelToLoad(str(model), "m", "m_0", str(tmp_path)), 1 << 20)
-        services = ModelServices()
+        services = services_without_models(launcher)
         session = StubSession(process, settings, None, unexpected, lambda *_: None, HANDLERS, unexpected, services)
         try:
             async with asyncio.timeout(60):

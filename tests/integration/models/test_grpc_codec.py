@@ -11,7 +11,7 @@ from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult, ser
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ModelAdmission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
@@ -82,16 +82,16 @@ class Handler(grpc.GenericRpcHandler):
         admission.submit(plan.request, responses.put_nowait, plan.checked)
         return responses, plan.output_format, plan.wants_empty_final
 
-    def _read(self, data: bytes | InferMessage, *, arriving: bool) -> tuple[InferPlan, Admission]:
+    def _read(self, data: bytes | InferMessage, *, arriving: bool) -> tuple[InferPlan, ModelAdmission]:
         message = split_message(data, LIMITS) if isinstance(data, bytes) else data
         admission = self._engine.open(message.model_name, message.model_version)
         plans = self._plans.of(admission.signature)
         read = plan_arriving if arriving else decode_message
         return read(message, admission.signature, admission.model_version, LIMITS, plans), admission
 
-    def _read_large(self, data: bytes) -> tuple[InferPlan, Admission]:
+    def _read_large(self, data: bytes) -> tuple[InferPlan, ModelAdmission]:
         """Read a message as it comes in HTTP/2's frames, into the model's memory."""
-        admissions: list[Admission] = []
+        admissions: list[ModelAdmission] = []
 
         def plan_of(message: InferMessage, arriving: bool) -> Steps[InferPlan]:
             plan, admission = self._read(message, arriving=arriving)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.calls.services import EngineRouter, ModelServices
 from pybackend.gpus import Gpu, Gpus
 from pybackend.inference.request import InferenceRequest
 from pybackend.model.host import ModelHost
@@ -22,7 +21,7 @@ from pybackend.process.launcher import StubLauncher
 from pybackend.settings import ModelSettings
 from tests.integration.models.conftest import running_engine
 from tests.support.descriptors import open_descriptors
-from tests.support.engine import input_tensor, output_array, unload
+from tests.support.engine import input_tensor, output_array, services_without_models, unload
 from tests.support.ensembles import held
 from tests.support.gates import GATE, Gate
 from tests.support.repositories import identity_config, tensors, write_model
@@ -153,15 +152,12 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, monkeypatch, group, expected
     async def main():
         launcher = StubLauncher(stage_bundle())
         config = load_config(directory, auto_complete=True)
-        services = ModelServices()
         host = ModelHost(
             launcher=launcher,
-            services=services,
-            router=EngineRouter(services),
             settings=ModelSettings(memory_limit_bytes=1 << 24),
             gpus=Gpus(tuple(Gpu(f"GPU-{number}", f"GPU-{number}", "", 0, ()) for number in (0, 1))),
         )
-        model = PythonModel(ModelSource("gpus", 1, directory, config), host)
+        model = PythonModel(ModelSource("gpus", 1, directory, config), host, services_without_models(launcher))
         await model.load()
         try:
             seen = set()

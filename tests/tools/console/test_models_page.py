@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
@@ -304,7 +305,7 @@ def test_behind_a_path_prefix(
 
 
 def asked(console: Console, path: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], str]:
-    netloc = console.url.partition("//")[2]
+    netloc = urlsplit(console.url).netloc
     connection = http.client.HTTPConnection(netloc, timeout=60)
     connection.request("GET", path, headers=headers or {})
     reply = connection.getresponse()

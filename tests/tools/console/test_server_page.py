@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -36,7 +37,7 @@ class Beside:
 
 
 def is_listening(console: Beside) -> bool:
-    port = int(console.url.rpartition(":")[2])
+    port = urlsplit(console.url).port
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return any(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pybackend_client.trial import cause_of
+from pybackend.errors import ServerError
+from pybackend_client.trial import LADDER, cause_of, sample_request
 
 BEFORE, AFTER = (
     "Failed to process the request(s) for model 'm_0_0', message: ",
@@ -23,3 +24,11 @@ BEFORE, AFTER = (
 )
 def test_the_cause_of_a_failed_request_stands_alone(message: str, cause: str) -> None:
     assert cause_of(message) == cause
+
+
+@pytest.mark.parametrize("datatype", ["TYPE_FP32", "TYPE_INT64", "TYPE_STRING"])
+@pytest.mark.parametrize("dims", [[10**12], [2**62, 2**62], [-1] * 40])
+def test_a_model_that_wants_more_values_than_fit_into_memory_gets_none(datatype: str, dims: list[int]) -> None:
+    config = {"max_batch_size": 0, "input": [{"name": "image", "data_type": datatype, "dims": dims}]}
+    with pytest.raises(ServerError, match=r"input 'image' of shape .* has more than 16,000,000 elements"):
+        sample_request(config, LADDER[0])

@@ -61,6 +61,7 @@ SAMPLES = {
         said.IsModelReady(6, "other", "1"),
         said.Rescheduled(9, [0, 2]),
         said.DroppedOutput("OTU"),
+        said.Wrote("1/calls.log"),
     )
 }
 ENCODERS = {"msgpack": msgspec.msgpack.encode, "json": lambda value: json.dumps(value).encode()}
@@ -271,7 +272,13 @@ def test_error_codes_are_those_a_failure_may_have():
                 stub_messages.decode("msgpack", frame)
 
 
-ANY_TIME = {StubMessage.FREE_INPUT, StubMessage.NEED_OUTPUT, StubMessage.DETACHED, StubMessage.DROP_METRIC}
+ANY_TIME = {
+    StubMessage.FREE_INPUT,
+    StubMessage.NEED_OUTPUT,
+    StubMessage.DETACHED,
+    StubMessage.DROP_METRIC,
+    StubMessage.WROTE,
+}
 """Once LOAD is on its way, until the stub is gone."""
 
 QUESTIONS = {

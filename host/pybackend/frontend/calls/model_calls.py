@@ -7,6 +7,7 @@ model, large ones off the event loop. No stub ever maps another model's memory.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -28,9 +29,13 @@ from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import ArenaLease
 from pybackend.loop_turn import loop_turn_of
+from pybackend.modelconfig.schema import heeds_timeouts
+from pybackend.observability.log_lines import about_model
 from pybackend.repository.names import ModelNames
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES, TAIL
+
+log = logging.getLogger(__name__)
 
 MOST_BACKLOG_BYTES = 16 * 1024 * 1024
 """Most bytes, tensors included, that may wait for a stub that does not read; beyond it, its senders are paused."""
@@ -129,15 +134,6 @@ class OpenCall:
         if self.cancelled:
             raise InferenceError("the call was cancelled", ErrorCode.CANCELLED)
 
-    def allocate(self, place: heard.TensorPlace) -> InputTensor:
-        """An input without its bytes, and model memory for it unless it is small."""
-        tensor = InputTensor(place.name, place.datatype, place.shape)
-        assert self.admission is not None
-        tensor.lease = self.admission.allocate(place.nbytes, place.name)
-        if tensor.lease is not None:
-            tensor.data = tensor.lease.view
-        return tensor
-
     def let_go(self) -> None:
         """Return the caller's memory to the stub once it has been read."""
         self.inputs = []
@@ -187,6 +183,7 @@ class ModelCalls:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slices = Slices()
         self._queued: list[OpenCall] = []  # in this turn
+        self._told_of_timeouts: set[str] = set()  # models that set time-outs without effect
 
     def count(self, code: int | None) -> None:
         """Count the answer to a call: an error of this code, or a result."""
@@ -263,10 +260,11 @@ class ModelCalls:
         """Send calls until one needs time; that one sends the rest when it is done."""
         while outbox.unsent:
             call = outbox.unsent.popleft()
-            if self._needs_time(call):
-                outbox.sending = self._keep(self._send_slowly(outbox, call))
-                return
             try:
+                admission = call.admission = self._open(call.caller, call.message)
+                if _needs_time(admission, call.message):
+                    outbox.sending = self._keep(self._send_slowly(outbox, call, admission))
+                    return
                 if call.failure is not None or call.cancelled:
                     call.check()
                 inputs: list[InputTensor] = []
@@ -274,46 +272,31 @@ class ModelCalls:
                     if place.nbytes <= INLINE_BYTES:
                         inputs.append(InputTensor(place.name, place.datatype, place.shape, bytes(data)))
                         continue
-                    tensor = call.allocate(place)
+                    tensor = _input(admission, place)
                     inputs.append(tensor)
                     if tensor.lease is None:
                         tensor.data = bytes(data)
                     else:
                         tensor.lease.view[:] = data
-                self._submit(call, inputs)
+                self._submit(call, admission, inputs)
             except InferenceError as error:
                 self._refuse(call, error)
 
-    def _needs_time(self, call: OpenCall) -> bool:
-        try:
-            call.admission = self._open(call.caller, call.message)
-        except InferenceError as error:
-            call.failure = error
-            return False
-        if call.admission.has_is_ready:
-            return True
-        for place in call.message.inputs:  # noqa: SIM110  once per call
-            if place.nbytes >= LARGE_COPY_BYTES:
-                return True
-        return False
-
-    async def _send_slowly(self, outbox: _Outbox, call: OpenCall) -> None:
+    async def _send_slowly(self, outbox: _Outbox, call: OpenCall, admission: CallAdmission) -> None:
         inputs: list[InputTensor] = []
         try:
             call.check()
-            admission = call.admission
-            assert admission is not None
             if admission.has_is_ready and not await admission.is_ready():
                 raise not_ready(admission.model_name)
             for place, data in zip(call.message.inputs, call.inputs, strict=True):
-                tensor = call.allocate(place)
+                tensor = _input(admission, place)
                 inputs.append(tensor)
                 if tensor.lease is None:
                     tensor.data = bytes(data)
                 else:
                     await copy_bytes(tensor.lease.view, data)
             call.check()
-            self._submit(call, inputs)
+            self._submit(call, admission, inputs)
         except InferenceError as error:
             self._refuse(call, error)
         finally:
@@ -334,9 +317,8 @@ class ModelCalls:
         except (UnknownModelError, NotServingError) as error:
             raise not_ready(message.model_name, error) from None
 
-    def _submit(self, call: OpenCall, inputs: list[InputTensor]) -> None:
-        message, admission = call.message, call.admission
-        assert admission is not None
+    def _submit(self, call: OpenCall, admission: CallAdmission, inputs: list[InputTensor]) -> None:
+        message = call.message
         request = InferenceRequest(
             admission.model_name,
             admission.model_version,
@@ -347,6 +329,8 @@ class ModelCalls:
         if options is not None:
             request.id, request.correlation_id, request.flags = options.id, options.correlation_id, options.flags
             request.timeout_us, request.parameters = options.timeout_us, options.parameters
+            if options.timeout_us and call.caller.model_name not in self._told_of_timeouts:
+                self._tell_of_timeout(call.caller, admission)
             outer = call.caller.find_trace(options.trace) if options.trace else None
             if outer is not None:
                 request.trace = outer.child(of_execution=True)
@@ -364,6 +348,21 @@ class ModelCalls:
             if not self._queued:  # deferred twice: the schedulers of all calls of this turn come first
                 self._turn.soon(partial(self._turn.soon, self._tell_queued))
             self._queued.append(call)
+
+    def _tell_of_timeout(self, caller: CallingStub, admission: CallAdmission) -> None:
+        """Log, once per caller, that a time-out has no effect."""
+        if not admission.runs_in or any(heeds_timeouts(model.config) for model in admission.runs_in):
+            return
+        self._told_of_timeouts.add(caller.model_name)
+        log.warning(
+            "model '%s' calls '%s' with a timeout, which has no effect: it limits how long a call waits in the queue of the called "
+            "model, and that lets no request set a limit. In the configuration of '%s': dynamic_batching { default_queue_policy { "
+            "default_timeout_microseconds: 60000000 allow_timeout_override: true } }. The log says this once",
+            caller.model_name,
+            admission.full_name,
+            admission.full_name,
+            extra=about_model(caller.model_name, ""),
+        )
 
     def _tell_queued(self) -> None:
         queued, self._queued = self._queued, []
@@ -461,6 +460,25 @@ class ModelCalls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _needs_time(admission: CallAdmission, message: heard.Call) -> bool:
+    """Whether the model must be asked first, or a large tensor be copied."""
+    if admission.has_is_ready:
+        return True
+    for place in message.inputs:  # noqa: SIM110  once per call
+        if place.nbytes >= LARGE_COPY_BYTES:
+            return True
+    return False
+
+
+def _input(admission: CallAdmission, place: heard.TensorPlace) -> InputTensor:
+    """An input without its bytes, and model memory for it unless it is small."""
+    tensor = InputTensor(place.name, place.datatype, place.shape)
+    tensor.lease = admission.allocate(place.nbytes, place.name)
+    if tensor.lease is not None:
+        tensor.data = tensor.lease.view
+    return tensor
 
 
 def _give(

@@ -7,26 +7,17 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Protocol
 
+from pybackend.engine.admission import Admission
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.inference.pending import PendingRequest
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import OnResponse
-from pybackend.inference.tensor import Lease
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.model.model import Model
 
 
-class CallAdmission(Protocol):
-    """A call's admission to a model, on this server or on another one; see :class:`pybackend.engine.admission.Admission`."""
-
-    @property
-    def model_name(self) -> str: ...
-
-    @property
-    def full_name(self) -> str: ...
-
-    @property
-    def model_version(self) -> str: ...
+class CallAdmission(Admission, Protocol):
+    """A call's admission to a model, on this server or on another one."""
 
     @property
     def has_is_ready(self) -> bool:
@@ -40,16 +31,8 @@ class CallAdmission(Protocol):
 
     async def is_ready(self) -> bool: ...
 
-    def allocate(self, nbytes: int, input_name: str, /) -> Lease | None:
-        """Input memory; None if the bytes should not lie in shared memory."""
-        ...
-
     def submit(self, request: InferenceRequest, on_response: OnResponse, /) -> PendingRequest:
         """Send a request. Raises InferenceError."""
-        ...
-
-    def release(self) -> None:
-        """Release the memory, because there will be no request."""
         ...
 
 

@@ -25,28 +25,20 @@ from pybackend.repository.catalogue import ModelCatalogue
 
 
 class ModelServices:
-    """See :class:`pybackend.instance.services.StubServices`. It serves once :meth:`open` was called."""
+    """See :class:`pybackend.instance.services.StubServices`. Calls to models of other servers go to ``others``."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: InferenceEngine, catalogue: ModelCatalogue, others: OtherServers | None = None) -> None:
         self.metrics = CustomMetrics()  # the custom metrics of all models
-        self._open_bytes = OpenBytes()
-        self._catalogue: ModelCatalogue | None = None
-        self._calls: ModelCalls | None = None
-        self._control: ModelControl | None = None
-
-    def open(self, engine: InferenceEngine, catalogue: ModelCatalogue, others: OtherServers | None = None) -> None:
-        """Forward requests to this engine, which serves the models of this catalogue, and others to ``others``."""
         self._catalogue = catalogue
+        self._open_bytes = OpenBytes()
         self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycles, others)
         self._control = ModelControl(engine, catalogue.names, self._open_bytes, others)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
-        assert self._calls is not None
         self._calls.on_call(caller, call, tail)
 
     def _check_cycles(self, calls: Sequence[OpenCall]) -> None:
         """Fail calls that would wait for themselves; the schedulers have already dispatched everything they could."""
-        assert self._calls is not None
         waiting = [call for call in calls if _is_waiting(call)]
         if not waiting:
             return
@@ -72,30 +64,25 @@ class ModelServices:
 
     def on_local_call(self, code: int | None) -> None:
         """A model has run another one in the process that they share, which answered with this error or a result."""
-        assert self._calls is not None
         self._calls.count(code)
 
     def on_cancel_call(self, caller: CallingStub, call: int) -> None:
         """The model wants no more responses to a call."""
-        assert self._calls is not None
         self._calls.on_cancel_call(caller, call)
 
     def on_cancelled(self, caller: CallingStub, execution: int) -> None:
         """Nobody waits for an execution any more."""
-        assert self._calls is not None
         self._calls.on_cancelled(caller, execution)
 
     def on_question(self, caller: CallingStub, question: heard.Question, tail: bytes) -> None:
         """The model asks about metrics or models."""
         if isinstance(question, heard.LoadModel | heard.UnloadModel | heard.IsModelReady):
-            assert self._control is not None
             self._control.on_question(caller, question, tail)
         else:
             on_metric_question(self.metrics, caller, question)
 
     def on_gone(self, caller: CallingStub) -> None:
-        if self._calls is not None:
-            self._calls.on_gone(caller)
+        self._calls.on_gone(caller)
         self._open_bytes.on_gone(caller)
         self.metrics.on_gone(caller)
 
@@ -105,13 +92,11 @@ class ModelServices:
 
     def on_turn(self, model_name: str) -> None:
         """A model has lost its last instance, or has one again."""
-        assert self._catalogue is not None
         self._catalogue.ensembles.on_change(model_name)
 
     def check_cycles(self) -> None:
         """Fail calls that now wait for themselves, because the models that run them wait for something new."""
-        if self._calls is not None:
-            self._check_cycles(self._calls.all_open_calls())
+        self._check_cycles(self._calls.all_open_calls())
 
     def on_retired(self, instance: object) -> None:
         """This instance will have no more stubs."""
@@ -119,27 +104,21 @@ class ModelServices:
 
 
 class EngineRouter:
-    """See :class:`pybackend.model.router.ModelRouter`. It serves once :meth:`open` was called."""
+    """See :class:`pybackend.model.host.ModelRouter`."""
 
-    def __init__(self, services: ModelServices) -> None:
+    def __init__(self, engine: InferenceEngine, catalogue: ModelCatalogue, services: ModelServices) -> None:
+        self._engine = engine
+        self._catalogue = catalogue
         self._services = services
-        self._engine: InferenceEngine | None = None
-        self._catalogue: ModelCatalogue | None = None
         self._checks = False
-
-    def open(self, engine: InferenceEngine, catalogue: ModelCatalogue) -> None:
-        """Forward requests to this engine, which serves the models of this catalogue."""
-        self._engine, self._catalogue = engine, catalogue
 
     def find(self, name: str, version: str = "", home: str = "") -> Model:
         """The version that stands for a model; see :meth:`ModelRouter.find`."""
         catalogue = self._catalogue
-        assert catalogue is not None
         return catalogue.representative(catalogue.names.known(name, home), version)
 
     def absence(self, name: str, home: str = "") -> Absence:
         """The reason why no version of a model serves."""
-        assert self._catalogue is not None
         return self._catalogue.absence(name, home)
 
     def submit(
@@ -154,7 +133,6 @@ class EngineRouter:
 
         Raises InferenceError: the request is refused, and its memory remains the caller's.
         """
-        assert self._engine is not None
         if checked is not Checked.ALL:
             validate(request, model.signature)
         if model.traffic is None or not any_version:

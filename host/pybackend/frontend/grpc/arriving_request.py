@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.inference.tensor import InputTensor
@@ -32,7 +32,7 @@ class ArrivingRequest:
         self._frontend = peer.frontend
         self._sender = sender
         self._drops_rest = drops_rest  # after an error, because other messages follow
-        self._admission: Admission | None = None
+        self._admission: ClientAdmission | None = None
         self._error: InferenceError | None = None
         self._plan: InferPlan | None = None
         self._work: Steps[InferPlan] | None = None
@@ -101,7 +101,7 @@ class ArrivingRequest:
             plan.checked = Checked.ALL
         return plan
 
-    def finish(self) -> tuple[Admission, InferPlan]:
+    def finish(self) -> tuple[ClientAdmission, InferPlan]:
         """The whole request, and its admission to the model, once :meth:`read_on` has no more work; its error if it has one."""
         if self._error is not None:
             raise self._error.again()
@@ -118,7 +118,7 @@ class ArrivingRequest:
             self._admission.release()
 
     @property
-    def arriving(self) -> Sequence[Admission]:
+    def arriving(self) -> Sequence[ClientAdmission]:
         """Its admission, while its tensors arrive in the model's memory."""
         own = self._admission
         return () if own is None or self._error is not None or not self.left_bytes else (own,)

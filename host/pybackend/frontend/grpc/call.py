@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
 from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.answer import Answer, CompressedAnswer, Compression, stop_receiving
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest
@@ -455,7 +455,7 @@ class InboundMessages:
         return self.is_begun and not self.is_busy and self._call.handler.accepts_messages()
 
     @property
-    def arriving(self) -> Sequence[Admission]:
+    def arriving(self) -> Sequence[ClientAdmission]:
         """The admission of a request whose tensors are arriving in a model's memory."""
         return () if self._arriving is None else self._arriving.arriving
 
@@ -488,7 +488,9 @@ def open_messages(http2: ServerConnection) -> list[InboundMessages]:
     return [call.messages for call in open_calls(http2) if call.messages is not None]
 
 
-def note_request(call: Call, admission: Admission, request: InferenceRequest, began_ns: int = 0) -> RequestTrace | None:
+def note_request(
+    call: Call, admission: ClientAdmission, request: InferenceRequest, began_ns: int = 0
+) -> RequestTrace | None:
     """Note a request in the call's record, and begin its trace if it is chosen. For calls of which anything may be noted."""
     head, apart, record = call.head, call.stream.fields_apart, call.record
     if record is not None:

@@ -11,7 +11,9 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
+from pybackend.engine.door import Door
+from pybackend.engine.engine import InferenceEngine
 from pybackend.frontend.flow import Flow
 from pybackend.frontend.grpc.call import Call, open_calls, open_messages
 from pybackend.frontend.grpc.frontend import GrpcFrontend
@@ -47,7 +49,7 @@ _NOT_HTTP_2 = (
 class GrpcConnection(asyncio.Protocol):
     """A connection."""
 
-    def __init__(self, frontend: GrpcFrontend, methods: Methods, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, frontend: GrpcFrontend[Door], methods: Methods, loop: asyncio.AbstractEventLoop) -> None:
         self._frontend = frontend
         self._methods = methods
         self.http2 = ServerConnection(self, frontend.config)  # the protocol's state
@@ -226,7 +228,7 @@ class GrpcConnection(asyncio.Protocol):
         return chain(self.peer.unwritten, *(answer.unreleased for answer in answers))
 
     @property
-    def arriving(self) -> Iterable[Admission]:
+    def arriving(self) -> Iterable[ClientAdmission]:
         """The admissions of requests whose tensors are arriving in models' memory."""
         return () if self.transport.is_closing() else chain(*(each.arriving for each in open_messages(self.http2)))
 
@@ -274,12 +276,11 @@ class Methods(Protocol):
         """A whole call with a known head. None if its body, between two offsets, must take the ordinary way."""
 
 
-def connections(frontend: GrpcFrontend, methods: Methods | None = None) -> Callable[[], GrpcConnection]:
-    """A maker of the port's connections; without other methods, the calls are answered here."""
-    loop = asyncio.get_running_loop()
-    return partial(GrpcConnection, frontend, MethodTable(frontend) if methods is None else methods, loop)
+def connections(frontend: GrpcFrontend[Door], methods: Methods) -> Callable[[], GrpcConnection]:
+    """A maker of the port's connections."""
+    return partial(GrpcConnection, frontend, methods, asyncio.get_running_loop())
 
 
-async def start_grpc(frontend: GrpcFrontend, sock: socket.socket, tls: Secured | None = None) -> None:
+async def start_grpc(frontend: GrpcFrontend[InferenceEngine], sock: socket.socket, tls: Secured | None = None) -> None:
     """Accept connections on a bound socket; with ``tls``, secure ones only."""
-    await frontend.listen(sock, connections(frontend), b"", tls)
+    await frontend.listen(sock, connections(frontend, MethodTable(frontend)), b"", tls)

@@ -8,7 +8,8 @@ gives the same answers. Without this module (``--no-fast-paths``) all calls do, 
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pybackend.engine.admission import Admission, Route
+from pybackend.engine.admission import ClientAdmission, Route
+from pybackend.engine.door import Door
 from pybackend.frontend.grpc.errors import HEAD, OK_TRAILERS
 from pybackend.frontend.grpc.frontend import GrpcFrontend, Memory
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
@@ -48,7 +49,7 @@ KnownRequest = tuple[MessageLayout, Shortcut, InferenceRequest]
 class FastPath:
     """The fast path of one port."""
 
-    def __init__(self, frontend: GrpcFrontend, memory: Memory) -> None:
+    def __init__(self, frontend: GrpcFrontend[Door], memory: Memory) -> None:
         self._frontend = frontend
         self._layouts = memory.layouts
         self._forms: Recurring[tuple[Any, ...], tuple[AnswerForm, int]] = Recurring(MOST_FORMS)
@@ -112,7 +113,7 @@ class FastPath:
         self._forms.remember(key, (form, nbytes))
         return form, nbytes
 
-    def shorten(self, layout: MessageLayout, admission: Admission, plan: InferPlan) -> None:
+    def shorten(self, layout: MessageLayout, admission: ClientAdmission, plan: InferPlan) -> None:
         """Make the shortcut for the next requests with a layout, if nothing about this one is special."""
         request = plan.request
         if plan.checked is Checked.NOTHING or plan.output_format is not ALL_BINARY or request.regions is not None:

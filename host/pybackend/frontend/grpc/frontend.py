@@ -2,11 +2,11 @@
 
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.engine.answers import RefusalReason
-from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.door import Door
 from pybackend.errors import InferenceError
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.grpc.head import CallPolicy, read_metadata, use_of_metadata
@@ -28,6 +28,8 @@ PROTOCOL = "grpc"
 
 
 _DEFAULTS = GrpcSettings()
+
+_Engine_co = TypeVar("_Engine_co", bound=Door, covariant=True)
 
 _TWO_HOURS_S = 7200.0
 """The interval of PINGs that gRPC allows clients without open calls."""
@@ -59,12 +61,12 @@ def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remember
     )
 
 
-class GrpcFrontend(Port[Any]):
+class GrpcFrontend(Port[Any], Generic[_Engine_co]):
     """The front end."""
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        engine: _Engine_co,
         limits: BodyLimits,
         client_memory: ClientMemory,
         request_log: RequestLog | None = None,
@@ -103,7 +105,7 @@ class GrpcFrontend(Port[Any]):
             return split_message(message, self.limits), None
         return self.memory.layouts.split(message, self.limits)
 
-    def plan(self, message: InferMessage, sender: Sender) -> tuple[Admission, InferPlan]:
+    def plan(self, message: InferMessage, sender: Sender) -> tuple[ClientAdmission, InferPlan]:
         """The request in the parts of a message, and its admission to the model; an InferenceError if it is refused."""
         admission = self.engine.open(message.model_name, message.model_version, sender)
         memory, signature = self.memory, admission.signature
@@ -111,7 +113,7 @@ class GrpcFrontend(Port[Any]):
         version, regions = admission.model_version, self.engine.regions
         return admission, decode_message(message, signature, version, self.limits, plans, regions)
 
-    def plan_large(self, message: InferMessage, admission: Admission, *, arriving: bool) -> Steps[InferPlan]:
+    def plan_large(self, message: InferMessage, admission: ClientAdmission, *, arriving: bool) -> Steps[InferPlan]:
         """The request in the parts of a large message, in steps of a few milliseconds; an InferenceError if it is refused.
 
         While its raw tensors are ``arriving``, there is one step.

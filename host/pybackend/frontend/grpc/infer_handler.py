@@ -3,7 +3,7 @@
 import logging
 import time
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
@@ -11,7 +11,7 @@ from pybackend.frontend.grpc.call import Call, Handler, note_request
 from pybackend.frontend.grpc.errors import INTERNAL, SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.fast_path import FastPath, KnownRequest
 from pybackend.frontend.grpc.frontend import PROTOCOL
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import RequestHandle
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.grpc.layouts import MessageLayout
 from pybackend.protocol.grpc.response import encode_message
@@ -35,9 +35,9 @@ class InferHandler(Handler):
     """Answers a call of ``ModelInfer``, by the fast path if its message is known."""
 
     takes_large = True
-    _pending: PendingRequest | None = None
+    _pending: RequestHandle | None = None
     _format: OutputFormat | None = None
-    _is_known = False
+    _known_by: FastPath | None = None  # what has recognised the request, and knows its answer
     _began_ns = 0
 
     def __init__(self, call: Call, fast: FastPath | None) -> None:
@@ -95,7 +95,7 @@ class InferHandler(Handler):
     def submit_known(self, known: KnownRequest) -> bool:
         """Submit a request that was recognised. False if another version would answer now: it must be checked again."""
         layout, shortcut, request = known
-        self._format, self._is_known = ALL_BINARY, True
+        self._format, self._known_by = ALL_BINARY, self._fast
         try:
             self._pending = shortcut.route.submit(request, self._on_response)
         except InferenceError as error:
@@ -105,11 +105,11 @@ class InferHandler(Handler):
         else:
             if self._pending is None:
                 layout.user_data = None
-                self._format, self._is_known = None, False
+                self._format = self._known_by = None
                 return False
         return True
 
-    def _submit(self, admission: Admission, plan: InferPlan, layout: MessageLayout | None = None) -> None:
+    def _submit(self, admission: ClientAdmission, plan: InferPlan, layout: MessageLayout | None = None) -> None:
         call, request = self._call, plan.request
         if layout is not None and layout.user_data is None and self._fast is not None:
             self._fast.shorten(layout, admission, plan)
@@ -151,12 +151,16 @@ class InferHandler(Handler):
         if call.is_over:
             response.release()
             return
-        if self._is_known and response.error is None and not response.parameters:
-            assert self._fast is not None
-            if self._fast.answer(call.stream, response):
-                response.release()
-                call.replied()
-                return
+        fast = self._known_by
+        if (
+            fast is not None
+            and response.error is None
+            and not response.parameters
+            and fast.answer(call.stream, response)
+        ):
+            response.release()
+            call.replied()
+            return
         call.peer.flush_soon()
         if response.error is not None:
             call.fail(CallError.of(response.error))

@@ -1,5 +1,6 @@
 """The calls of inference: each gets the handler of its method."""
 
+from pybackend.engine.door import Door
 from pybackend.frontend.grpc.answer import chosen_compression
 from pybackend.frontend.grpc.call import Call, Handler
 from pybackend.frontend.grpc.errors import CallError
@@ -20,7 +21,7 @@ _NO_HANDLER = Handler()
 class InferTable:
     """Begins the calls of inference of one port."""
 
-    def __init__(self, frontend: GrpcFrontend) -> None:
+    def __init__(self, frontend: GrpcFrontend[Door]) -> None:
         self._level = frontend.settings.compression_level
         self._fast = None if frontend.memory is None else FastPath(frontend, frontend.memory)
 

@@ -296,7 +296,7 @@ def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[An
 class MethodTable(InferTable):
     """Begins the calls of one port."""
 
-    def __init__(self, frontend: GrpcFrontend) -> None:
+    def __init__(self, frontend: GrpcFrontend[InferenceEngine]) -> None:
         super().__init__(frontend)
         self._methods = methods(frontend.engine)
 

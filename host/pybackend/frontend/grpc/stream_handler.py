@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.grpc.arriving_request import ArrivingRequest
@@ -14,7 +14,7 @@ from pybackend.frontend.grpc.call import Call, Handler, note_request
 from pybackend.frontend.grpc.errors import SHUTTING_DOWN, CallError
 from pybackend.frontend.grpc.frontend import PROTOCOL
 from pybackend.frontend.grpc.head import STATUS_ON_ERROR
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import RequestHandle
 from pybackend.inference.response import InferenceResponse
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend.protocol.grpc.response import encode_stream_error, encode_stream_message
@@ -40,7 +40,7 @@ class _Request(Struct, eq=False):
     format: OutputFormat = ALL_BINARY
     wants_empty_final: bool = False
     # the handle to cancel, pause and resume it; None before it is accepted, and if it was refused
-    pending: PendingRequest | None = None
+    pending: RequestHandle | None = None
     # the response that waits; a finished message if the request was refused
     response: InferenceResponse | bytes | None = None
     trace: RequestTrace | None = None  # its trace; None if it is not traced
@@ -89,7 +89,7 @@ class StreamInferHandler(Handler):
         except InferenceError as error:
             self._refuse(error, arrived.model_name, arrived.request_id)
 
-    def _submit(self, admission: Admission, plan: InferPlan) -> None:
+    def _submit(self, admission: ClientAdmission, plan: InferPlan) -> None:
         if self._call.peer.frontend.refusing:
             admission.release()
             raise InferenceError(SHUTTING_DOWN.message, ErrorCode.UNAVAILABLE)

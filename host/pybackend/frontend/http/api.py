@@ -12,7 +12,7 @@ from pybackend.settings import ApiGroup
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from pybackend.frontend.http.infer_frontend import InferFrontend
+    from pybackend.frontend.http.infer_frontend import RouteFrontend
 
 
 class Api(Protocol):
@@ -34,7 +34,7 @@ class Api(Protocol):
         """Words behind the reason why a path of its form is not found."""
         ...
 
-    def add_routes(self, app: FastAPI, frontend: InferFrontend) -> None:
+    def add_routes(self, app: FastAPI, frontend: RouteFrontend) -> None:
         """Add the routes to an application."""
         ...
 
@@ -70,7 +70,7 @@ class Apis:
         found = next(((name, api) for name, api in self._known.items() if api.owns(path)), None)
         return None if found is None else found[1].advice(is_served=found[0] in self._served)
 
-    def add_routes(self, app: FastAPI, frontend: InferFrontend) -> None:
+    def add_routes(self, app: FastAPI, frontend: RouteFrontend) -> None:
         """Add the routes of the APIs that are served.
 
         Raises ValueError for a route without a group: nobody could restrict it.

@@ -29,7 +29,7 @@ from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.arrival import SlowSenderError
 from pybackend.frontend.http.content_coding import ACCEPTED, UnsupportedCodingError
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import (
     MODEL,
     VERSION,
@@ -56,7 +56,7 @@ _ADVICE = {
 """Advice behind the reason of a refusal, by status."""
 
 
-def make_app(frontend: InferFrontend, apis: Apis | None = None) -> FastAPI:
+def make_app(frontend: RouteFrontend, apis: Apis | None = None) -> FastAPI:
     """The application; ``frontend`` is what its routes share with the connections, ``apis`` are served beside v2."""
     engine, apis = frontend.engine, apis or Apis()
     app = documentation.DocumentedApp(

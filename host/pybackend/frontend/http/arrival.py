@@ -7,12 +7,12 @@ from contextlib import closing, contextmanager
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ModelAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.infer_body import Body
-from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
+from pybackend.frontend.http.infer_frontend import HeadFields, RouteFrontend, read_fields
 from pybackend.frontend.http.routes import client_address, model_name, version
 from pybackend.protocol.infer_plan import InferPlan
 
@@ -34,7 +34,7 @@ class Arrival:
 
     unread = ()
 
-    def __init__(self, frontend: InferFrontend, request: Request, admission: Admission | None = None) -> None:
+    def __init__(self, frontend: RouteFrontend, request: Request, admission: ModelAdmission | None = None) -> None:
         self.flow = Flow(self, frontend.client_memory)
         self._request = request
         self._admission = admission
@@ -114,7 +114,7 @@ class Arrival:
         return int(text)
 
     @property
-    def arriving(self) -> Iterable[Admission]:
+    def arriving(self) -> Iterable[ModelAdmission]:
         """The admission, while tensors arrive in the model's memory."""
         return () if self._admission is None or self._timer is None else (self._admission,)
 
@@ -176,7 +176,7 @@ class Arrival:
 
 
 @contextmanager
-def admitted(frontend: InferFrontend, request: Request, sender: Sender, name: str = "") -> Iterator[Admission]:
+def admitted(frontend: RouteFrontend, request: Request, sender: Sender, name: str = "") -> Iterator[ModelAdmission]:
     """The admission of a request to the model of this name, or the one in its path. If the request is refused in this context, that is counted."""
     name = name or model_name(request)
     try:
@@ -188,7 +188,7 @@ def admitted(frontend: InferFrontend, request: Request, sender: Sender, name: st
         raise
 
 
-async def small_body(frontend: InferFrontend, request: Request) -> bytes:
+async def small_body(frontend: RouteFrontend, request: Request) -> bytes:
     """The body of a request that only names or switches something; errors are those of :meth:`Arrival.whole`."""
     with closing(Arrival(frontend, request)) as arrival:
         return await arrival.whole(SMALL_BODY_BYTES)

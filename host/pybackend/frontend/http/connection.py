@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
 from pybackend.engine.answers import AnswerCounts
 from pybackend.frontend.flow import IDLE_SECONDS, ClientMemory, Flow, Transfer
 from pybackend.frontend.http.answer_writer import INTERNAL, AnswerWriter
@@ -130,7 +130,7 @@ class Exchange:
     unread: Sequence[InferenceResponse] = ()
     """Responses that must stay in memory until the client has read them. Released ones among them have no outputs."""
 
-    arriving: Sequence[Admission] = ()
+    arriving: Sequence[ClientAdmission] = ()
     """The admission of a request whose tensors arrive in a model's memory."""
 
     def on_body(self, piece: bytes) -> None:
@@ -448,7 +448,7 @@ class HttpConnection(asyncio.Protocol):
         return self.exchange.unread
 
     @property
-    def arriving(self) -> Iterable[Admission]:
+    def arriving(self) -> Iterable[ClientAdmission]:
         """The admission of a request whose tensors are arriving in a model's memory."""
         return self.exchange.arriving if self.state is State.BODY else ()
 

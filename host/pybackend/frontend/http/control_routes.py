@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from pybackend.errors import InferenceError
 from pybackend.frontend.http.arrival import Arrival, small_body
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import add_route, client_address, model_name, name_in_path, object_schema
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport
 from pybackend.observability.logging import LOG
@@ -63,7 +63,7 @@ _REGIONS = {
 }
 
 
-def add_repository(app: FastAPI, frontend: InferFrontend) -> None:
+def add_repository(app: FastAPI, frontend: RouteFrontend) -> None:
     """Add the routes of the model repository extension: the index, and loading and unloading models."""
     control = frontend.engine.control
 
@@ -114,7 +114,7 @@ def _traffic_answer(report: TrafficReport) -> Response:
     return Response(document, media_type=_JSON)
 
 
-def add_settings(app: FastAPI, frontend: InferFrontend) -> None:
+def add_settings(app: FastAPI, frontend: RouteFrontend) -> None:
     """Add the routes of the settings of the log and of traces."""
     engine = frontend.engine
 
@@ -147,7 +147,7 @@ def add_settings(app: FastAPI, frontend: InferFrontend) -> None:
         add_route(app, "POST", path, "trace", "Change settings of traces", change_trace_settings)
 
 
-def add_shared_memory(app: FastAPI, frontend: InferFrontend) -> None:
+def add_shared_memory(app: FastAPI, frontend: RouteFrontend) -> None:
     """Add the routes of the shared memory extension: clients register regions, and ask for and unregister them.
 
     Requests then name a region in the parameters of a tensor; see :mod:`pybackend.frontend.http.infer_route`.

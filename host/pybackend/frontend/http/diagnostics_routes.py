@@ -20,7 +20,7 @@ from pybackend.environment.environment import installed_packages
 from pybackend.errors import InferenceError, ModelLoadError
 from pybackend.frontend.access.restrictions import Restrictions
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import add_route, client_address
 from pybackend.observability.logging import LOG
 from pybackend.observability.machine import processes_below
@@ -32,7 +32,7 @@ DIAGNOSTICS = "/v2/diagnostics"
 _JSON = "application/json"
 
 
-def add(app: FastAPI, frontend: InferFrontend, in_force: Sequence[tuple[str, str, str]], header: str, key: str) -> None:
+def add(app: FastAPI, frontend: RouteFrontend, in_force: Sequence[tuple[str, str, str]], header: str, key: str) -> None:
     """Add the routes.
 
     ``in_force``: name, value and source of each flag. ``header`` and ``key``: what callers need if the operator has chosen

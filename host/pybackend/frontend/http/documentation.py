@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from pybackend.engine.description import ModelDescription
 from pybackend.errors import InferenceError
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_frontend import RouteFrontend
 
 PAGE = "/docs"
 
@@ -36,7 +36,7 @@ _ONLY_OURS = {
 class DocumentedApp(FastAPI):
     """An application whose document follows the models."""
 
-    def __init__(self, frontend: InferFrontend, **options: Any) -> None:
+    def __init__(self, frontend: RouteFrontend, **options: Any) -> None:
         super().__init__(**options)
         self._frontend = frontend
 

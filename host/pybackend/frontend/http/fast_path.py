@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from pybackend.engine.admission import Admission, Route
+from pybackend.engine.admission import ClientAdmission, Route
+from pybackend.engine.door import Door
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.access.restrictions import CREDENTIALS
@@ -102,7 +103,7 @@ class _Shortcut(NamedTuple):
 class FastPath:
     """The memory of one port, whose guard is ``guard``. A head with credentials is remembered by a digest."""
 
-    def __init__(self, frontend: InferFrontend, plans: PlanCaches, guard: Guard | None) -> None:
+    def __init__(self, frontend: InferFrontend[Door], plans: PlanCaches, guard: Guard | None) -> None:
         credentials = CREDENTIALS if guard is None else guard.credentials
         read = _READ if guard is None else _READ | guard.reads
         self._frontend = frontend
@@ -252,7 +253,7 @@ class FastPath:
         for memory in (self._heads, self._whole_heads, self._seen, self._seen_whole):
             memory.clear()
 
-    def _shorten(self, known: _KnownHead, admission: Admission) -> None:
+    def _shorten(self, known: _KnownHead, admission: ClientAdmission) -> None:
         """Make the shortcut for the next requests with a known head."""
         head = known.head
         if head.coding or head.forwarded or known.answer_fields or not head.takes_chunks:

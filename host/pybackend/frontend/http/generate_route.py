@@ -13,7 +13,7 @@ from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.answer_writer import STATUS
 from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.event_stream import EventStream
-from pybackend.frontend.http.infer_frontend import InferFrontend
+from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected, written_headers
 from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.response import InferenceResponse
@@ -40,7 +40,7 @@ _EVENTS = {
 }
 
 
-def add(app: FastAPI, frontend: InferFrontend) -> None:
+def add(app: FastAPI, frontend: RouteFrontend) -> None:
     """Add the generate routes to an application."""
 
     async def generate(request: Request) -> Response:
@@ -70,12 +70,12 @@ def add(app: FastAPI, frontend: InferFrontend) -> None:
 _Reply = Callable[[ResponseStream, Request, AsyncExitStack], Awaitable[Response]]
 
 
-async def _answer(frontend: InferFrontend, request: Request, reply: _Reply) -> Response:
+async def _answer(frontend: RouteFrontend, request: Request, reply: _Reply) -> Response:
     async with AsyncExitStack() as stack:
         return await reply(await _submitted(frontend, request, stack), request, stack)
 
 
-async def _submitted(frontend: InferFrontend, request: Request, stack: AsyncExitStack) -> ResponseStream:
+async def _submitted(frontend: RouteFrontend, request: Request, stack: AsyncExitStack) -> ResponseStream:
     """The responses to a request, once its body has arrived."""
     with admitted(frontend, request, _SENDER) as admission:
         forwarded = frontend.forwarded(written_headers(request))

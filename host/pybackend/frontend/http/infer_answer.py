@@ -19,7 +19,7 @@ from pybackend.frontend.http.answer_writer import INTERNAL, STATUS
 from pybackend.frontend.http.connection import Exchange, HttpConnection, State
 from pybackend.frontend.http.content_coding import ACCEPTED, LEVEL, UnsupportedCodingError, compressed
 from pybackend.frontend.listener import is_secure
-from pybackend.inference.pending import PendingRequest
+from pybackend.inference.pending import RequestHandle
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer
 from pybackend.protocol.infer_plan import OutputFormat
@@ -70,7 +70,7 @@ class InferAnswer(Exchange):
         self._takes_chunks = takes_chunks
         self.has_begun = False
         self.unread = ()
-        self.pending: PendingRequest | None = None  # the handle of the request; None once it is answered
+        self.pending: RequestHandle | None = None  # the handle of the request; None once it is answered
 
     @property
     def is_owed(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 from functools import partial
 
-from pybackend.engine.admission import Admission, Sender
+from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.compression import BrokenStreamError, Coding, Inflater
 from pybackend.inference.tensor import InputTensor, obtain
@@ -35,7 +35,7 @@ HTTP_CLIENT = Sender("http", refuse_stream=_refuse_stream)
 
 
 def decode_body(
-    body: bytes, header_length: bytes | None, admission: Admission, limits: BodyLimits, plans: PlanCache | None
+    body: bytes, header_length: bytes | None, admission: ClientAdmission, limits: BodyLimits, plans: PlanCache | None
 ) -> InferPlan:
     """The request in a complete body.
 
@@ -62,7 +62,7 @@ def decode_body(
 
 
 def _decode_binary(
-    body: bytes, json_length: int, admission: Admission, limits: BodyLimits, plans: PlanCache | None
+    body: bytes, json_length: int, admission: ClientAdmission, limits: BodyLimits, plans: PlanCache | None
 ) -> InferPlan:
     """A JSON part followed by binary tensors."""
     known = None if plans is None else plans.whole(body, 0, json_length)
@@ -77,7 +77,7 @@ def _decode_binary(
 
 
 def _parsed(
-    text: bytes, json_length: int | None, admission: Admission, limits: BodyLimits, available_bytes: int | None
+    text: bytes, json_length: int | None, admission: ClientAdmission, limits: BodyLimits, available_bytes: int | None
 ) -> InferPlan:
     """The plan in a JSON part that is not large. It is checked against the signature if binary tensors may follow."""
     signature = admission.signature
@@ -107,7 +107,7 @@ class StreamedBody:
 
     def __init__(
         self,
-        admission: Admission,
+        admission: ClientAdmission,
         header_length: bytes | None,
         content_length: int | None,
         limits: BodyLimits,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
+from pybackend.engine.door import Door
 from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import Coding
@@ -69,7 +70,7 @@ class InferExchange(Exchange):
         "head",
     )
 
-    def __init__(self, connection: HttpConnection, frontend: InferFrontend, head: InferHead) -> None:
+    def __init__(self, connection: HttpConnection, frontend: InferFrontend[Door], head: InferHead) -> None:
         self._connection = connection
         self._frontend = frontend
         self.head = head  # the meaning of its head
@@ -79,7 +80,7 @@ class InferExchange(Exchange):
         self._arrived = False
         self._dropped_bytes = 0
         self._refusal: InferenceError | None = None
-        self.admission: Admission | None = None  # to the model; None if the request is refused
+        self.admission: ClientAdmission | None = None  # to the model; None if the request is refused
         try:
             self.admission = frontend.engine.open(head.model_name, head.model_version, HTTP_CLIENT)
         except InferenceError as error:
@@ -203,7 +204,7 @@ class InferExchange(Exchange):
         self._release()
 
     @property
-    def arriving(self) -> Sequence[Admission]:  # type: ignore[override]
+    def arriving(self) -> Sequence[ClientAdmission]:  # type: ignore[override]
         return () if self.admission is None or self._body is None else (self.admission,)
 
     # The complete request
@@ -266,7 +267,7 @@ class InferExchange(Exchange):
             connection.record.continues(None if head.fields.context is None else head.fields.context[0])
         InferAnswer(connection, frontend.answers, ALL_JSON, head.coding, head.takes_chunks).fail(error)
 
-    def _plan(self, admission: Admission) -> InferPlan:
+    def _plan(self, admission: ClientAdmission) -> InferPlan:
         """The request, read to its end."""
         if self._body is not None:
             return self._body.finish()

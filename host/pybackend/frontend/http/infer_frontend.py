@@ -6,9 +6,10 @@ are mounted under another server. Opening a body, completing a request and count
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from pybackend.engine.admission import Admission
+from pybackend.engine.admission import ClientAdmission
+from pybackend.engine.door import Door
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
@@ -24,6 +25,9 @@ from pybackend.protocol.plan_cache import PlanCaches
 
 _LENGTH = b"inference-header-content-length"
 _FIELDS = frozenset({_LENGTH, b"content-encoding", b"accept-encoding", b"traceparent", b"tracestate"})
+
+
+_Engine_co = TypeVar("_Engine_co", bound=Door, covariant=True)
 
 
 class HeadFields(NamedTuple):
@@ -56,12 +60,12 @@ def read_fields(headers: Iterable[tuple[bytes, bytes]]) -> HeadFields:
     )
 
 
-class InferFrontend:
+class InferFrontend(Generic[_Engine_co]):
     """The state, shared by connections and routes."""
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        engine: _Engine_co,
         limits: BodyLimits,
         client_memory: ClientMemory,
         *,
@@ -77,7 +81,7 @@ class InferFrontend:
         self.guard = guard  # of the port; None if all calls may pass
         self.plans = PlanCaches() if fast_paths else None  # of earlier requests; None if nothing is remembered
 
-    def body(self, admission: Admission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body:
+    def body(self, admission: ClientAdmission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body:
         """Receives a body that is large, compressed, or of unknown size.
 
         ``nbytes`` is the announced size, None if there is none. When the model has no memory left, a slow client is dropped.
@@ -99,3 +103,7 @@ class InferFrontend:
     def refused(self, model: str, error: InferenceError, address: str) -> None:
         """Count a request that no model accepted; ``model`` is its name in the request, or its full name."""
         self.engine.refusals.add_error(HTTP_CLIENT.protocol, model, error, address)
+
+
+RouteFrontend = InferFrontend[InferenceEngine]
+"""That of routes, which also ask the engine about its models."""

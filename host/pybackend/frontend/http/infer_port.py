@@ -3,6 +3,7 @@
 import socket
 
 from pybackend.engine.answers import RefusalReason
+from pybackend.engine.door import Door
 from pybackend.frontend.access.guard import Guard
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.api import Apis
@@ -23,7 +24,7 @@ class InferPort(HttpPort):
     def __init__(
         self,
         client_memory: ClientMemory,
-        infer: InferFrontend | None,
+        infer: InferFrontend[Door] | None,
         *,
         request_log: RequestLog | None = None,
         guard: HttpGuard | None = None,

@@ -14,7 +14,7 @@ from pybackend.frontend.compression import DEFLATED_SLICE_BYTES
 from pybackend.frontend.http.arrival import Arrival, admitted
 from pybackend.frontend.http.content_coding import answer_coding, compressed
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
-from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
+from pybackend.frontend.http.infer_frontend import HeadFields, RouteFrontend, read_fields
 from pybackend.frontend.http.routes import (
     MODEL,
     VERSION,
@@ -73,7 +73,7 @@ _LENGTH = {
 }
 
 
-def add(app: FastAPI, frontend: InferFrontend) -> None:
+def add(app: FastAPI, frontend: RouteFrontend) -> None:
     """Add the infer routes to an application."""
 
     async def infer(request: Request) -> Response:
@@ -98,7 +98,7 @@ async def _encoded(response: InferenceResponse, output_format: OutputFormat) -> 
     return body.collected(pieces)
 
 
-async def _infer(frontend: InferFrontend, request: Request) -> Response:
+async def _infer(frontend: RouteFrontend, request: Request) -> Response:
     fields = read_fields(request.headers.raw)
     response, output_format = await _submitted(frontend, request, fields)
     try:
@@ -122,7 +122,7 @@ async def _infer(frontend: InferFrontend, request: Request) -> Response:
 
 
 async def _submitted(
-    frontend: InferFrontend, request: Request, fields: HeadFields
+    frontend: RouteFrontend, request: Request, fields: HeadFields
 ) -> tuple[InferenceResponse, OutputFormat]:
     """The model's answer to a request, and its format."""
     with admitted(frontend, request, HTTP_CLIENT) as admission:

@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from pybackend.engine.answers import AnswerCounts
+from pybackend.engine.door import Door
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.api import Apis
 from pybackend.frontend.http.connection import Exchange, HttpConnection
@@ -214,7 +215,7 @@ class HttpServer(InferPort):
         self,
         app: Any,
         client_memory: ClientMemory,
-        infer: InferFrontend | None = None,
+        infer: InferFrontend[Door] | None = None,
         *,
         request_log: RequestLog | None = None,
         guard: HttpGuard | None = None,

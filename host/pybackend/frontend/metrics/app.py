@@ -9,8 +9,13 @@ from typing import Any
 from pybackend.engine.engine import InferenceEngine
 from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_lines import ModelLines
-from pybackend.frontend.metrics.optional_families import LatencyFamilies, cache_families, front_end_families
-from pybackend.frontend.remote.processes import FrontEndFigures, FrontEnds
+from pybackend.frontend.metrics.optional_families import (
+    FrontEndFigures,
+    LatencyFamilies,
+    SeparateFrontEnds,
+    cache_families,
+    front_end_families,
+)
 from pybackend.gpus import Gpus
 from pybackend.model.cache.response_cache import ResponseCache
 from pybackend.observability.custom_metrics import CustomMetrics
@@ -38,7 +43,7 @@ class MetricsApp:
         cache: ResponseCache | None,
         settings: MetricsSettings,
         gpus: Gpus,
-        front_ends: FrontEnds | None,
+        front_ends: SeparateFrontEnds | None,
     ) -> None:
         self._engine = engine
         self._front_ends = front_ends

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 from pybackend.engine.figures import VersionFigures
 from pybackend.frontend.metrics.model_lines import ModelLabels
-from pybackend.frontend.remote.processes import FrontEndFigures
 from pybackend.model.cache.response_cache import CacheFigures, ResponseCache
 from pybackend.model.latencies import FIRST_RESPONSE_FAMILY
 from pybackend.model.statistics import ModelStatistics
@@ -16,6 +16,26 @@ from pybackend.observability.metrics import Family, Sample, labels_text
 from pybackend.settings import MetricsSettings
 
 _NS_PER_US = 1000
+
+
+class FrontEndFigures(NamedTuple):
+    """One front end; ``pid`` is 0 while there is no process."""
+
+    name: str
+    pid: int
+    connections: int
+    restarts: int
+
+
+class SeparateFrontEnds(Protocol):
+    """The processes that accept connections, as the page shows them."""
+
+    @property
+    def figures(self) -> Sequence[FrontEndFigures]: ...
+
+    async def settle(self) -> None:
+        """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
+
 
 _Labelled = Sequence[tuple[ModelLabels, VersionFigures]]
 

@@ -280,8 +280,7 @@ class Channel:
     def _read(self) -> None:
         """Read one datagram, and handle the frame that it completes."""
         if self._ahead:
-            self._handle_ahead()
-            return
+            return  # these come first, in a call that is due
         messages = self._next()
         if messages is not None:
             descriptors, self._received = self._received, []

@@ -12,13 +12,13 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw, Struct
 
-from pybackend.engine.admission import Sender
-from pybackend.engine.answers import AnswerCounts, RefusalReason, reason_of
+from pybackend.engine.admission import ClientAdmission, Sender
+from pybackend.engine.answers import AnswerCounts, RefusalReason, Refusals
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.frontend.remote import messages
 from pybackend.frontend.remote.channel import MOST_BACKLOG_BYTES, MOST_FRAME_BYTES, Channel, OnEnd
@@ -28,6 +28,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
+from pybackend.observability.tracing.tracer import Tracer
 from pybackend_wire.messages import INLINE_BYTES
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class RemoteRoute:
 
 
 class RemoteAdmission:
-    """A request's admission to a version; see :class:`pybackend.engine.admission.Admission`."""
+    """The admission to a version of which the engine has told; see :class:`pybackend.engine.admission.ClientAdmission`."""
 
     __slots__ = ("_leases", "_sender", "_version", "signature")
 
@@ -153,7 +154,6 @@ class RemoteAdmission:
 
     @property
     def full_name(self) -> str:
-        """The model's full name, which tells it apart from those of other namespaces."""
         return self._version.full_name
 
     @property
@@ -162,12 +162,10 @@ class RemoteAdmission:
 
     @property
     def regions(self) -> RemoteRegions:
-        """Shared memory that clients have registered."""
         return self._version.engine.regions
 
     @property
     def is_decoupled(self) -> bool:
-        """True if a request may have any number of responses."""
         return self._version.is_decoupled
 
     @property
@@ -177,19 +175,18 @@ class RemoteAdmission:
 
     @property
     def holds_memory(self) -> bool:
-        """True while the admission holds model memory from :meth:`allocate`."""
         return any(lease.has_block for lease in self._leases)
 
-    def shares_memory_with(self, other: RemoteAdmission) -> bool:
-        """True if memory that one of them releases can serve the other."""
+    def shares_memory_with(self, other: ClientAdmission) -> bool:
+        if not isinstance(other, RemoteAdmission):
+            return False
         own, others = self._version, other._version
         if own is others or own.engine.memory.is_short_of_all:
             return True
         return not {*map(id, own.pools.values())}.isdisjoint(map(id, others.pools.values()))
 
-    def uses(self, pool: InputPool) -> bool:
-        """True if the memory of its inputs may be of this pool."""
-        return any(each is pool for each in self._version.pools.values())
+    def can_serve(self, place: object) -> bool:
+        return any(each is place for each in self._version.pools.values())
 
     def renew(self) -> None:
         """Switch to the version's successor if the engine has said that it was replaced."""
@@ -201,7 +198,6 @@ class RemoteAdmission:
             self.signature = self._version.signature
 
     def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> BlockLease | None:
-        """Input memory for a tensor; otherwise as for an admission of the engine."""
         version = self._version
         if nbytes <= INLINE_BYTES or version.is_closed:
             return None
@@ -215,7 +211,6 @@ class RemoteAdmission:
         return lease
 
     def route(self) -> RemoteRoute:
-        """The way to this version for further requests of the same kind."""
         return RemoteRoute(self._version)
 
     def submit(
@@ -236,7 +231,6 @@ class RemoteAdmission:
         return pending
 
     def release(self) -> None:
-        """Release the memory, because there will be no request. After :meth:`submit` this does nothing."""
         leases, self._leases = self._leases, []
         for lease in leases:
             lease.release()
@@ -261,27 +255,15 @@ class RemoteRegions:
         return RegionPart(_NamedRegion(name), offset, nbytes)
 
 
-class RemoteRefusals:
-    """Tells the engine of refused requests; see :class:`pybackend.engine.answers.Refusals`."""
+class RemoteRefusals(Refusals):
+    """Tells the engine of refused requests."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
 
-    def add_error(self, protocol: str, model: str, error: InferenceError, sender: str = "") -> None:
-        """Count an inference request that was answered with this error."""
-        if error.code is not ErrorCode.CANCELLED:
-            self.add(protocol, reason_of(error), error.message, model, sender)
-
     def add(self, protocol: str, reason: RefusalReason, message: str, model: str = "", sender: str = "") -> None:
-        """Count a request that was answered with this message."""
         name = model[: messages.MOST_NAME_CHARACTERS]
         self._engine.channel.post((9, protocol, reason, message[:10_000], name, sender[:1000]))
-
-
-class RemoteTracer:
-    """Traces nothing: the engine's process answers requests that may be traced."""
-
-    active: ClassVar = False
 
 
 class RemoteEngine:
@@ -300,7 +282,7 @@ class RemoteEngine:
     def __init__(self, sock: socket.socket, on_end: OnEnd) -> None:
         self.answers = {"http": AnswerCounts("200"), "grpc": AnswerCounts("OK")}
         self.refusals = RemoteRefusals(self)
-        self.tracer = RemoteTracer()
+        self.tracer = Tracer()  # traces nothing: the engine's process answers requests that may be traced
         self.traces = False
         self.regions = RemoteRegions()
         self.on_tracing: Callable[[], None] = lambda: None

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from pybackend.engine.door import Door
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.grpc.answer import stop_receiving
 from pybackend.frontend.grpc.call import Call
@@ -68,14 +69,14 @@ _NO_ROOM = trailers_only(
 )
 
 
-class ForwardingGrpc(GrpcFrontend):
+class ForwardingGrpc(GrpcFrontend[Door]):
     """The port for gRPC of a front end. It answers calls of inference that the rules let pass."""
 
     def __init__(
         self,
         tunneller: Tunneller,
         engine: RemoteEngine,
-        infer: InferFrontend,
+        infer: InferFrontend[Door],
         rules: AccessRules,
         request_log: RequestLog,
         settings: GrpcSettings,
@@ -104,7 +105,7 @@ def _read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tupl
 class ForwardingTable(InferTable):
     """Begins the calls of a front end's port. The configuration of HTTP/2 is that of the engine's process."""
 
-    def __init__(self, frontend: GrpcFrontend, engine: RemoteEngine, tunneller: Tunneller) -> None:
+    def __init__(self, frontend: GrpcFrontend[Door], engine: RemoteEngine, tunneller: Tunneller) -> None:
         super().__init__(frontend)
         self._engine = engine
         self._config = frontend.config

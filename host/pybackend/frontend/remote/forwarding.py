@@ -8,6 +8,7 @@ from typing import Any
 
 import httptools
 
+from pybackend.engine.door import Door
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.flow import IDLE_SECONDS
 from pybackend.frontend.http.connection import FULL, Exchange, HttpConnection, State
@@ -32,7 +33,7 @@ class ForwardingPort(InferPort):
         self,
         tunneller: Tunneller,
         engine: RemoteEngine,
-        infer: InferFrontend,
+        infer: InferFrontend[Door],
         rules: AccessRules,
         request_log: RequestLog,
     ) -> None:

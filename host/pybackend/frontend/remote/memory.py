@@ -223,7 +223,7 @@ class FrontEndMemory:
             self._give_back(number)
         # A request that waits for memory here asks its own clients, and must not be one of them.
         if not unused and not self._is_asking and self.clients is not None:
-            self.clients.drop_sender(lambda admission: any(map(admission.uses, pools)))  # type: ignore[attr-defined]
+            self.clients.drop_sender(lambda admission: any(map(admission.can_serve, pools)))
         self._engine.channel.post(messages.Room(told.number))
         self._engine.channel.flush()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import astuple
 
@@ -23,6 +23,7 @@ from pybackend.frontend.access.api_keys import KnownKeys
 from pybackend.frontend.access.restrictions import digest_of
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.listening import BACKLOG, LocalSocket, bind_for, listens, release
+from pybackend.frontend.metrics.optional_families import FrontEndFigures
 from pybackend.frontend.remote import control
 from pybackend.frontend.remote.channel import socket_pair
 from pybackend.frontend.remote.service import FrontEndService, set_done
@@ -92,15 +93,6 @@ class Service:
         self.sockets[:] = [new if each is dead else each for each in self.sockets]
 
 
-class FrontEndFigures(NamedTuple):
-    """One front end on the metrics page; ``pid`` is 0 while there is no process."""
-
-    name: str
-    pid: int
-    connections: int
-    restarts: int
-
-
 class FrontEnds:
     """All front ends of a server."""
 
@@ -143,7 +135,7 @@ class FrontEnds:
             if service.certificates is not None:
                 service.certificates.files.handing.append(partial(self._hand_certificates, name))
         if self._keys is not None:
-            self._keys.handing.append(self._hand_keys)
+            self._keys.handing.append(partial(self._hand_keys, self._keys))
         self._looking = asyncio.create_task(repeat(1, self._look))
         await asyncio.gather(*(each.start() for each in self._all))
         log.info("%d front ends are ready", len(self._all))
@@ -171,9 +163,8 @@ class FrontEnds:
         for each in self._all:
             each.check()
 
-    async def _hand_keys(self) -> None:
-        assert self._keys is not None
-        await self._hand(control.Keys(list(self._keys.digests)))
+    async def _hand_keys(self, keys: KnownKeys) -> None:
+        await self._hand(control.Keys(list(keys.digests)))
 
     async def _hand_certificates(self, name: control.Service) -> None:
         await self._hand(certificates_of(name, self._services[name]))
@@ -192,7 +183,6 @@ class FrontEnds:
                 await asyncio.gather(*(each.heard() for each in self._all))
 
     async def settle(self) -> None:
-        """Return once all answers are counted that clients have got so far, or soon: one front end may not answer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLING_S):
                 await asyncio.gather(*(each.settle() for each in self._all))
@@ -409,14 +399,14 @@ class FrontEnd:
             raise
         self._process = process
         process.send_output_to(self._output)
-        process.on_exit(loop, self._on_exit)
+        process.on_exit(loop, partial(self._on_exit, process))
         service = self._service = FrontEndService(self._engine, sockets[0], self._on_channel_end)
         tunnels = Tunnels(loop, service.channel, {name: each.serve for name, each in self._services.items()})
         service.handlers.update(
             {
                 control.OpenTunnel: tunnels.open,
                 control.Alive: self._on_alive,
-                control.Ready: self._on_ready,
+                control.Ready: partial(self._on_ready, process),
                 control.Accepting: self._on_accepting,
                 control.Line: self._write,
                 control.Accessed: self._log_access,
@@ -442,12 +432,11 @@ class FrontEnd:
             LOG.settings.verbose_level,
         )
 
-    def _on_exit(self) -> None:
+    def _on_exit(self, process: StubProcess) -> None:
         """The process has ended, and nobody can have its memory or descriptors any more."""
-        assert self._process is not None
         if self._service is not None:
             self._service.end()
-        self._cause = self._cause or self._process.exit_cause
+        self._cause = self._cause or process.exit_cause
         self._process = self._service = None
         self.connection_count = 0
         self._accepting.clear()
@@ -535,10 +524,9 @@ class FrontEnd:
         if self._request_log.access is not None:
             self._request_log.access.add(Access(*astuple(told)))
 
-    def _on_ready(self, _told: control.Ready) -> None:
-        assert self._process is not None
-        report = self._process.sandbox_report
-        wrong = self._sandbox.check(self._process.pid, {} if report is None else report.layers)
+    def _on_ready(self, process: StubProcess, _told: control.Ready) -> None:
+        report = process.sandbox_report
+        wrong = self._sandbox.check(process.pid, {} if report is None else report.layers)
         if wrong:
             self._end(f"was killed, because {wrong}")
             return

@@ -17,7 +17,7 @@ from pybackend.ipc.arena import TensorArena
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.ensemble.parts import EnsembleBinding, PartError, find_parts
 from pybackend.model.ensemble.run import EnsembleRequests
-from pybackend.model.host import ModelHost
+from pybackend.model.host import ModelHost, ModelRouter
 from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.ensemble import steps_of, validate_connections, with_decoupled
@@ -41,16 +41,17 @@ class EnsembleModel(Model):
 
     may_recover = True
 
-    def __init__(self, source: ModelSource, host: ModelHost) -> None:
+    def __init__(self, source: ModelSource, host: ModelHost, router: ModelRouter) -> None:
         super().__init__(source, host.arena_of(source))
         self._configured = source.config
         self._source = source
         self._labels: Labels | None = None
         self._unread = ModelLoadError(f"the labels of ensemble '{source.full_name}' are not read yet")
         self._host = host
+        self._router = router
         self._steps = steps_of(source.config)
         self.part_names = frozenset(step.model_name for step in self._steps)
-        self._requests = EnsembleRequests(self, host)
+        self._requests = EnsembleRequests(self, host, router)
         self._binding: EnsembleBinding | None = None
         self._fault: ModelLoadError | None = None
 
@@ -94,7 +95,7 @@ class EnsembleModel(Model):
         """Raises ModelLoadError: a part is unavailable or incompatible."""
         if self._labels is None:
             raise self._unread
-        models = find_parts(self.full_name, self.namespace, self._steps, self._host.router)
+        models = find_parts(self.full_name, self.namespace, self._steps, self._router)
         validate_connections(self._configured, [model.config for model in models])
         of_parts = {
             tensor: model.signature.outputs[inner].labels

@@ -44,6 +44,11 @@ class EnsemblePlan:
         for planned in self._all_steps():
             consumers = (consumer for tensor in planned.outputs.values() for consumer in self.consumers(tensor))
             planned.followers = tuple(dict.fromkeys(consumers))
+            planned.dispensable = frozenset(
+                name
+                for name, tensor in planned.outputs.items()
+                if tensor not in wanted and all(reader.can_do_without(tensor) for reader in self.consumers(tensor))
+            )
         paths = ((planned, path_from(planned, wanted)) for planned in self._all_steps())
         self.paths = {planned: path for planned, path in paths if path is not None}
         ends = {self.chain(tensor) for tensor in wanted}

@@ -24,6 +24,7 @@ class PlannedStep:
         optional: the inputs that a request to the model may leave out, by the model's names.
         outputs: ensemble tensor by model output; only needed outputs.
         requested: the model names of these outputs.
+        dispensable: those of them that later steps alone read, all of which can do without.
         batched: True if the model's tensors have a batch dimension.
         chain: the streams within which the step runs.
         streams: True if the step's model is decoupled.
@@ -42,6 +43,7 @@ class PlannedStep:
         self.optional = frozenset(each.name for each in model.signature.inputs.values() if each.optional)
         self.outputs = outputs
         self.requested = tuple(outputs)
+        self.dispensable: frozenset[str] = frozenset()
         self.batched = model.signature.max_batch_size > 0
         self.chain = chain
         self.streams = model.config.decoupled
@@ -50,6 +52,10 @@ class PlannedStep:
         self.needs = frozenset(step.inputs.values())
         self.signature = model.signature
         self.batch_sizes: dict[Layout, int] = {}
+
+    def can_do_without(self, tensor: str) -> bool:
+        """Whether it runs if a tensor of the ensemble is missing."""
+        return all(name in self.optional for name, read in self.inputs if read == tensor)
 
     def remember(self, layout: Layout, batch_size: int) -> None:
         """Keep the batch size of a request that the model has accepted."""

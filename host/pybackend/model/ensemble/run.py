@@ -162,6 +162,8 @@ class StepRequests:
             whole.timeout_us,
             True,  # is_inner
         )
+        if step.dispensable:
+            request.dispensable_outputs = step.dispensable
         if whole.regions is not None:
             request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
         if whole.trace is not None:
@@ -486,12 +488,12 @@ class EnsembleRequests(RequestOutcomes):
         most_inflight: limit on the requests that one request has open with each step.
     """
 
-    def __init__(self, model: Model, host: ModelHost) -> None:
+    def __init__(self, model: Model, host: ModelHost, router: ModelRouter) -> None:
         super().__init__(model)
         self.signature = model.signature
         self.answers, path = response_path(host, model.config, b"", self)
         self._deliver = guarded(path)
-        self.router = host.router
+        self.router = router
         self.most_inflight = most_inflight(model.config) or MOST_INFLIGHT
         self.runs: dict[EnsembleRun, EnsembleBinding] = {}
         self._looked_up: dict[PendingRequest, EnsembleBinding] = {}

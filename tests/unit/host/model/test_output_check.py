@@ -2,6 +2,7 @@
 
 import pytest
 
+from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
 from pybackend.model.output_check import output_form
@@ -29,7 +30,7 @@ def test_outputs_that_are_neither_reshaped_nor_checked_need_no_form():
 @pytest.mark.parametrize("validates", [False, True])
 def test_clients_get_outputs_in_the_configured_shape(validates):
     made, given_back = response(shape=(4,))
-    output_form(signature(reshape=(4,)), NOTHING_HIDDEN, validates=validates).give_to(made, 1)
+    output_form(signature(reshape=(4,)), NOTHING_HIDDEN, validates=validates).give_to(made, InferenceRequest("m"))
     assert (made.error, list(made.outputs[0].shape), given_back) == (None, [2, 2], [])
 
 
@@ -43,7 +44,7 @@ def test_clients_get_outputs_in_the_configured_shape(validates):
 )
 def test_a_wrong_output_makes_the_response_an_error_that_holds_no_memory(wrong, text):
     made, given_back = response(**wrong)
-    output_form(signature(), NOTHING_HIDDEN, validates=True).give_to(made, 1)
+    output_form(signature(), NOTHING_HIDDEN, validates=True).give_to(made, InferenceRequest("m"))
     with pytest.raises(Exception, match=text):
         raise made.error
     assert given_back == [True]
@@ -51,7 +52,9 @@ def test_a_wrong_output_makes_the_response_an_error_that_holds_no_memory(wrong, 
 
 def test_outputs_that_clients_never_see_are_not_checked():
     made, _ = response(name="STATE")
-    output_form(signature(), frozenset({"STATE"}), validates=True, may_be_empty=True).give_to(made, 1)
+    output_form(signature(), frozenset({"STATE"}), validates=True, may_be_missing=True).give_to(
+        made, InferenceRequest("m")
+    )
     assert made.error is None
-    output_form(signature(), frozenset({"STATE"}), validates=True).give_to(made, 1)
-    assert str(made.error) == "model 'm' returned none of its outputs: OUT"
+    output_form(signature(), frozenset({"STATE"}), validates=True).give_to(made, InferenceRequest("m"))
+    assert str(made.error) == "model 'm' returned no output 'OUT', which its configuration has"

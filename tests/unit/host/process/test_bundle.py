@@ -1,9 +1,14 @@
-"""The directories that stubs are started from: other versions' are removed, unless they are or may be in use."""
+"""The directories that stubs are started from: other versions' are removed, unless they are or may be in use, and other users' are not used."""
 
 import os
 
+import pytest
+
 from pybackend.environment.file_lock import FileLock
+from pybackend.errors import ServerError
 from pybackend.process.bundle import UNUSED_S, remove_unused_bundles, stage_bundle
+
+OTHER = 4321
 
 
 def test_unused_directories_of_other_versions_are_removed(tmp_path):
@@ -39,3 +44,22 @@ def test_unused_directories_of_other_versions_are_removed(tmp_path):
         "other",
         "other.lock",
     }
+
+
+@pytest.mark.parametrize("kind", ["anybody's", "another user's", "another user's link"])
+def test_a_directory_in_which_another_user_can_replace_the_code_is_not_used(kind, tmp_path):
+    place = tmp_path / "pybackend-1000"
+    if kind == "another user's link":
+        (tmp_path / "own").mkdir()
+        place.symlink_to("own")
+    else:
+        place.mkdir()
+    if kind == "anybody's":
+        place.chmod(0o777)
+    elif os.getuid() == 0:
+        os.chown(place, OTHER, OTHER, follow_symlinks=False)
+    else:
+        pytest.skip("needs root: files of another user")
+    with pytest.raises(ServerError, match="no other user can change"):
+        stage_bundle(place)
+    assert not list(place.iterdir())

@@ -68,6 +68,20 @@ def test_a_link_opens_one_session_and_the_next_link_another() -> None:
     assert len(harness.links) == 3
 
 
+def test_browsers_send_the_cookie_to_no_other_port_of_this_machine() -> None:
+    """They take no notice of ports, but of paths."""
+    path = Harness().links[0].removeprefix("http://127.0.0.1:8003/").partition("/?token=")[0]
+    assert len(path) >= 20
+    harness = Harness()
+    place, _, token = harness.links[0].removeprefix("http://127.0.0.1:8003").partition("?")
+    status, answered = harness.ask(f"{place}?{token}", HERE)
+    assert (status, answered["set-cookie"].split("; ")[1]) == (200, f"Path={place.rstrip('/')}")
+    assert harness.ask(place, {**HERE, "cookie": answered["set-cookie"].partition(";")[0]})[0] == 200
+    (scope,) = harness.passed
+    assert (scope["path"], scope["root_path"]) == (place, place.rstrip("/"))
+    assert path not in place
+
+
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 @pytest.mark.parametrize(
     "odd", [{"host": "evil.example:8003"}, {"host": "127.0.0.1"}, {"origin": "http://evil.example"}, {"origin": "null"}]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ServerError
+from pybackend_tools.importing.verification import UnequalError
 from pybackend_tools.optimizer.accuracy import (
     Difference,
     Metric,
     MetricError,
     Tolerance,
-    UnequalError,
     difference_of,
 )
 
@@ -52,6 +52,12 @@ def test_outputs_of_other_names_are_matched_by_their_sizes() -> None:
         difference_of([answer(z=[0.1, 0.2, 0.3])], original)
     with pytest.raises(UnequalError, match="output 'label' has 2 elements, and the original's 1"):
         difference_of([answer(label=[1, 2])], original)
+
+
+@pytest.mark.parametrize("values", [["x"], [2**2000], ["\x00"]])
+def test_an_original_without_numbers_cannot_be_compared(values: list[Any]) -> None:
+    with pytest.raises(UnequalError, match="output 'y' is served as numbers, and the framework's values are not"):
+        difference_of([answer(y=[0.5])], [{"y": values}])
 
 
 def test_differences_beyond_a_tolerance_are_named() -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -150,6 +151,30 @@ async def test_messages_that_have_to_wait_come_in_later_turns_and_in_order(socke
     assert await ours.hears(8) == sent
     assert [len(frame) for frame in ours.frames] == [2, 2, 1, 2, 1]
     assert turns >= 4
+
+
+@in_loop
+async def test_parts_of_frames_are_few_in_a_turn_however_much_waits_behind_them(sockets: Sockets) -> None:
+    """The peer would have more of each turn than of the one before if what can be read led to further parts."""
+    theirs = End(sockets[1])
+    for first in (0, 50):
+        for number in range(first, first + 50):
+            theirs.channel.post(Number(number))
+        theirs.channel.flush()
+    ours = End(sockets[0], most_at_once=1)
+    loop = asyncio.get_running_loop()
+    parts: list[int] = []
+
+    def turn() -> None:
+        parts.append(len(ours.frames))
+        if len(ours.frames) < 100:
+            loop.call_soon(turn)
+
+    loop.call_soon(turn)
+    assert [number.value for number in await ours.hears(100)] == list(range(100))
+    assert max(after - before for before, after in pairwise(parts)) <= 2, (
+        "the end of a frame, and the beginning of the next"
+    )
 
 
 @in_loop
