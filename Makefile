@@ -86,6 +86,7 @@ test: lint test-alone $(NODE_MODULES) ## the linters, then the tests that every 
 test-all: lint $(ALONE)/.installed $(NODE_MODULES) ## the linters, then every test: before a release, and before a large change lands
 	$(ALONE_TESTS) --all $(OF_SERVER) $(PYTEST_ARGS) $(OR_NONE)
 	$(TESTS) --all $(OF_ALL) $(OF_PACKAGES) $(PYTEST_ARGS) $(OR_NONE)
+	$(TESTS) --all -m around tests/e2e $(PYTEST_ARGS) $(OR_NONE)
 	PYBACKEND_FRONT_ENDS=2 $(TESTS) --all tests/faults $(wildcard tests/e2e/test_*.py) \
 	  $(addprefix tests/e2e/,http grpc access observability models repository) tests/client \
 	  $(addprefix tests/addons/,clouds mlflow/test_routes.py openai/test_routes.py redis storage test_forwarded_headers.py test_pools.py) \
@@ -97,6 +98,7 @@ test-alone: $(ALONE)/.installed ## the server's tests, in .venv-alone, which has
 
 test-packages: $(MARK)-dev $(NODE_MODULES) ## the tests of all packages around the server; test-tools, test-addons and so on: of one
 	$(TESTS) $(OF_PACKAGES) $(PYTEST_ARGS)
+	$(TESTS) -m around tests/e2e $(PYTEST_ARGS)
 
 test-addons test-bind test-client test-testing test-tools: test-%: $(MARK)-dev $(NODE_MODULES)
 	$(TESTS) tests/$* tests/unit/$* $(PYTEST_ARGS)

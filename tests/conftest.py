@@ -73,7 +73,7 @@ def _has_cuda_device() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its folder's kind; skip those marked ``torch``, ``gpu`` or ``one_process`` where there is none."""
+    """Mark each test with its folder's kind; skip those marked ``torch``, ``gpu``, ``around`` or ``one_process`` where there is none."""
     missing = {}
     if importlib.util.find_spec("torch") is None:
         missing["torch"] = pytest.mark.skip(reason="torch is not installed")
@@ -85,6 +85,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if kind := _KINDS.get(folder):
             item.add_marker(kind)
+        for (package,) in (mark.args for mark in item.iter_markers("around")):
+            if importlib.util.find_spec(package) is None:
+                item.add_marker(pytest.mark.skip(reason=f"{package} is not here: make test-packages runs it"))
         for name, skip in missing.items():
             if item.get_closest_marker(name):
                 item.add_marker(skip)

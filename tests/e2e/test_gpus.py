@@ -320,6 +320,7 @@ def findings(machine, *arguments, **python):
     return {row["layer"]: (row["status"], row["found"], row["advice"]) for row in json.loads(done.stdout)}
 
 
+@pytest.mark.around("pybackend_tools")
 def test_the_doctor_starts_cuda_where_models_would_and_says_which_gpus_they_see(machine, repository):
     machine.tell()
     found = findings(machine, repository, "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--exit-on-error=false")
@@ -344,6 +345,7 @@ def test_the_doctor_starts_cuda_where_models_would_and_says_which_gpus_they_see(
 
 
 @pytest.mark.thorough
+@pytest.mark.around("pybackend_tools")
 def test_the_doctor_names_a_driver_that_refuses_and_a_device_file_that_is_missing(machine):
     machine.tell(fault=9)
     try:

@@ -86,6 +86,7 @@ def test_every_process_in_a_directory_has_what_its_hooks_set(tmp_path, environme
         assert "Activation hook /" not in server.output
 
 
+@pytest.mark.around("pybackend_tools")
 def test_a_command_in_a_directory_has_what_its_hooks_set(environment):
     code = "import os; print(os.environ['GEO_DATA'])"
     command = [sys.executable, "-m", "pybackend", "env", "run", environment(geo=GEO), "--", "python", "-c", code]
@@ -93,6 +94,7 @@ def test_a_command_in_a_directory_has_what_its_hooks_set(environment):
     assert done.stdout.endswith("environment/share/geo\n"), done.stderr
 
 
+@pytest.mark.around("pybackend_tools")
 def test_they_are_run_once_for_an_archive_and_shown(tmp_path, environment, about, write_about):
     archive = pack(environment(geo=GEO), tmp_path / "env.tar")
     directory = tmp_path / "cache" / "environments"

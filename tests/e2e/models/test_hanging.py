@@ -45,6 +45,7 @@ def server(tmp_path_factory):
         client.close()
 
 
+@pytest.mark.around("pybackend_tools")
 def test_the_stack_of_a_model(server, capsys):
     url = f"--url={server.url}"
     assert run(["stack", "hanging", url, "--header=key=secret"]) == 0
@@ -67,6 +68,7 @@ def test_the_stack_of_a_model(server, capsys):
     assert "This API is restricted" in capsys.readouterr().err
 
 
+@pytest.mark.around("pybackend_tools")
 def test_its_age_is_in_the_metrics_and_in_top(server, capsys):
     def figure(name, model):
         return server.metrics()[f'{name}{{model="{model}",version="1"}}']

@@ -110,7 +110,7 @@ BROKEN = "raise ValueError('the weights are missing')"
 
 
 @pytest.mark.spec("srv-R04")
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", [pytest.param("http", marks=pytest.mark.around("pybackend_tools")), "grpc"])
 def test_a_model_that_has_failed_is_loaded_again_in_mode_none(tmp_path, capsys, protocol):
     write_model(tmp_path, "broken", BROKEN, identity_config())
     write_model(tmp_path, "well", IDENTITY, identity_config())

@@ -250,6 +250,7 @@ def test_figures_traces_and_logs_keep_them_apart(place):
     wait_until(lambda: {place.a, place.b} <= namespaces_in(traces), "the traces name no namespaces")
 
 
+@pytest.mark.around("pybackend_tools")
 def test_the_commands_name_one_of_two(place, capsys):
     url = f"--url={place.server.url}"
     assert run(["load", "team_b::add", url, "--json"]) == 0

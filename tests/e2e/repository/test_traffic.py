@@ -258,6 +258,7 @@ def answering(server, model, count):
     return dict(sorted(counts.items()))
 
 
+@pytest.mark.around("pybackend_tools")
 def test_weights_change_while_the_server_runs(server, command):
     assert command("plain").stdout == "version 2: 100 % of the requests\nby: default\n"
     done = command("plain", "--weights", "1=90,2=10")
@@ -294,6 +295,7 @@ def test_weights_change_while_the_server_runs(server, command):
     assert set(server.stub_pids()) == stubs
 
 
+@pytest.mark.around("pybackend_tools")
 def test_changes_that_are_refused(server, command):
     for change, text in (
         ({"weights": {"1": 1, "7": 1}}, "cannot change the traffic of model 'split': version 7 is not loaded"),
