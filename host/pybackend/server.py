@@ -19,6 +19,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from pybackend.engine.engine import EngineState, InferenceEngine
+from pybackend.environment.python_build import COST, OPTIMISED_BUILDS, is_optimised
 from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
@@ -142,6 +143,8 @@ class Server:
         asyncio.get_running_loop().set_exception_handler(log_unexpected)
         if self._cache is not None:
             await self._cache.open()
+        if not is_optimised():
+            log.info("this CPython was built without optimisations: %s; %s", COST, OPTIMISED_BUILDS, extra=DETAIL)
         gpus = self._repository.host.gpus
         if gpus.found:
             log.info("%s", gpus.summary)
