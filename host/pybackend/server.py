@@ -162,6 +162,7 @@ class Server:
             self._caller.attend(self._leave)
         background = [asyncio.create_task(repeat(1, self._repository.life_cycle.trim, self._launcher.tend))]
         background += [asyncio.create_task(each.follow()) for each in self._followed]
+        background.append(asyncio.create_task(self._services.groupable.watch()))
         try:
             failed = await self._load(is_told=is_told)
             await self._share(take_part=failed is None and not self._stop.is_set())
@@ -340,7 +341,8 @@ class Server:
         """The metrics page; its figures are taken from the first use on."""
         gpus = self._repository.host.gpus
         custom = [each for each in (self._services.metrics, self._callers_metrics) if each is not None]
-        page = MetricsApp(self.engine, custom, self._cache, self._settings.metrics, gpus, self._front_ends)
+        calls = self._services.groupable.counts
+        page = MetricsApp(self.engine, custom, self._cache, self._settings.metrics, gpus, self._front_ends, calls)
         self._measuring = asyncio.create_task(page.measure())
         return page
 

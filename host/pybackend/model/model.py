@@ -107,6 +107,10 @@ class Model(ABC):
         self.membership: Membership | None = None
         self.is_newest = False
 
+    def could_run(self, _called: Model) -> bool:
+        """Whether this version could run another one, which it calls, in a process that they share, and does not. Blocking."""
+        return False
+
     def be_newest(self, *, newest: bool) -> None:
         """Say whether this version answers the requests that name none; see :attr:`is_newest`."""
         self.is_newest = newest

@@ -181,6 +181,18 @@ class PythonModel(Model):
         self.state, self.reason, self.was_ready = ModelState.READY, "", True
         self._offer()
 
+    def could_run(self, called: Model) -> bool:
+        serving = called._serving if isinstance(called, PythonModel) else None
+        if (
+            serving is None
+            or called is self
+            or called.namespace != self.namespace
+            or called.has_is_ready
+            or called.traffic
+        ):
+            return False
+        return not serving.loader.tends(serving.version) and self._processes.could_share(called._processes)
+
     def be_newest(self, *, newest: bool) -> None:
         super().be_newest(newest=newest)
         self._offer()

@@ -8,6 +8,7 @@ from typing import Any
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.calls.groupable import GroupableCalls
 from pybackend.frontend.calls.model_calls import ModelCalls, OpenCall
 from pybackend.frontend.calls.open_bytes import OpenBytes
 from pybackend.frontend.calls.other_servers import OtherServers
@@ -32,13 +33,20 @@ class ModelServices:
         self._open_bytes = OpenBytes()
         self._catalogue: ModelCatalogue | None = None
         self._calls: ModelCalls | None = None
+        self.groupable = GroupableCalls(self._representative)
         self._control: ModelControl | None = None
 
     def open(self, engine: InferenceEngine, catalogue: ModelCatalogue, others: OtherServers | None = None) -> None:
         """Forward requests to this engine, which serves the models of this catalogue, and others to ``others``."""
         self._catalogue = catalogue
-        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycles, others)
+        self._calls = ModelCalls(
+            engine, catalogue.names, self._open_bytes, self._check_cycles, self.groupable.made, others
+        )
         self._control = ModelControl(engine, catalogue.names, self._open_bytes, others)
+
+    def _representative(self, name: str) -> Model:
+        assert self._catalogue is not None
+        return self._catalogue.representative(name)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:
         assert self._calls is not None
