@@ -18,7 +18,7 @@ BACKENDS    ?=
 VS          ?=
 # More for the benchmark:                make bench BENCH_ARGS=--help
 BENCH_ARGS  ?=
-# The interpreter for .venv, if not the first suitable one: make demo PYTHON=/opt/python3.12/bin/python3
+# The interpreter for .venv, if not the first suitable one that was built with optimisations: make demo PYTHON=/opt/python3.12/bin/python3
 PYTHON      ?=
 # That for .venv-python, if not the newest other one: make test-python OTHER_PYTHON=/opt/python3.13/bin/python3
 OTHER_PYTHON ?=
@@ -244,13 +244,16 @@ $(ALONE)/.installed: $(MARK)-dev Makefile
 	  ! $(ALONE)/bin/python -P -c "import $$package" 2>/dev/null || { echo "$$package can be imported in $(ALONE)" >&2; exit 1; }; done
 	@touch $@
 
-# The first of these that is CPython 3.11 or newer and can make environments.
+# The first of these that is CPython 3.11 or newer and can make environments, one that was built with optimisations before all others.
+PYTHONS   = $(or $(PYTHON),$(foreach version,3.11 3.12 3.13 3.14 3,python$(version)) $(foreach version,3.11 3.12 3.13 3.14,/usr/bin/python$(version)))
+OPTIMISED = import sys; sys.path.append("host/pybackend/environment"); import python_build; sys.exit(not python_build.is_optimised())
+
 $(BIN)/python:
-	@for candidate in $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3); do \
-	  if "$$candidate" -c '$(SUITABLE)' 2>/dev/null; then \
-	    echo "making $(VENV) with $$("$$candidate" --version) ($$candidate)"; \
+	@for wanted in '$(OPTIMISED)' ''; do for candidate in $(PYTHONS); do \
+	  if "$$candidate" -c '$(SUITABLE)' 2>/dev/null && "$$candidate" -B -c "$$wanted" 2>/dev/null; then \
+	    echo "making $(VENV) with $$("$$candidate" --version) ($$candidate$${wanted:+, an optimised build})"; \
 	    "$$candidate" -m venv --clear $(VENV) && exit 0; exit 1; \
 	  fi; \
-	done; \
+	done; done; \
 	echo "pybackend needs CPython 3.11 or newer with its venv module (on Debian and Ubuntu: apt install python3-venv);" \
 	     "none was found. Name one with: make PYTHON=/path/to/python3" >&2; exit 1

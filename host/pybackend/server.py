@@ -19,6 +19,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from pybackend.engine.engine import EngineState, InferenceEngine
+from pybackend.environment.python_build import COST, OPTIMISED_BUILDS, is_optimised
 from pybackend.errors import ServerError
 from pybackend.frontend.access.api_keys import ApiKeys
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
@@ -142,6 +143,8 @@ class Server:
         asyncio.get_running_loop().set_exception_handler(log_unexpected)
         if self._cache is not None:
             await self._cache.open()
+        if not is_optimised():
+            log.info("this CPython was built without optimisations: %s; %s", COST, OPTIMISED_BUILDS, extra=DETAIL)
         gpus = self._repository.host.gpus
         if gpus.found:
             log.info("%s", gpus.summary)
@@ -159,6 +162,7 @@ class Server:
             self._caller.attend(self._leave)
         background = [asyncio.create_task(repeat(1, self._repository.life_cycle.trim, self._launcher.tend))]
         background += [asyncio.create_task(each.follow()) for each in self._followed]
+        background.append(asyncio.create_task(self._services.groupable.watch()))
         try:
             failed = await self._load(is_told=is_told)
             await self._share(take_part=failed is None and not self._stop.is_set())
@@ -337,7 +341,8 @@ class Server:
         """The metrics page; its figures are taken from the first use on."""
         gpus = self._repository.host.gpus
         custom = [each for each in (self._services.metrics, self._callers_metrics) if each is not None]
-        page = MetricsApp(self.engine, custom, self._cache, self._settings.metrics, gpus, self._front_ends)
+        calls = self._services.groupable.counts
+        page = MetricsApp(self.engine, custom, self._cache, self._settings.metrics, gpus, self._front_ends, calls)
         self._measuring = asyncio.create_task(page.measure())
         return page
 
@@ -396,7 +401,7 @@ class Server:
                 " ".join(f"--{each.lower()}-address=127.0.0.1" for each in open_to_all),
             )
             log.warning(
-                "Everybody who can reach this machine can use %s, because no key is asked for: %s limits that to this machine, and "
+                "Everybody who can reach this machine can use %s, because no key is needed: %s limits that to this machine, and "
                 "--api-key-file asks for keys",
                 names,
                 flags,

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from pybackend.errors import InferenceError, PybackendError
+from pybackend.modelconfig.group_advice import CALLS_FAMILY, OFTEN_PER_S, GroupAdvice
 from pybackend.modelconfig.schema import full_name
 from pybackend_client.connection import Connection
 
@@ -48,6 +49,7 @@ class _Metrics:
     server: dict[str, float] = field(default_factory=dict)
     front_ends: dict[str, dict[str, float]] = field(default_factory=dict)
     gpus: dict[str, dict[str, float]] = field(default_factory=dict)
+    groupable: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Sample:
     # of front ends in separate processes, by number; empty without metrics
     front_ends: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     gpus: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by UUID, by the names of families
+    # calls that could stay in a process, by the models that call and are called; empty without metrics
+    groupable: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Source:
             metrics.server,
             metrics.front_ends,
             metrics.gpus,
+            metrics.groupable,
         )
 
     def _statistics(self) -> dict[_Version, Mapping[str, Any]]:
@@ -188,6 +193,8 @@ def _parsed(text: str) -> _Metrics:
 def _note_of_server(found: _Metrics, name: str, labels: Mapping[str, str], value: float) -> None:
     if not labels:
         found.server[name] = value
+    elif name == CALLS_FAMILY:
+        found.groupable[labels["caller"], labels["called"]] = value
     elif "gpu_uuid" in labels:
         found.gpus.setdefault(labels["gpu_uuid"], {})[name] = value
     elif "front_end" in labels and name in _FRONT_END_GAUGES:
@@ -224,6 +231,17 @@ def front_ends_between(before: Sample, after: Sample) -> list[FrontEndRow]:
             )
         )
     return rows
+
+
+def advice_between(before: Sample, after: Sample) -> list[GroupAdvice]:
+    """The models that could share a process and save by it, as their calls between two samples show."""
+    elapsed_s = max(after.taken_s - before.taken_s, 1e-9)
+    rates = {
+        pair: (count - before.groupable[pair]) / elapsed_s
+        for pair, count in sorted(after.groupable.items())
+        if pair in before.groupable
+    }
+    return [GroupAdvice(*pair, rate) for pair, rate in rates.items() if rate >= OFTEN_PER_S]
 
 
 def _row(version: _Version, before: Sample, after: Sample, elapsed_s: float) -> Row:

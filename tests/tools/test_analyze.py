@@ -117,6 +117,31 @@ def test_front_ends_are_varied_and_named_as_a_flag_of_the_server(tmp_path):
     assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and str(tmp_path).encode() in _command_of(pid)]
 
 
+CALLS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = requests[0].inputs()
+        for _ in range(100):
+            answer = pb_utils.InferenceRequest(model_name="step", inputs=inputs, requested_output_names=["OUT"]).exec()
+            assert not answer.has_error(), answer.error()
+        return [pb_utils.InferenceResponse(answer.output_tensors()) for _ in requests]
+"""
+
+
+@pytest.mark.thorough
+def test_models_that_could_share_a_process_are_named(tmp_path):
+    repository(tmp_path / "models", "step", "pass")
+    write_model(tmp_path / "models", "pipeline", CALLS, CONFIG)
+    flags = ("--trials=1", "--instances=1", "--batch-sizes=4", "--delays=0", "--window=1", "--", "--load-model=step")
+    shown, _ = analyze(tmp_path / "models", "pipeline", *flags)
+    (advice,) = (line for line in shown.splitlines() if "With the same PROCESS_GROUP" in line)
+    assert advice.startswith("model 'pipeline' calls 'step' ")
+    page = Path(f"{tmp_path}/models-out/report.html").read_text()
+    assert "With the same PROCESS_GROUP" in page
+
+
 @pytest.mark.thorough
 def test_steps_of_an_ensemble_are_varied_and_an_open_loop_has_one_rate(tmp_path):
     repository(tmp_path / "models", "step", EACH_ALONE)

@@ -15,6 +15,7 @@ import pytest
 from tests.sandbox.hosts import OTHER_UID, ROOT_DIRECTORY, parameters, public_directory, public_python
 from tests.support.laboratory import write_laboratory
 from tests.support.machine import without_gpu
+from tests.support.python_builds import python_built_with
 from tests.support.repositories import write_model
 from tests.support.server import ServerProcess
 from tests.support.warm_start import run_command
@@ -63,6 +64,29 @@ def test_every_layer_has_a_row(tmp_path):
     assert found["python"]["found"].endswith(sys.executable)
     assert found["model processes"]["found"].startswith(f"Python {sys.version.split()[0]}, numpy ")
     assert list(tmp_path.iterdir()) == [], "it has changed something"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_optimised"),
+    [("'--enable-shared'", False), ("'--enable-optimizations' '--with-lto'", True)],
+)
+def test_how_the_interpreter_was_built(tmp_path, arguments, is_optimised):
+    """In the row of Python, and in the log as a server starts."""
+    python = python_built_with(arguments, tmp_path / "python")
+    _, found = rows(python=python)
+    row = found["python"]
+    assert (row["status"], bool(row["advice"])) == (("ok", False) if is_optimised else ("warn", True)), row
+    assert (" built without optimisations, " in row["found"]) is not is_optimised
+    (tmp_path / "models").mkdir()
+    server = ServerProcess([tmp_path / "models"], python=[str(python)])
+    try:
+        server.wait_for("Started HTTPService")
+    finally:
+        server.stop()
+    assert ("this CPython was built without optimisations: each request takes" in server.output) is not is_optimised
+    if not is_optimised:
+        assert row["advice"] in server.output
+        assert "--enable-optimizations" in row["advice"]
 
 
 def test_for_people():

@@ -109,6 +109,10 @@ class Model(ABC):
         self.membership: Membership | None = None
         self.is_newest = False
 
+    def could_run(self, _called: Model) -> bool:
+        """Whether this version could run another one, which it calls, in a process that they share, and does not. Blocking."""
+        return False
+
     def be_newest(self, *, newest: bool) -> None:
         """Say whether this version answers the requests that name none; see :attr:`is_newest`."""
         self.is_newest = newest
@@ -140,12 +144,12 @@ class Model(ABC):
 
     @property
     def loading(self) -> str:
-        """What is still going on, and for how long, while the version is loading; ``""`` later."""
+        """A clause about the present step, and for how long, while the version is loading; ``""`` later."""
         return f"it is still loading, for {time.monotonic() - self._made_s:.0f} s" * (self.state is ModelState.LOADING)
 
     @property
     def load_stage(self) -> str:
-        """What a version that is loading does now, as a clause."""
+        """The present step of a version that is loading, as a clause."""
         return "its parts are awaited"
 
     # Health and figures

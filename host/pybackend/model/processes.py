@@ -1,5 +1,7 @@
 """The processes of one version: their environment, their sandbox, and their instances."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import threading
@@ -13,12 +15,12 @@ from typing import Any
 from pybackend.author_files.apart import apart, begin_apart
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.environment.provider import EnvironmentProvider, ModelEnvironment
-from pybackend.errors import ErrorCode, ModelEnvironmentError, ModelLoadError, PybackendError
+from pybackend.errors import ErrorCode, ModelConfigError, ModelEnvironmentError, ModelLoadError, PybackendError
 from pybackend.gpus import NO_GPU, GpuAccess
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState, StubSettings
-from pybackend.model.groups import ProcessGroup, joins_group, members_beside, terms_of_group
+from pybackend.model.groups import GroupTerms, ProcessGroup, can_join, joins_group, members_beside, terms_of_group
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.options import sandbox_options_of, start_options_of
@@ -200,11 +202,37 @@ class ModelProcesses:
             self._debugger_points = host.debugger.reserve(names)
         if self._program is not None:
             return  # threads of that program, which cannot be confined
-        if joins_group(source) and not self.is_debugged and host.terminal is None and self._make is not None:
+        if joins_group(source) and self._may_join:
             self._group = await join_group(self, source, host, self._environment, planned)
             self.sandbox = self._group.sandbox
         else:
             self.sandbox = await open_sandbox(source, host, self._environment, planned)
+
+    @property
+    def _may_join(self) -> bool:
+        return not self.is_debugged and self._host.terminal is None and self._make is not None
+
+    def could_share(self, others: ModelProcesses) -> bool:
+        """Whether two versions could live in the same processes, and do not. Blocking."""
+        if self._group is not None and self._group is others._group:
+            return False
+        ours, theirs = self._group_terms(), others._group_terms()
+        return ours is not None and theirs is not None and not ours.contradiction(theirs)
+
+    def _group_terms(self) -> GroupTerms | None:
+        """The terms under which the version would join a group; None if it never does. Blocking."""
+        source, host = self._source, self._host
+        if not (can_join(source) and self._may_join) or self._program is not None or host.resources is not None:
+            return None
+        options = sandbox_options_of(source.config, source.directory)
+        if host.sandbox is not None:
+            level = host.sandbox.level_of(source.full_name, options, source.config.source)
+            try:
+                host.sandbox.check_group(source.full_name, level, source.config.source)
+            except ModelConfigError:
+                return None
+        python = None if self._environment is None else self._environment.environment
+        return terms_of_group(source, python, options, tuple(seat.gpu for seat in self._seats.values()))
 
     def make_instance(self, planned: InstanceSpec | str) -> ModelInstance:
         """Make an instance, without a process yet, which is not among :attr:`instances`; of one that is not planned, by name."""

@@ -188,6 +188,14 @@ class PythonModel(Model):
     def _make_instance(self, services: StubServices, name: str, failures: RepeatedFailures) -> ModelInstance:
         return ModelInstance(name, self.version, self._host.launcher, self._requests, services, failures)
 
+    def could_run(self, called: Model) -> bool:
+        if not isinstance(called, PythonModel) or called is self or called.namespace != self.namespace:
+            return False
+        serving = called._serving
+        if serving is None or called.has_is_ready or called.traffic:
+            return False
+        return not serving.loader.tends(serving.version) and self._processes.could_share(called._processes)
+
     def be_newest(self, *, newest: bool) -> None:
         super().be_newest(newest=newest)
         self._offer()

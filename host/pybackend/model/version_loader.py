@@ -270,8 +270,11 @@ class VersionLoader:
         They must if the server has a part in them: because it puts several into a batch, follows sequences, holds resources, keeps
         answers, changes outputs, limits the time, or passes on a stream.
         """
-        caches = self._host.cache is not None and version.config.response_cache_enabled
-        return caches or is_tended(version) or self._processes.group is None or self._processes.is_debugged
+        return self.tends(version) or self._processes.group is None or self._processes.is_debugged
+
+    def tends(self, version: CompletedVersion) -> bool:
+        """Whether the server, as it is set up, does more with each request to a version than to pass it on."""
+        return (self._host.cache is not None and version.config.response_cache_enabled) or is_tended(version)
 
     def _signature_for_neighbours(self, version: CompletedVersion, spec: InstanceSpec) -> Signature | None:
         """Describe requests for models in the same process; None if all of them must come to the server."""

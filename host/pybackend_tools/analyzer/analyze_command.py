@@ -26,7 +26,7 @@ from pybackend_tools.analyzer.candidates import Space, candidate_of, edited
 from pybackend_tools.analyzer.goal_flags import add_goal_flags, delays_us, goal_of, number, numbers
 from pybackend_tools.analyzer.measurement import Load
 from pybackend_tools.analyzer.page import write_whole
-from pybackend_tools.analyzer.report import diffs, verdict, write_report
+from pybackend_tools.analyzer.report import advice, diffs, verdict, write_report
 from pybackend_tools.analyzer.requests import target_of
 from pybackend_tools.analyzer.servers import TIMEOUT_S, Servers
 
@@ -241,7 +241,7 @@ class _Task:
             print_text("\n".join(filter(None, diffs(best, self.configs, self.texts).values())))
             if flag := flag_of(best):
                 print_text(f"the flag of the server: pybackend serve {flag}")
-        print_text(f"{verdict(results)}\nreport: {page}")
+        print_text("\n".join([*advice(results), verdict(results), f"report: {page}"]))
 
     def forget_interrupted(self) -> None:
         """Leave out a trial that has failed because the server ended."""

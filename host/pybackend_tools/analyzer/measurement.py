@@ -14,7 +14,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from pybackend.errors import ServerError
-from pybackend_client.figures import Sample, Source, front_ends_between, rows_between
+from pybackend_client.figures import Sample, Source, advice_between, front_ends_between, rows_between
 
 _WARM_S = 0.5
 _MOST_WINDOWS = 6
@@ -74,6 +74,7 @@ class Rung:
     inside: Mapping[str, Inside]  # by the models that are varied
     memory_bytes: int  # of the processes of these, and of front ends; pages that they share count for each
     cpu_cores: float  # that the processes of these used
+    advice: Sequence[str] = ()  # which models could share a process and save by it
 
     def __str__(self) -> str:
         clients, noisy = f"{self.clients} client{'s' if self.clients > 1 else ''}", "" if self.is_steady else ", noisy"
@@ -108,7 +109,14 @@ def rung_of(document: Mapping[str, Any]) -> Rung:
     """A measurement from JSON."""
     answers = {name: Answers(**each) for name, each in document["answers"].items()}
     inside = {name: Inside(**each) for name, each in document["inside"].items()}
-    return Rung(document["clients"], answers, inside, document["memory_bytes"], document["cpu_cores"])
+    return Rung(
+        document["clients"],
+        answers,
+        inside,
+        document["memory_bytes"],
+        document["cpu_cores"],
+        document.get("advice", ()),
+    )
 
 
 class MeasurementError(ServerError):
@@ -176,6 +184,7 @@ class Bench:
             sum(row.resident_bytes or 0 for row in rows)
             + sum(row.resident_bytes or 0 for row in front_ends_between(before, after)),
             sum(row.cpu_cores or 0.0 for row in rows),
+            [f"{advice}." for advice in advice_between(before, after)],
         )
 
     def _closed(self) -> dict[str, Counter[str]]:

@@ -62,6 +62,11 @@ def verdict(results: Results) -> str:
     return "No configuration is better than the present one."
 
 
+def advice(results: Results) -> Sequence[str]:
+    """Which models could share a process and save by it, as the last load with the present configuration showed."""
+    return results.outcomes[0].rungs[-1].advice
+
+
 def csv_text(results: Results) -> str:
     """All measurements, one a line."""
     text = io.StringIO()
@@ -90,6 +95,7 @@ def html_text(
     parts = [
         f"<p><strong>{escape(verdict(results))}</strong></p>",
         f"<p>{escape(_conditions(results))}</p>",
+        *(f"<p>{escape(text)}</p>" for text in advice(results)),
         *(_figure(text, caption) for text, caption in _plots(results, best)),
         "<h2>The best configurations</h2>",
         *(_section(number, outcome, results, configs, texts) for number, outcome in enumerate(best, 1)),

@@ -88,9 +88,11 @@ def show(page: Page) -> None:
                 "A directory of models is served by `pybackend serve DIRECTORY`. `pybackend new my_model` writes a first one."
             ).classes("soft")
         metrics = ui.label().classes("soft small")
+        advice = ui.label().classes("soft small advice").props('role="status"')
 
         def refresh() -> None:
             watch = page.watch
+            advice.text = ". ".join(map(str, watch.look.advice))
             rows = _rows(page)
             if rows != table.rows:
                 table.rows = rows

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pybackend.errors import InferenceError, PybackendError
+from pybackend.modelconfig.group_advice import GroupAdvice
 from pybackend_client.connection import Connection
-from pybackend_client.figures import Row, Sample, Source, rows_between
+from pybackend_client.figures import Row, Sample, Source, advice_between, rows_between
 from pybackend_tools.console.gate import Session
 from pybackend_tools.console.settings import ConsoleSettings
 
@@ -29,6 +30,7 @@ class Look:
     """The findings of one look."""
 
     rows: tuple[Row, ...] = ()
+    advice: tuple[GroupAdvice, ...] = ()  # models that could share a process and save by it
     sample: Sample | None = None
     server: dict[str, Any] = field(default_factory=dict)  # GET /v2
 
@@ -118,8 +120,9 @@ class Watch:
         if before is None:
             self.control_refusal = self._refusal_of_control()
         sample = self._source.sample()
-        rows = rows_between(before or sample, sample)
-        return Look(tuple(rows), sample, server if isinstance(server, dict) else {})
+        before = before or sample
+        rows, advice = rows_between(before, sample), advice_between(before, sample)
+        return Look(tuple(rows), tuple(advice), sample, server if isinstance(server, dict) else {})
 
     def _refusal_of_control(self) -> str:
         with suppress(PybackendError, KeyError, TypeError):

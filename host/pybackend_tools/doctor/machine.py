@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pybackend import __version__
 from pybackend.environment.cache import EnvironmentCache
+from pybackend.environment.python_build import COST, OPTIMISED_BUILDS, is_optimised
 from pybackend.errors import PybackendError
 from pybackend.gpus import Gpus, needed_mode
 from pybackend.ipc.segment import Segment
@@ -44,9 +45,9 @@ _SHARED_BYTES = 64 * 1024 * 1024
 
 def python() -> Finding:
     """The interpreter and this installation."""
-    found = (
-        f"pybackend {__version__} on {platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    )
+    build = "" if is_optimised() else " built without optimisations"
+    interpreter = f"{platform.python_implementation()} {platform.python_version()}{build}"
+    found = f"pybackend {__version__} on {interpreter}, {sys.executable}"
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return fail(
@@ -54,6 +55,8 @@ def python() -> Finding:
             f"{found}; without {', '.join(missing)}",
             "reinstall: pip install --force-reinstall . in a clone of pybackend",
         )
+    if build:
+        return warn("python", found, f"{COST}; {OPTIMISED_BUILDS}")
     return ok("python", found)
 
 

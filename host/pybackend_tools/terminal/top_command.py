@@ -13,7 +13,15 @@ from pybackend.cli.terminal import is_terminal, print_text, table_lines, termina
 from pybackend.errors import PybackendError
 from pybackend.observability.log_lines import one_line
 from pybackend_client.connection import Connection
-from pybackend_client.figures import FrontEndRow, Row, Sample, Source, front_ends_between, rows_between
+from pybackend_client.figures import (
+    FrontEndRow,
+    Row,
+    Sample,
+    Source,
+    advice_between,
+    front_ends_between,
+    rows_between,
+)
 from pybackend_tools.connection_flags import (
     METRICS_PORT,
     access_of,
@@ -126,6 +134,7 @@ def _table(before: Sample, after: Sample, source: Source, size: tuple[int, int] 
     heads = [f"{source.server.url}: {ready} of {len(rows)} ready, {total:.1f} requests/s, {failed:.1f} failures/s"]
     if source.trouble:
         heads.append(f"no metrics: {one_line(source.trouble)}")
+    heads += [one_line(str(advice)) for advice in advice_between(before, after)]
     if front_ends:
         heads += [*table_lines([_FRONT_END_HEADINGS, *map(_front_end_cells, front_ends)], left=1), ""]
     lines = table_lines([_HEADINGS, *map(_cells, rows)], left=_LEFT_ALIGNED)
@@ -171,5 +180,6 @@ def _document(first: Sample, second: Sample) -> str:
         "interval_s": second.taken_s - first.taken_s,
         "models": [asdict(row) for row in rows_between(first, second)],
         "front_ends": [asdict(row) for row in front_ends_between(first, second)],
+        "groupable": [{**asdict(each), "saved_cores": each.saved_cores} for each in advice_between(first, second)],
     }
     return json.dumps(document, ensure_ascii=False)

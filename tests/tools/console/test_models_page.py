@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
+from tests.support.groupable import calling, write_pair
+from tests.support.repositories import IDENTITY
 from tests.support.server import ServerProcess
 from tests.tools.console.conftest import Console, Visit, console_flags, wait_until
 
@@ -122,6 +124,18 @@ def test_a_server_that_goes_away_comes_back_by_itself(
     seen.page.get_by_role("alert").get_by_text("no server answers").wait_for(state="hidden")
     first.stop()
     second.stop()
+
+
+def test_models_that_could_share_a_process_are_named(
+    tmp_path: Path, start_console: Callable[..., Console], visit: Callable[..., Visit]
+) -> None:
+    write_pair(tmp_path / "models", "step", IDENTITY)
+    server = ServerProcess([tmp_path / "models"])
+    server.wait_ready()
+    seen = visit(start_console(*console_flags(server)))
+    with calling(server, "calls_step"):
+        seen.page.get_by_text("model 'calls_step' calls 'step' ").wait_for()
+    server.stop()
 
 
 def test_five_hundred_models_are_searched_and_sorted(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -121,6 +121,17 @@ class OpenCall:
         for executor in held:
             executor.holders.remove(self._execution)
 
+    @property
+    def could_stay(self) -> bool:
+        """Whether the call itself would allow that it stays in a process; calls that wait beside others never do."""
+        message = self.message
+        return (
+            message.options is None
+            and message.model_version < 0
+            and not message.decoupled
+            and self.admission is not None
+        )
+
     def cancel(self) -> None:
         """The caller no longer wants responses."""
         self.cancelled = True
@@ -159,7 +170,8 @@ class _Outbox:
 class ModelCalls:
     """Passes stubs' calls to the engine.
 
-    ``on_queued`` gets the calls of each turn after the schedulers have had a chance to dispatch them. ``others``: the way to models that this
+    ``on_queued`` gets the calls of each turn after the schedulers have had a chance to dispatch them. ``made`` counts calls that could be
+    function calls, by the full names of both models. ``others``: the way to models that this
     server has not.
     """
 
@@ -169,6 +181,7 @@ class ModelCalls:
         names: ModelNames,
         open_bytes: OpenBytes,
         on_queued: Callable[[Sequence[OpenCall]], None],
+        made: Counter[tuple[str, str]],
         others: OtherServers | None = None,
     ) -> None:
         self._engine = engine
@@ -177,6 +190,7 @@ class ModelCalls:
         self._answers = engine.answers[_PROTOCOL]
         self._open_bytes = open_bytes
         self._on_queued = on_queued
+        self._made = made
         self._loop = asyncio.get_running_loop()
         self._turn = loop_turn_of(self._loop)
         self._outboxes: dict[CallingStub, _Outbox] = {}
@@ -448,6 +462,8 @@ class ModelCalls:
             call.let_go_of_held()
             outbox = self._outboxes.get(caller)
             if outbox is not None:
+                if call.could_stay and len(outbox.open) == 1:
+                    self._made[caller.model_name, call.admission.full_name] += 1  # type: ignore[union-attr]  # it is there
                 outbox.open.pop(call.message.call, None)
                 self._open_bytes.release(caller, call.nbytes)
         elif caller.backlog_bytes > MOST_BACKLOG_BYTES and not call.paused and call.pending is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.calls.groupable import GroupableCalls
 from pybackend.frontend.calls.model_calls import ModelCalls, OpenCall
 from pybackend.frontend.calls.open_bytes import OpenBytes
 from pybackend.frontend.calls.other_servers import OtherServers
@@ -31,7 +32,10 @@ class ModelServices:
         self.metrics = CustomMetrics()  # the custom metrics of all models
         self._catalogue = catalogue
         self._open_bytes = OpenBytes()
-        self._calls = ModelCalls(engine, catalogue.names, self._open_bytes, self._check_cycles, others)
+        self.groupable = GroupableCalls(catalogue.representative)
+        self._calls = ModelCalls(
+            engine, catalogue.names, self._open_bytes, self._check_cycles, self.groupable.made, others
+        )
         self._control = ModelControl(engine, catalogue.names, self._open_bytes, others)
 
     def on_call(self, caller: CallingStub, call: heard.Call, tail: bytes) -> None:

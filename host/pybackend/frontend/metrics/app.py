@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,6 +18,7 @@ from pybackend.frontend.metrics.optional_families import (
 )
 from pybackend.gpus import Gpus
 from pybackend.model.cache.response_cache import ResponseCache
+from pybackend.modelconfig.group_advice import CALLS_FAMILY
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.observability.machine import BOUNDS_S, LoopLag, Machine, ProcessUsage, open_gpu_meter, usage_of
 from pybackend.observability.metrics import Family, Sample, labels_text, lines
@@ -33,7 +34,8 @@ PART_S = 0.001
 class MetricsApp:
     """``GET /metrics`` in the text format of Prometheus: the server's own families, then the custom ones.
 
-    ``front_ends`` count what they answer; None if there are no such processes.
+    ``front_ends`` count what they answer; None if there are no such processes. ``groupable`` counts calls between models
+    that could share a process, by the names of both.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class MetricsApp:
         settings: MetricsSettings,
         gpus: Gpus,
         front_ends: SeparateFrontEnds | None,
+        groupable: Callable[[], Sequence[tuple[tuple[str, str], int]]],
     ) -> None:
         self._engine = engine
         self._front_ends = front_ends
+        self._groupable = groupable
         self._cache = cache
         self._custom_metrics = custom_metrics
         self._model_lines = ModelLines(with_latencies=settings.counter_latencies)
@@ -104,6 +108,7 @@ class MetricsApp:
         yield from self._of_processes(versions, usage)
         yield from self._of_storage()
         yield from self._of_answers()
+        yield from self._of_calls()
         yield _lag_family(self._lag)
         if self._cache is not None:
             yield from cache_families(self._cache, versions, self._model_lines.labels_of)
@@ -171,6 +176,14 @@ class MetricsApp:
             "When the repository in cloud storage was last listed, in seconds since 1970",
             [("", labels, listing.listed_s) for labels, listing in listings],
         )
+
+    def _of_calls(self) -> Iterator[Family]:
+        counts = self._groupable()
+        text = "Number of calls between models that could share a process, where a call takes longer than the work that it asks for"
+        labels = ({"caller": caller, "called": called} for (caller, called), _ in counts)
+        samples = [("", labels_text(each), count) for each, (_, count) in zip(labels, counts, strict=True)]
+        if samples:
+            yield Family(CALLS_FAMILY, "counter", text, samples)
 
     def _of_answers(self) -> Iterator[Family]:
         yield Family(
