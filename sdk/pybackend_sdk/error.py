@@ -1,12 +1,12 @@
 """Failures: the error in a response, the exception that the SDK raises, and exceptions formatted as text."""
 
-from typing import Any, ClassVar, List, Sequence, Tuple, Union
+from typing import Any, ClassVar, Dict, List, Sequence, Tuple, Union
 
 from pybackend_sdk.arguments import incompatible
 from pybackend_wire.errors import ErrorCode
 
-FRAME_LIMIT = 100
-"""Most frames that :func:`format_exception` lists; endless recursion would fill a response with a thousand."""
+FRAME_LIMIT, REPEATED_LIMIT = 100, 3
+"""Most frames that :func:`format_exception` lists, and how often it lists the same one: endless recursion has a thousand."""
 
 
 class TritonModelException(Exception):
@@ -81,10 +81,30 @@ def format_exception(exception: BaseException, hidden_prefixes: Sequence[str] = 
     frames = _frames(exception, tuple(hidden_prefixes))
     if not frames:
         return printable(message if type(exception) is TritonModelException else head)
-    lines = [f"  {file}({line}): {function}\n" for file, line, function in frames[:FRAME_LIMIT]]
-    if len(frames) > FRAME_LIMIT:
-        lines.append(f"  ... ({len(frames) - FRAME_LIMIT} more)\n")
+    lines = _frame_lines(frames)
+    if len(lines) > FRAME_LIMIT:
+        lines[FRAME_LIMIT:] = [f"  ... ({len(lines) - FRAME_LIMIT} more)\n"]
     return printable(f"{head}\n\nAt:\n{''.join(lines)}")
+
+
+def _frame_lines(frames: Sequence[Tuple[str, int, str]]) -> List[str]:
+    """A line for each frame; those of a recursion, which are the same again and again, are counted."""
+    lines: List[str] = []
+    seen: Dict[Tuple[str, int, str], int] = {}
+    counted = 0
+    for frame in frames:
+        seen[frame] = seen.get(frame, 0) + 1
+        if seen[frame] > REPEATED_LIMIT:
+            counted += 1
+            continue
+        if counted:
+            lines.append(f"  ... ({counted} more like these)\n")
+            counted = 0
+        file, line, function = frame
+        lines.append(f"  {file}({line}): {function}\n")
+    if counted:
+        lines.append(f"  ... ({counted} more like these)\n")
+    return lines
 
 
 def _message_of(exception: BaseException) -> str:

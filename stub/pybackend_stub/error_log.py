@@ -5,6 +5,7 @@ After an error that the sandbox has caused, one line says which option would all
 
 import binascii
 import errno
+import linecache
 import os
 import sys
 import threading
@@ -78,6 +79,19 @@ class ErrorLog:
                 del self._sent_ns[next(iter(self._sent_ns))]
             self._sent_ns[failure] = now_ns
             return True
+
+
+def keep_sources(version_directory: str) -> None:
+    """Keep the text of a model's own modules, for tracebacks: its author may change the files while it serves."""
+    if not version_directory:  # of a model whose code is not this process's own
+        return
+    beginning = os.path.join(os.path.dirname(version_directory), "")
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(file, str) and file.startswith(beginning) and file.endswith(".py"):
+            lines = linecache.getlines(file)
+            # Without a time of change, an entry is never compared with its file.
+            linecache.cache[file] = (0, None, lines, file)
 
 
 def write_load_error(phase: str, error: BaseException) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from pybackend_sdk.model_loader import import_model
 from pybackend_sdk.runtime import bind_runtime
 from pybackend_stub.channel import MOST_TEXT, HostChannel, HostGone, shortened
-from pybackend_stub.error_log import BUNDLE, ErrorLog, explain_refusals, write_load_error
+from pybackend_stub.error_log import BUNDLE, ErrorLog, explain_refusals, keep_sources, write_load_error
 from pybackend_stub.forks import ForkRelay
 from pybackend_stub.imports import when_imported
 from pybackend_stub.instance import ModelInstance
@@ -55,6 +55,7 @@ class StubLoop:
         )
         self._open_group = open_group
         self._take_in: Optional[TakeIn] = None
+        self._version_directory = ""
         self._import: Callable[..., type] = import_model
         self._execute = self._instance.execute
         self._attendant = attendant = Attendant(nudges, self._receiver)
@@ -140,6 +141,8 @@ class StubLoop:
 
                 start_debugger(*model.debugger, BUNDLE)
             self._instance.load(model, runtime, self._import)
+            self._version_directory = model.version_directory
+            keep_sources(self._version_directory)
             completed = None
             if load.auto_complete_config is not None:
                 phase = "Failed to initialize Python stub for auto-complete"
@@ -163,6 +166,7 @@ class StubLoop:
         self._expect_forks()
         try:
             has_is_ready = self._instance.initialize(plan)
+            keep_sources(self._version_directory)
         except BaseException as error:  # noqa: BLE001  as in _load
             return self._fail("initialize", "Failed to initialize Python stub", error)
         self._channel.say(Initialized(has_is_ready))

@@ -317,6 +317,22 @@ def test_a_model_that_writes_beside_its_code_is_not_loaded_again(follower, tmp_p
     tells(follower, "writes", 101)
 
 
+def test_the_traceback_of_a_version_that_still_serves_has_its_own_lines(follower, tmp_path):
+    fails = """
+import time
+
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError(time.monotonic())  # as it was loaded
+"""
+    write_model(tmp_path, "fails", fails, CONFIG)
+    tells(follower, "fails", 500)
+    write_model(tmp_path, "fails", "\n# One.\n# Two.\n# Three.\n# Four.\n1 / 0\n", None)
+    follower.wait_for("model 'fails' keeps serving as before its change")
+    assert told(follower, "fails") == 500
+    wait_until(lambda: follower.output.count("  # as it was loaded") == 2, lambda: follower.output)
+
+
 def test_a_model_that_loads_for_ever_is_named(follower, tmp_path):
     directory = write_model(tmp_path, "touched", TOUCHES_FROM_OUTSIDE, CONFIG)
     (directory / "1").chmod(0o777)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 
 import pytest
 
@@ -130,15 +131,34 @@ def test_text_can_always_be_sent():
     assert format_exception(ValueError("\ud800")).encode() == b"ValueError: \\ud800"
 
 
-def test_endless_recursion_does_not_fill_the_response():
-    def forever():
-        forever()
+def test_frames_of_an_endless_recursion_are_counted():
+    def there():
+        back()
+
+    def back():
+        there()
 
     try:
-        forever()
+        there()
     except RecursionError as error:
         text = format_exception(error)
-    lines = text.splitlines()
-    assert lines[0].startswith("RecursionError: ")
+    head, _, at, *frames, outermost = text.splitlines()
+    assert (head.startswith("RecursionError: "), at) == (True, "At:")
+    assert sorted(frame.rpartition(" ")[2] for frame in frames[:-1]) == ["back"] * 3 + ["there"] * 3
+    assert re.fullmatch(r"  \.\.\. \(\d{3,} more like these\)", frames[-1])
+    assert outermost.endswith("test_frames_of_an_endless_recursion_are_counted")
+
+
+def test_a_deep_stack_does_not_fill_the_response():
+    code = (
+        "".join(f"def f{number}(): f{number + 1}()\n" for number in range(FRAME_LIMIT))
+        + f"def f{FRAME_LIMIT}(): 1 / 0\n"
+    )
+    functions = {}
+    exec(code, functions)
+    try:
+        functions["f0"]()
+    except ZeroDivisionError as error:
+        lines = format_exception(error).splitlines()
     assert len(lines) == 3 + FRAME_LIMIT + 1
-    assert lines[-1].endswith(" more)")
+    assert lines[-1] == "  ... (2 more)"
