@@ -90,7 +90,7 @@ def test_the_access_log(models, tmp_path):
     assert facts == [
         ("http", "POST", infer, 200, len(body)),
         ("http", "POST", infer, 200, len(body)),
-        ("http", "POST", "/v2/models/none/infer", 400, len(body)),
+        ("http", "POST", "/v2/models/none/infer", 404, len(body)),
         ("http", "POST", infer, 200, len(body)),
         ("http", "GET", "/v2/health/live", 200, 0),
         ("grpc", "POST", f"{service}/ServerLive", "OK", 5),

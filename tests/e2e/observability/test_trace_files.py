@@ -248,7 +248,7 @@ def test_requests_that_fail_are_traced_too(server, reader):
     (died,) = reader.next(1)
     assert "COMPUTE_START" not in died.names
     assert died.names[-1] == "HTTP_SEND_END"
-    assert server.infer("none", REQUEST).status == 400
+    assert server.infer("none", REQUEST).status == 404
     reply = server.request("POST", "/v2/models/identity/generate", {"IN": [1.0, 2.0]})
     assert reply.status == 200
     (generated,) = reader.next(1)

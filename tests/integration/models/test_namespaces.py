@@ -54,7 +54,7 @@ def test_a_storm_of_loads_in_two_namespaces_does_not_mix_them(tmp_path):
                         *(engine.control.load(f"{place.name}::{name}") for name in ("m", "whole", "m"))
                     )
                     with pytest.raises(AmbiguousModelError):
-                        await engine.control.load("m")
+                        await engine.control.load("m", '{"backend": "python"}')
 
             async def infer(place):
                 told = []
