@@ -60,7 +60,7 @@ OTHER_PYTHONS = $(foreach version,3.13 3.12 3.11,python$(version) /usr/bin/pytho
   $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/$(version).*/bin/python3))
 
 # The protobuf schema.
-SCHEMA := host/pybackend/schema
+SCHEMA := host/pybackend/modelconfig/protobuf
 
 # The script that draws the site's diagrams; the built site carries it, so that diagrams work offline.
 MERMAID_VERSION := 11.17.2

@@ -213,7 +213,7 @@ class TritonModelConfig:
         from google.protobuf.json_format import ParseDict, ParseError
         from google.protobuf.text_format import MessageToString
 
-        from pybackend.schema.messages import message_class
+        from pybackend.modelconfig.protobuf.messages import message_class
 
         try:
             document = self.document()

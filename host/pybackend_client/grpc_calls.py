@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pybackend.schema.messages import message_class
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend_client.errors import ClientError, ConnectionLostError, DeadlineError, UnreachableError, refused
 from pybackend_client.inference import array_of
 from pybackend_client.tensors import Answer, Ask, Metadata

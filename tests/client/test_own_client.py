@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from pybackend.schema.messages import message_class
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend_client import (
     AccessError,
     AsyncClient,

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READS_AND_WRITES = """
 import json, sys
 from google.protobuf import text_format
-from pybackend.schema.messages import message_class
+from pybackend.modelconfig.protobuf.messages import message_class
 for name, (written, text) in json.load(sys.stdin).items():
     message = message_class(name).FromString(bytes.fromhex(written))
     assert text_format.MessageToString(message) == text, name

@@ -22,7 +22,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from pybackend.author_files.reading import open_regular
+from pybackend.author_files import open_regular
 from pybackend.environment.file_lock import FileLock
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.prefixes import rewrite_prefixes

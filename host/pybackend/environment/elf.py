@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.author_files.reading import open_regular
+from pybackend.author_files import open_regular
 
 _MAGIC = b"\x7fELF"
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pybackend.author_files.reading import open_regular
+from pybackend.author_files import open_regular
 from pybackend.environment.manifest import EnvironmentManifest
 from pybackend_wire.confinement import LIBRARY_PATH
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pybackend.author_files.reading import open_regular
+from pybackend.author_files import open_regular
 from pybackend.environment.archive import ArchiveReader, MemberKind
 from pybackend.environment.cache import key_of
 from pybackend.environment.hooks import hooks_of

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.author_files.reading import read_regular
+from pybackend.author_files import read_regular
 from pybackend.environment.elf import Binary, read_binary
 from pybackend.environment.manifest import EnvironmentManifest, PackedPackage, host_libc, host_platform, read_manifest
 from pybackend.errors import ModelEnvironmentError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pybackend.author_files.reading import open_regular
+from pybackend.author_files import open_regular
 from pybackend.errors import ModelEnvironmentError
 
 MANIFEST_FILENAME = "pybackend-environment.json"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from pybackend.author_files.reading import read_regular
+from pybackend.author_files import read_regular
 from pybackend.environment.cache import PACKED, EnvironmentCache, HeldEnvironment
 from pybackend.environment.file_lock import FileLock
 from pybackend.environment.manifest import host_platform

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pybackend.author_files.apart import begin_apart
+from pybackend.apart import begin_apart
 from pybackend.errors import ServerError
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from pybackend.author_files.reading import FileRefused, read_beneath, read_regular
+from pybackend.author_files import FileRefused, read_beneath, read_regular
 from pybackend.errors import InferenceError, ModelLoadError
 from pybackend.inference.pending import PendingRequest, ResponsePath, to_sender
 from pybackend.inference.response import InferenceResponse

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pybackend.author_files.apart import apart, begin_apart
+from pybackend.apart import apart, begin_apart
 from pybackend.environment.environment import HOST_ENVIRONMENT
 from pybackend.environment.provider import EnvironmentProvider, ModelEnvironment
 from pybackend.errors import ErrorCode, ModelConfigError, ModelEnvironmentError, ModelLoadError, PybackendError

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.author_files.reading import is_file_beneath
+from pybackend.author_files import is_file_beneath
 from pybackend.errors import ModelLoadError
 from pybackend.modelconfig.model_directory import similar_file
 from pybackend.modelconfig.schema import ModelConfig, full_name

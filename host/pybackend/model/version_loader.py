@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.author_files.apart import apart
+from pybackend.apart import apart
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import READINESS_LIMIT_S, InstanceSettings
 from pybackend.model.cached_answers import version_digest, warn_without_cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from pybackend.author_files.reading import is_file_beneath
+from pybackend.author_files import is_file_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON, known_backend
 from pybackend.modelconfig.model_directory import scan_versions

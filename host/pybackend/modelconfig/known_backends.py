@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.author_files.reading import exists_beneath, read_beneath
+from pybackend.author_files import exists_beneath, read_beneath
 
 PYTHON = "python"
 DEFAULT_MODEL_FILENAME = "model.py"

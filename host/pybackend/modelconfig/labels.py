@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pybackend.author_files.reading import read_beneath
+from pybackend.author_files import read_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig, TensorConfig
 

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pybackend.author_files.reading import read_start_beneath
+from pybackend.author_files import read_start_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.backends import BackendPlaces, find_runtime
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES, check_bounds, check_extent

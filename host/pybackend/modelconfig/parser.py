@@ -21,12 +21,12 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from pybackend.author_files.reading import read_beneath
+from pybackend.author_files import read_beneath
 from pybackend.errors import ModelConfigError
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
 from pybackend.modelconfig.parse_errors import nearest, parse_reason
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.modelconfig.text_form import rewritten
-from pybackend.schema.messages import message_class
 
 Document = dict[str, Any]
 

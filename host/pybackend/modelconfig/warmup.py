@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.author_files.reading import read_beneath, read_start_beneath
+from pybackend.author_files import read_beneath, read_start_beneath
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.modelconfig.signature import ModelSignature

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.author_files.apart import apart
-from pybackend.author_files.reading import open_file_beneath
+from pybackend.apart import apart
+from pybackend.author_files import open_file_beneath
 from pybackend.environment.provider import environment_path
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
 from pybackend.model.groups import joins_group

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pybackend.author_files.apart import apart
+from pybackend.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.ensemble import circle_of, part_names

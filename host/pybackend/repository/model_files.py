@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from pybackend.author_files.apart import apart
-from pybackend.author_files.reading import read_beneath
+from pybackend.apart import apart
+from pybackend.author_files import read_beneath
 from pybackend.errors import ErrorCode, ModelLoadError, ServerError
 from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
 from pybackend.modelconfig.ensemble import part_names_on_disk

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
-from pybackend.author_files.apart import apart
+from pybackend.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.loader import load_policy

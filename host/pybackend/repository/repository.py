@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from pybackend.author_files.apart import apart
+from pybackend.apart import apart
 from pybackend.errors import ModelLoadError
 from pybackend.instance.services import StubServices
 from pybackend.model.ensemble.model import EnsembleModel

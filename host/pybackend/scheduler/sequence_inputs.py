@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
 
-from pybackend.author_files.reading import read_beneath
+from pybackend.author_files import read_beneath
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest, RequestFlags

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from ray.util import get_node_ip_address
 
-from pybackend.schema.messages import message_class
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend_addons.ray.changes import Answer, error_text
 from pybackend_addons.ray.cluster import KEY_HEADER
 from pybackend_addons.ray.coordinator import Coordinator

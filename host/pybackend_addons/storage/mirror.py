@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from pybackend.author_files.apart import begin_apart
+from pybackend.apart import begin_apart
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME, CONFIGS_DIRECTORY
 from pybackend.repository.remote import Choose, InUse
 from pybackend_addons.storage.bucket import Bucket, Changed, Patience, StorageError, Unreachable

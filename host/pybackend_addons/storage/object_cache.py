@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pybackend.author_files.reading import read_regular
+from pybackend.author_files import read_regular
 from pybackend.environment.file_lock import FileLock
 from pybackend_addons.storage.remote_files import RemoteFile, RemoteModel
 from pybackend_addons.storage.url import RepositoryUrl

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pybackend.author_files.reading import read_regular
+from pybackend.author_files import read_regular
 from pybackend.spelling import closest
 
 CLASS_NAME = "TritonPythonModel"

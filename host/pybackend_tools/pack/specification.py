@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pybackend.author_files.reading import read_regular
+from pybackend.author_files import read_regular
 from pybackend_tools.pack.errors import SpecificationError, UnpackableError
 
 _MOST_BYTES = 16 * 1024 * 1024

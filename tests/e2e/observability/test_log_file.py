@@ -94,7 +94,7 @@ def test_the_access_log(models, tmp_path):
         ("http", "POST", infer, 200, len(body)),
         ("http", "GET", "/v2/health/live", 200, 0),
         ("grpc", "POST", f"{service}/ServerLive", "OK", 5),
-        ("grpc", "POST", f"{service}/ModelMetadata", "INVALID_ARGUMENT", 11),
+        ("grpc", "POST", f"{service}/ModelMetadata", "NOT_FOUND", 11),
     ]
     assert lines[0]["sent_bytes"] > 50
     assert lines[4]["sent_bytes"] == len(b'{"live":true}')

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pybackend.author_files.apart import apart
+from pybackend.apart import apart
 from pybackend.errors import InferenceError, PybackendError
 from pybackend.model.model import Model
 from pybackend.modelconfig.group_advice import OFTEN_PER_S, SAVED_NS, GroupAdvice

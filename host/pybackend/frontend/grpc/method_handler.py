@@ -11,9 +11,9 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.grpc.call import Call, Handler
 from pybackend.frontend.grpc.errors import INTERNAL, CallError
 from pybackend.frontend.grpc.length_prefixed import too_large_error
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.protocol.grpc.message import check_field_count
 from pybackend.protocol.grpc.status import GrpcStatus
-from pybackend.schema.messages import message_class
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.method_handler import Method, MethodHandler
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.modelconfig.parser import serialize_config
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.observability.logging import LOG
 from pybackend.protocol.documents.metadata import tensor_documents
 from pybackend.protocol.documents.repository import (
@@ -29,7 +30,6 @@ from pybackend.protocol.documents.repository import (
 from pybackend.protocol.documents.settings import log_changes, log_values, trace_changes, trace_values
 from pybackend.protocol.grpc.message import check_load_fields
 from pybackend.protocol.grpc.status import GrpcStatus
-from pybackend.schema.messages import message_class
 from pybackend_http2 import RequestHead, Stream
 
 INFERENCE = "inference.GRPCInferenceService"

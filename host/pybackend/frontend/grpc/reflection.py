@@ -5,8 +5,8 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+from pybackend.modelconfig.protobuf.messages import descriptor_pool, message_class
 from pybackend.protocol.grpc.status import GrpcStatus
-from pybackend.schema.messages import descriptor_pool, message_class
 
 PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 """Both versions have the same messages."""

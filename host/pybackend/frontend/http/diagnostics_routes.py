@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from pybackend.author_files.apart import apart
+from pybackend.apart import apart
 from pybackend.engine.answers import RefusalReason
 from pybackend.environment.environment import installed_packages
 from pybackend.errors import InferenceError, ModelLoadError

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from pybackend.author_files.apart import apart
+from pybackend.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.inference.pending import NoHolder, PendingRequest
 from pybackend.inference.request import InferenceRequest

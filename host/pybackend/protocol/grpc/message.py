@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from pybackend.errors import InferenceError, invalid
 from pybackend.inference.tensor import Buffer
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.protocol.infer_plan import SMALL_BYTES
 from pybackend.protocol.limits import BodyLimits
-from pybackend.schema.messages import message_class
 
 MODEL_NAME, MODEL_VERSION, ID, PARAMETERS, _INPUTS, _OUTPUTS, RAW = (
     number << 3 | 2 for number in range(1, 8)

@@ -8,10 +8,10 @@ from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.protocol.grpc.request import EMPTY_FINAL
 from pybackend.protocol.grpc.response import FINAL
 from pybackend.protocol.grpc.status import STATUS
-from pybackend.schema.messages import message_class
 
 CODES = {status.name: code for code, status in STATUS.items()}
 """The kind of failure by the name of gRPC's status."""

@@ -16,12 +16,12 @@ from pybackend.errors import InferenceError, invalid
 from pybackend.inference.request import ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import INT64_MAX, Buffer, OutputTensor
+from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.protocol.grpc.message import written_varint
 from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.json.infer_response import LONGEST_CACHED_NAMES, wanted_outputs
 from pybackend.protocol.limits import INT64_MIN, UINT64_MAX
 from pybackend.protocol.recurring import Recurring
-from pybackend.schema.messages import message_class
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
 """The largest message that protobuf, and so any client, can read."""

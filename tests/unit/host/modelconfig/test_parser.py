@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pybackend.schema
+import pybackend.modelconfig.protobuf
 from pybackend.errors import ErrorCode, ModelConfigError
 from pybackend.modelconfig.loader import finish_config, load_config
 from pybackend.modelconfig.parser import (
@@ -394,7 +394,7 @@ LIKE_CPP = [
 
 def cpp_parser(text: bytes) -> bytes | None:
     """The message that protobuf's parser in C++ reads, None if it refuses the text."""
-    definitions = Path(pybackend.schema.__path__[0], "definitions")
+    definitions = Path(pybackend.modelconfig.protobuf.__path__[0], "definitions")
     protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{definitions}", "--encode=inference.ModelConfig"]
     done = subprocess.run([*protoc, "model_config.proto"], input=text, capture_output=True, check=False)
     return None if done.returncode else done.stdout

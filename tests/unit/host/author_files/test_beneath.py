@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.author_files import reading
-from pybackend.author_files.reading import open_beneath, walk_beneath
+from pybackend.author_files import open_beneath, reading, walk_beneath
 from pybackend.sandbox.removal import remove_tree
 
 Open = Callable[[int, str], int]
@@ -118,7 +117,7 @@ class Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Filter(4, program)), 0, 0) == 0
 from pathlib import Path
-from pybackend.author_files.reading import read_beneath
+from pybackend.author_files import read_beneath
 for name in ("config.pbtxt", "up"):
     try:
         print(read_beneath(Path(sys.argv[1]), name, 100))

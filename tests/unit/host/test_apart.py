@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from pybackend.apart import apart
 from pybackend.author_files import apart as module
-from pybackend.author_files.apart import apart
 from pybackend.errors import ModelLoadError
 
 
@@ -76,7 +76,7 @@ def test_what_takes_too_long_is_given_up(monkeypatch):
 def test_a_process_ends_although_something_hangs():
     code = (
         "import asyncio, threading\n"
-        "from pybackend.author_files.apart import apart\n"
+        "from pybackend.apart import apart\n"
         "async def main():\n"
         "    hanging = asyncio.ensure_future(apart('x', threading.Event().wait))\n"
         "    await apart('x', int)\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.author_files.reading import (
+from pybackend.author_files import (
     FileRefused,
     exists_beneath,
     is_file_beneath,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from pybackend.schema.messages import DESCRIPTOR_SET, descriptor_pool, message_class
+from pybackend.modelconfig.protobuf.messages import DESCRIPTOR_SET, descriptor_pool, message_class
 from tests.support.protobuf_messages import contents_of
 
 DEFINITIONS = DESCRIPTOR_SET.parent / "definitions"
@@ -129,7 +129,7 @@ def test_a_message_that_no_definition_has(name):
 OURS = """
 from pybackend.modelconfig.parser import parse_config_text
 assert parse_config_text('name: "a"', "x")["name"] == "a"
-from pybackend.schema.messages import message_class
+from pybackend.modelconfig.protobuf.messages import message_class
 ours = message_class("inference.ModelInferRequest")
 assert ours(id="a").SerializeToString() == b"\\x1a\\x01a"
 """
