@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from pybackend.cli.terminal import counted
+from pybackend.cli.output import counted
 from tests.bench import bodies, grpc_workloads, progress, repositories, servers
 from tests.bench.loadgen import Load, LoadResult, load_median
 from tests.bench.plan import Plan

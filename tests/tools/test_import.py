@@ -377,6 +377,6 @@ def _without_pytest():
 
 
 def test_a_slow_import_says_what_it_does(tmp_path, onnx_file, capsys, monkeypatch):
-    monkeypatch.setattr("pybackend.cli.terminal.SLOW_S", 0.0)
+    monkeypatch.setattr("pybackend.cli.output.SLOW_S", 0.0)
     assert main(["import", str(onnx_file), f"--repository={tmp_path / 'models'}"]) == 0
     assert capsys.readouterr().err.startswith("the model is loading, and its framework with it ...\n")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from pybackend.cli.command_parser import UsageError
 from pybackend.cli.options import CommandLine, parse, print_help
+from pybackend.cli.output import print_error
 from pybackend.cli.places import refuse_bare_models
 from pybackend.cli.setting_sources import settings_text
-from pybackend.cli.terminal import print_error
 from pybackend.errors import PybackendError, ServerError, SettingError
 from pybackend.plugins import COMMANDS, RUNNERS
 from pybackend.settings import Settings

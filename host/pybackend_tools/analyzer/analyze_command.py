@@ -12,7 +12,7 @@ from typing import Any
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flag_values import MOST_FRONT_ENDS, absolute
 from pybackend.cli.options import SILENT, parse_serve_flags, visited, visited_arguments
-from pybackend.cli.terminal import divided, print_text
+from pybackend.cli.output import divided, print_text
 from pybackend.errors import PybackendError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.ports import free_ports

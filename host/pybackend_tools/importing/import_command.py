@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.model_names import check_new_name, name_from
 from pybackend.cli.options import SILENT, visited, visited_settings
-from pybackend.cli.terminal import counted, divided, print_error, print_text, terminated
+from pybackend.cli.output import counted, divided, print_error, print_text, terminated
 from pybackend.errors import ServerError
 from pybackend.flag import integer
 from pybackend.modelconfig.parser import read_config_file

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.cli.terminal import said_if_slow
+from pybackend.cli.output import said_if_slow
 from pybackend.errors import InferenceError, ServerError
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.normalisation import minimal_document

@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.model_names import check_new_name
 from pybackend.cli.options import SILENT, visited, visited_settings
-from pybackend.cli.terminal import divided, print_error, print_text, table_lines, terminated, wrapped
+from pybackend.cli.output import divided, print_error, print_text, table_lines, terminated, wrapped
 from pybackend.errors import PybackendError, ServerError
 from pybackend.flag import integer
 from pybackend.ports import free_ports

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pybackend.cli.command_parser import PlainParser, UsageError
-from pybackend.cli.terminal import divided, print_text, table_lines
+from pybackend.cli.output import divided, print_text, table_lines
 from pybackend.environment.cache import CacheEntry, EnvironmentCache, cache_places, default_cache_directory
 from pybackend.environment.hooks import HookEffect
 from pybackend.environment.inspection import Inspection, inspect_environment

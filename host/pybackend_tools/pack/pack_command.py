@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pybackend.cli.command_parser import PlainParser, UsageError
-from pybackend.cli.terminal import counted, print_error, terminated
+from pybackend.cli.output import counted, print_error, terminated
 from pybackend.modelconfig.backends import backends_with_recipes, lock_of, recipe_of
 from pybackend_tools.pack import PackError, PackOptions, PackResult, pack
 from pybackend_tools.pack.errors import ConflictError, SpecificationError, UnsolvableError

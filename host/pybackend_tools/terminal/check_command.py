@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.options import parse_with_serve_flags
+from pybackend.cli.output import counted, print_text, wrapped
 from pybackend.cli.places import refuse_bare_models, with_single_models
-from pybackend.cli.terminal import counted, print_text, wrapped
 from pybackend.errors import ServerError
 from pybackend.observability.log_lines import one_line
 from pybackend.repository.layout import scan_repositories

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.terminal import print_error
+from pybackend.cli.output import print_error
 from pybackend.errors import PybackendError, ServerError
 from pybackend_client.typed_client import typed_client
 from pybackend_tools.connection_flags import add_connection_flags, add_url, connection_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.terminal import counted, is_terminal, print_text, table_lines, terminal_size
+from pybackend.cli.output import counted, is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import ServerError
 from pybackend.modelconfig.schema import NAMESPACE_SEPARATOR
 from pybackend.modelconfig.traffic import SHADOW_FORM, WEIGHTS_FORM, shadow_of, weights_of

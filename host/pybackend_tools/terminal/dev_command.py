@@ -12,9 +12,9 @@ from pathlib import Path
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.flags import GROUPS
 from pybackend.cli.options import settings_of
+from pybackend.cli.output import has_terminal
 from pybackend.cli.places import may_be_bare, with_single_models
 from pybackend.cli.setting_sources import SettingSources, settings_text
-from pybackend.cli.terminal import has_terminal
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import SettingError
 from pybackend.flag import add_groups

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.options import parse_with_serve_flags
-from pybackend.cli.terminal import counted, wrapped
+from pybackend.cli.output import counted, wrapped
 from pybackend.settings import Settings
 from pybackend_tools.doctor.examination import NOT_LOADED, examine
 from pybackend_tools.doctor.finding import Finding, Status

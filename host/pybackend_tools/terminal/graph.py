@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.terminal import print_error, print_text
+from pybackend.cli.output import print_error, print_text
 from pybackend.errors import ModelConfigError, ModelLoadError, ServerError
 from pybackend.modelconfig.ensemble import EnsembleStep, circle_of, part_names, steps_of
 from pybackend.modelconfig.loader import finish_ensemble, load_config

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.cli.model_names import check_new_name
-from pybackend.cli.terminal import print_text
+from pybackend.cli.output import print_text
 from pybackend.errors import ServerError
 
 TEMPLATES = {

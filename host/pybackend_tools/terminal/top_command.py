@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from pybackend.cli.command_parser import CommandParser
-from pybackend.cli.terminal import is_terminal, print_text, table_lines, terminal_size
+from pybackend.cli.output import is_terminal, print_text, table_lines, terminal_size
 from pybackend.errors import PybackendError
 from pybackend.observability.log_lines import one_line
 from pybackend_client.connection import Connection

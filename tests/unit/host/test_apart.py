@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from pybackend import apart as module
 from pybackend.apart import apart
-from pybackend.author_files import apart as module
 from pybackend.errors import ModelLoadError
 
 

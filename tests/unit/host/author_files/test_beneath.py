@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.author_files import open_beneath, reading, walk_beneath
+from pybackend import author_files as reading
+from pybackend.author_files import open_beneath, walk_beneath
 from pybackend.sandbox.removal import remove_tree
 
 Open = Callable[[int, str], int]
