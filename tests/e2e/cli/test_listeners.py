@@ -215,7 +215,7 @@ def test_many_servers_start_at_one_path(empty, tmp_path):
 
 
 OPEN = (
-    r"Everybody who can reach this machine can use (.+), because no key is asked for: (.+) limits that to this machine"
+    r"Everybody who can reach this machine can use (.+), because they need no key: (.+) limits that to this machine"
 )
 
 
