@@ -401,8 +401,8 @@ class Server:
                 " ".join(f"--{each.lower()}-address=127.0.0.1" for each in open_to_all),
             )
             log.warning(
-                "Everybody who can reach this machine can use %s, because no key is needed: %s limits that to this machine, and "
-                "--api-key-file asks for keys",
+                "Everybody who can reach this machine can use %s, because they need no key: %s limits that to this machine, and "
+                "--api-key-file requires keys",
                 names,
                 flags,
             )

@@ -227,7 +227,7 @@ class StubSession:
 
     @property
     def stage(self) -> str:
-        """The step before it executes, as a clause."""
+        """The step at which its start is, as a clause."""
         return _STAGES.get(self._life.state, "it is warmed up")
 
     async def load(self, config_json: str | None) -> dict[str, Any] | None:

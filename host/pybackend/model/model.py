@@ -144,12 +144,12 @@ class Model(ABC):
 
     @property
     def loading(self) -> str:
-        """A clause about the present step, and for how long, while the version is loading; ``""`` later."""
+        """A clause about a version that is loading, with the time that has passed; ``""`` later."""
         return f"it is still loading, for {time.monotonic() - self._made_s:.0f} s" * (self.state is ModelState.LOADING)
 
     @property
     def load_stage(self) -> str:
-        """The present step of a version that is loading, as a clause."""
+        """The step at which the load is, as a clause."""
         return "its parts are awaited"
 
     # Health and figures

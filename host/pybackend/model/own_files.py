@@ -1,4 +1,4 @@
-"""Files beside models' code that the models write themselves: a search for changes of a model leaves them out."""
+"""Files beside models' code that the models write themselves. They are no changes of these models."""
 
 from __future__ import annotations
 

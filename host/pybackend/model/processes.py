@@ -277,7 +277,7 @@ class ModelProcesses:
             of_backend=source.backend_file is not None,
             backend_settings=host.backends.settings_of(source.config.backend),
             debugger=self._debugger_points[seat.number] if self.is_debugged else None,
-            followed_directory=str(source.directory) if host.settings.tracks_files else "",
+            followed_directory="" if host.settings.looks_every_s is None else str(source.directory),
         )
         return StubSettings(
             launch,

@@ -49,11 +49,13 @@ class VersionSequences:
     Attributes:
         active: those of this version; None if it has no sequences.
         predecessors: the versions that are being replaced and have active sequences.
+        cut: the ids of the sequences of this version, or of the one that it has replaced, that the replacement has cut short.
     """
 
     def __init__(self) -> None:
         self.predecessors: Sequence[PythonModel] = ()
         self.active: ActiveSequences | None = None
+        self.cut: frozenset[int | str] = frozenset()
         self._is_replaced = False
 
     @property
@@ -68,6 +70,12 @@ class VersionSequences:
     def continues(self, request: InferenceRequest) -> bool:
         """True if a request belongs to a sequence that may end here although the version was replaced."""
         return self._is_replaced and self._have(request)
+
+    def lost(self, request: InferenceRequest) -> bool:
+        """True if a request belongs to a sequence that has ended because its version was replaced."""
+        return any(
+            request.correlation_id in each.cut for each in (self, *(each.sequences for each in self.predecessors))
+        )
 
     def run(self, request: InferenceRequest) -> bool:
         """True if a request belongs to an active sequence of this version, or of one that it replaces."""
@@ -93,6 +101,7 @@ class VersionSequences:
                 async with asyncio.timeout(timeout_s):
                     await ended.wait()
             except TimeoutError:
+                self.cut = active.ids
                 log.warning(
                     "%s was replaced %.1f s ago, and its sequences that go on are cut short", version, timeout_s
                 )
@@ -389,9 +398,18 @@ class PythonModel(Model):
                 return predecessor.continue_sequence(request, on_response, self.signature)
             reason = FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER
             self.statistics.add_failure(reason, request.queued_ns)
-            raise
+            raise self._explained(error, request) from None
         self.open_requests.enter(request)
         return pending
+
+    def _explained(self, error: InferenceError, request: InferenceRequest) -> InferenceError:
+        if not (isinstance(error, UnknownSequenceError) and self.sequences.lost(request)):
+            return error
+        return UnknownSequenceError(
+            f"{error.message}. It began before the model was replaced, and was cut short when it had not ended "
+            f"{self._host.settings.exit_timeout_s:g} s later, the --exit-timeout-secs: start it again",
+            error.code,
+        )
 
     def runs_sequence(self, request: InferenceRequest) -> bool:
         return self.sequences.run(request)

@@ -218,15 +218,27 @@ class ModelLifeCycle:
 
     def _retired(self, model: Model, _end: asyncio.Task[bool]) -> None:
         del self._retiring[model]
+        if isinstance(model, PythonModel) and model.sequences.cut:
+            for successor in self._versions_that_stay(model.full_name):
+                successor.sequences.cut = model.sequences.cut
         self._pass_sequences_on(model.full_name)
 
     def _pass_sequences_on(self, name: str) -> None:
         """Tell a model's versions which ones they replace that still have sequences."""
-        versions = [model for model in self._alive if model.full_name == name and isinstance(model, PythonModel)]
-        ending = [model for model in versions if model in self._retiring and model.sequences.are_active]
-        for model in versions:
-            if model not in self._retiring:
-                model.sequences.predecessors = ending
+        ending = [
+            model
+            for model in self._retiring
+            if model.full_name == name and isinstance(model, PythonModel) and model.sequences.are_active
+        ]
+        for model in self._versions_that_stay(name):
+            model.sequences.predecessors = ending
+
+    def _versions_that_stay(self, name: str) -> list[PythonModel]:
+        return [
+            model
+            for model in self._alive
+            if model.full_name == name and isinstance(model, PythonModel) and model not in self._retiring
+        ]
 
     async def _unload(self, model: Model, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         in_time = await model.unload(drain_timeout_s, finalize_timeout_s)

@@ -27,6 +27,10 @@ class ActiveSequences:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def ids(self) -> frozenset[int | str]:
+        return frozenset(self._by_id)
+
     def continues(self, correlation_id: int | str) -> bool:
         """True if an active sequence has this id: its next request belongs here."""
         return correlation_id in self._by_id

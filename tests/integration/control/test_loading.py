@@ -367,7 +367,10 @@ def test_sequences_that_do_not_end_are_cut_short(repository, start, caplog):
     assert old.state is ModelState.UNLOADING
     run(gone(engine, old))
     assert "model 's' version 1 was replaced 0.2 s ago, and its sequences that go on are cut short" in caplog.text
-    assert "must specify the START flag" in refusal(run, send(0)).message
+    assert refusal(run, send(0)).message == (
+        "inference request for sequence 7 to model 's' must specify the START flag on the first request of the sequence. It began "
+        "before the model was replaced, and was cut short when it had not ended 0.2 s later, the --exit-timeout-secs: start it again"
+    )
     assert run(send(RequestFlags.SEQUENCE_START)) == 2
 
 
