@@ -185,8 +185,7 @@ class Server:
 
     def _serve_caller(self) -> None:
         if self._caller is not None:
-            addresses = {"http": self.http_address, "grpc": self.grpc_address, "metrics": self.metrics_address}
-            self._caller.serve(self.engine.control.load_of_operator, **addresses)
+            self._caller.serve(self.engine.control.load_of_operator, **self._addresses())
 
     def _leave(self) -> None:
         """The program is gone whose functions are served: nobody can answer any more."""
@@ -240,6 +239,9 @@ class Server:
         """The address of the metrics port, empty if there is none."""
         return "" if self._sockets.metrics is None else address_of(self._sockets.metrics)
 
+    def _addresses(self) -> dict[str, str]:
+        return {"http": self.http_address, "grpc": self.grpc_address, "metrics": self.metrics_address}
+
     # Start
 
     def _bind(self) -> _Sockets:
@@ -280,7 +282,8 @@ class Server:
                 fast_paths=self._settings.fast_paths,
             )
             app = make_app(frontend, rules.apis)
-            diagnostics_routes.add(app, frontend, self._settings.in_force, HEADER, self._diagnostics_key.value)
+            key = self._diagnostics_key.value
+            diagnostics_routes.add(app, frontend, self._settings.in_force, self._addresses, HEADER, key)
             self._diagnostics_key.publish(self.http_address)
             self._http = HttpServer(
                 app if rules.cors is None else rules.cors.wrap(app),

@@ -101,6 +101,7 @@ class Row:
     waiting: int | None = None
     running: int | None = None
     oldest_s: float | None = None  # how long the oldest of these has run
+    request_ms: float | None = None  # mean time of a successful request from its arrival to its answer
     queue_ms: float | None = None  # mean wait of a successful request
     input_ms: float | None = None  # mean time until its inputs were ready
     execute_ms: float | None = None  # mean time of a successful request inside ``execute``
@@ -270,6 +271,7 @@ def _figures(now: Mapping[str, int], then: Mapping[str, int], elapsed_s: float) 
         "failures": now["failures"],
         "requests_per_s": count / elapsed_s,
         "failures_per_s": grown["failures"] / elapsed_s,
+        "request_ms": grown["request_ns"] / count / 1e6 if count else None,
         "queue_ms": grown["queue_ns"] / count / 1e6 if count else None,
         "execute_ms": grown["execute_ns"] / count / 1e6 if count else None,
         "input_ms": grown["input_ns"] / count / 1e6 if count else None,
@@ -286,6 +288,7 @@ def _totals(statistics: Mapping[str, Any]) -> dict[str, int]:
     return {
         "requests": total("success", "count"),
         "failures": total("fail", "count"),
+        "request_ns": total("success", "ns"),
         "queue_ns": total("queue", "ns"),
         "execute_ns": total("compute_infer", "ns"),
         "input_ns": total("compute_input", "ns"),

@@ -107,7 +107,7 @@ def flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
     last = max((index for index, size in enumerate(spec.shape) if size < 0), default=-1)
     if any(size != 1 for index, size in enumerate(tensor.shape) if spec.shape[index] < 0 and index != last):
         raise ServerError(
-            f"input '{tensor.name}' of shape {shape_text(tensor.shape)} cannot be sent to a decoupled model: its stream takes "
+            f"input '{tensor.name}' of shape {shape_text(tensor.shape)} cannot be sent by generate or generate_stream: they take "
             "flat lists, and of several open dimensions only the last can be larger than 1"
         )
     elements: list[Any] = array_of(tensor.data, tensor.datatype).tolist()
@@ -115,7 +115,7 @@ def flat_values(tensor: Tensor, spec: WantedTensor) -> list[Any]:
         return [each.decode() if isinstance(each, bytes) else each for each in elements]
     except UnicodeDecodeError:
         raise ServerError(
-            f"input '{tensor.name}' is not UTF-8, and cannot be sent to a decoupled model: its stream takes JSON"
+            f"input '{tensor.name}' is not UTF-8, and cannot be sent by generate or generate_stream: they take JSON"
         ) from None
 
 

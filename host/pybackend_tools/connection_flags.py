@@ -84,6 +84,11 @@ def metrics_url(given: argparse.Namespace) -> str:
     """The place of the metrics: as ``--metrics-url`` says, or beside that of ``--url``."""
     if given.metrics_url is not None:
         return str(given.metrics_url)
-    host = urlsplit(given.url if "://" in given.url else f"http://{given.url}").hostname
-    host = "localhost" if given.url.startswith("unix:") or not host else host
-    return f"http://{f'[{host}]' if ':' in host else host}:{METRICS_PORT}"
+    return f"http://{host_of(given.url)}:{METRICS_PORT}"
+
+
+def host_of(url: str) -> str:
+    """The host of a server's URL, as URLs write it."""
+    host = urlsplit(url if "://" in url else f"http://{url}").hostname
+    host = "localhost" if url.startswith("unix:") or not host else host
+    return f"[{host}]" if ":" in host else host

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from pybackend_client.connection import Access
 from pybackend_tools.console.program import print_link, run
 from pybackend_tools.console.settings import ConsoleSettings
 
 _TIMEOUT_S = 10.0
+
+with suppress(OSError):  # the pages, and the system's tools, name the process so
+    Path("/proc/self/comm").write_text("console")
 
 line = sys.stdin.buffer.readline()
 if line:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 from pybackend.cli.command_parser import CommandParser
 from pybackend.process.diagnostics_key import find_headers
 from pybackend_client.connection import Connection
-from pybackend_tools.connection_flags import access_of, add_connection_flags, add_url, metrics_url
+from pybackend_tools.connection_flags import access_of, add_connection_flags, add_url
 from pybackend_tools.console.program import print_link, run
 from pybackend_tools.console.settings import ADDRESS, PORT, ConsoleSettings
 
 _TIMEOUT_S = 10.0
-_GRPC_PORT = 8001
 
 
 def make_parser() -> CommandParser:
@@ -39,11 +37,15 @@ def make_parser() -> CommandParser:
         metavar="URL",
         help="the pages' address behind a proxy, such as https://ops.example.org/console",
     )
-    add("--metrics-url", metavar="URL", help="the server's metrics; none does without [port 8002 of the same host]")
+    add(
+        "--metrics-url",
+        metavar="URL",
+        help="the server's metrics; none does without [where the server says, else port 8002 of the same host]",
+    )
     add(
         "--grpc-url",
         metavar="HOST:PORT",
-        help=f"the server's port for gRPC, for the requests that are shown [port {_GRPC_PORT} of the same host]",
+        help="the server's port for gRPC, for the requests that are shown [where the server says, else port 8001 of the same host]",
     )
     add_connection_flags(parser, _TIMEOUT_S)
     return parser
@@ -57,12 +59,6 @@ def run_console(arguments: Sequence[str]) -> int:
         parser.refuse_with('Bad option: "--port". Write a number from 0 to 65535')
     access = replace(access_of(given, parser), find_headers=find_headers)
     url = Connection(given.url, given.timeout, access=access).url  # refuses what is no address
-    metrics = "" if given.metrics_url == "none" else metrics_url(given)
-    grpc = given.grpc_url or f"{_host(url)}:{_GRPC_PORT}"
-    settings = ConsoleSettings(url, metrics, grpc, given.timeout, access, given.port, given.public_url)
+    metrics = "" if given.metrics_url == "none" else given.metrics_url
+    settings = ConsoleSettings(url, metrics, given.grpc_url or "", given.timeout, access, given.port, given.public_url)
     run(settings, print_link)
-
-
-def _host(url: str) -> str:
-    host = urlsplit(url).hostname or "localhost"
-    return f"[{host}]" if ":" in host else host

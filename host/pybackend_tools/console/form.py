@@ -74,7 +74,7 @@ class InputField:
 
     def _typed_field(self, elements: int) -> Any:
         if self.wanted.datatype == "BYTES":
-            field: Any = ui.textarea(value="text" if elements == 1 else "").props("autogrow")
+            field: Any = ui.textarea(placeholder="Text, or a JSON list of texts").props("autogrow")
         elif elements == 1 and self._is_one:
             field = ui.input(value=self._sample()).props("spellcheck=false")
         else:
@@ -146,8 +146,9 @@ class InputField:
         text, picture = f"{name}, {len(data):,} bytes", None
         try:
             picture = pictures.thumbnail(data)
+            tensor_of(self._file_value(name, data), self.wanted)
         except ServerError as error:
-            self._file, text = None, str(error)
+            self._file, picture, text = None, None, f"{name} was refused: {error}"
         self._file_name.text = text
         self._preview.visible = picture is not None
         self._choices.visible = picture is not None and self._layout is not None

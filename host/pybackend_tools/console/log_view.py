@@ -33,6 +33,7 @@ class LogView:
                 "outlined dense clearable debounce=200"
             )
             self._search.props["aria-label"] = "Search the log"
+            ui.label("newest lines first").classes("soft small")
         self._note: Any = ui.label().classes("soft")
         self._text: Any = pre("", wraps=True)
         self._text.props["aria-label"] = "Log"

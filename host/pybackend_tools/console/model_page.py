@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from nicegui import ui
@@ -12,13 +13,17 @@ from pybackend_client.connection import model_path
 from pybackend_client.figures import Row
 from pybackend_tools.console import charts
 from pybackend_tools.console.configuration_view import ConfigurationView
-from pybackend_tools.console.frame import Page, figures, heading, megabytes, number, state
+from pybackend_tools.console.frame import Page, figures, heading, megabytes, number, paragraph, state
 from pybackend_tools.console.log_view import LogView
 from pybackend_tools.console.steps import Steps
 from pybackend_tools.console.trace_view import TraceView
 from pybackend_tools.console.try_it import TryIt
 
 _REASONS = {"full": "full", "preferred": "preferred size", "delay": "delay over", "idle": "instance idle"}
+
+
+_FIGURES = ("Instances", "Waiting", "Requests/s", "p50", "p99", "Failed", "Memory", "Restarts")
+_ENSEMBLE_FIGURES = ("Steps ready", "Requests/s", "Mean time", "Failed")
 
 
 class ModelPage:
@@ -44,12 +49,8 @@ class ModelPage:
                 with ui.element("div").classes("line"):
                     self._acts = {action: self._act(action) for action in ("load", "reload", "unload")}
             self._reason: Any = ui.label().classes("banner").props('role="status"')
-            self._numbers: Any = figures(
-                [
-                    (name, "-")
-                    for name in ("Instances", "Waiting", "Requests/s", "p50", "p99", "Failed", "Memory", "Restarts")
-                ]
-            )
+            with ui.element("div") as self._figures:
+                self._numbers: Any = figures([(name, "-") for name in _FIGURES])
             with ui.element("div"):
                 with ui.tabs().props("dense align=left no-caps outside-arrows mobile-arrows") as tabs:
                     for name in ("Try it", "Figures", "Traces", "Configuration", "Log"):
@@ -111,14 +112,23 @@ class ModelPage:
             reason = watch.look.sample.reasons.get((row.model, row.version), "").strip()
         self._reason.text, self._reason.visible = reason, bool(reason)
         row = row or Row(self._model, self._version, "")
+        for element, text in zip(self._numbers, self._texts(row), strict=True):
+            element.text = text
+
+    def _texts(self, row: Row) -> tuple[str, ...]:
+        """The figures, in their order."""
+        if self._steps is not None:
+            ready = [self._page.watch.row(name, "") for name in self._steps.models]
+            return (
+                f"{sum(each is not None and each.state == 'READY' for each in ready)}/{len(ready)}",
+                number(row.requests_per_s), number(row.request_ms, 2, "ms"), number(row.failures, 0),
+            )  # fmt: skip
         busy = f", {row.running} busy" if row.running else ""
-        texts = (
+        return (
             f"{row.instances_ready}/{row.instances}{busy}" if row.instances else "-",
             number(row.waiting, 0), number(row.requests_per_s), number(row.execute_p50_ms, 2, "ms"), number(row.execute_p99_ms, 2, "ms"),
             number(row.failures, 0), megabytes(row.resident_bytes), number(row.restarts, 0),
         )  # fmt: skip
-        for element, text in zip(self._numbers, texts, strict=True):
-            element.text = text
 
     async def _fill(self) -> None:
         """Make the form and the configuration, once the model answers."""
@@ -138,6 +148,10 @@ class ModelPage:
                 with self._steps_card:
                     self._steps = Steps(self._page, config)
                 self._steps_card.visible = True
+                self._charts.show_steps(self._page, self._steps.models)
+                self._figures.clear()
+                with self._figures:
+                    self._numbers = figures([(name, "-") for name in _ENSEMBLE_FIGURES])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._explain(
                 self._try, f"The server describes the model in a way that is not of the v2 protocol: {error!r}"
@@ -157,6 +171,15 @@ class ModelPage:
         return (found, "") if isinstance(found, dict) else ({}, "the server answers in another form")
 
 
+_PARTS = ("queue_ms", "input_ms", "execute_ms", "output_ms")
+
+
+def _total_ms(row: Row) -> float | None:
+    """The mean time of a request in all parts, None without requests."""
+    parts = [getattr(row, part) for part in _PARTS]
+    return None if None in parts else sum(parts)
+
+
 class _Charts:
     """The figures of a version over time, since a page first showed it."""
 
@@ -164,19 +187,31 @@ class _Charts:
         with ui.element("div").classes("cols"):
             with ui.element("section").classes("card"):
                 self._rates = charts.time_chart("Requests per second", ["answered", "failed"])
-            with ui.element("section").classes("card"):
+            with ui.element("section").classes("card") as self._parts_card:
                 self._parts = charts.time_chart(
                     "Mean time of a request in ms", ["queue", "input", "compute", "output"], stacked=True
                 )
-            with ui.element("section").classes("card"):
+            with ui.element("section").classes("card") as self._memory_card:
                 self._memory = charts.time_chart("Memory of its processes in MB", ["memory"])
-            with ui.element("section").classes("card"):
+            with ui.element("section").classes("card") as self._queue_card:
                 self._queue = charts.time_chart("Requests", ["waiting", "in execute"])
             with ui.element("section").classes("card") as self._sizes_card:
                 self._sizes = charts.bar_chart("Executions by batch size, since the load")
             with ui.element("section").classes("card") as self._reasons_card:
                 self._reasons = charts.bar_chart("Why batches closed, since the load")
         self._bars: Any = None
+        self._steps: Sequence[str] = ()  # the models of an ensemble
+
+    def show_steps(self, page: Page, models: Sequence[str]) -> None:
+        """It is an ensemble: its time is that of these models, and it has no processes and no queue."""
+        self._steps = models
+        self._memory_card.visible = self._queue_card.visible = False
+        self._parts_card.clear()
+        with self._parts_card:
+            self._parts = charts.time_chart("Mean time of each step in ms", models, stacked=True)
+            paragraph("An ensemble has no processes: waiting requests and memory are those of its steps.").classes(
+                "soft small"
+            )
 
     def show(self, page: Page, model: str, version: str) -> None:
         """The points and bars of the last look."""
@@ -187,8 +222,15 @@ class _Charts:
         charts.show_points(
             self._rates, times, [[each.requests_per_s for each in rows], [each.failures_per_s for each in rows]]
         )
-        parts = ("queue_ms", "input_ms", "execute_ms", "output_ms")
-        charts.show_points(self._parts, times, [[getattr(each, part) for each in rows] for part in parts])
+        if self._steps:
+            found = [(model, page.watch.row(model, "")) for model in self._steps]
+            histories = [list(page.watch.history(model, each.version if each else "")) for model, each in found]
+            common = min(map(len, histories))
+            moments = [moment_s for moment_s, _ in histories[0][-common:]] if common else []
+            steps = [[_total_ms(each) for _, each in history[-common:]] if common else [] for history in histories]
+            charts.show_points(self._parts, moments, steps)
+        else:
+            charts.show_points(self._parts, times, [[getattr(each, part) for each in rows] for part in _PARTS])
         charts.show_points(
             self._memory, times, [[None if each.resident_bytes is None else each.resident_bytes / 1e6 for each in rows]]
         )

@@ -42,6 +42,8 @@ _COLUMNS = [
 
 _PAGE = 25
 
+_ENSEMBLE = "ensemble: its steps have instances, times and memory"
+
 _MODEL_CELL = """<q-td :props="props"><a :href="props.row.href">{{ props.row.model }}</a>
   <div v-if="props.row.note" class="note" :title="props.row.note">{{ props.row.note }}</div></q-td>"""
 _STATE_CELL = """<q-td :props="props"><span :class="['state', /^[A-Z]+$/.test(props.row.state) ? props.row.state : '']">{{
@@ -144,7 +146,7 @@ def _cells(page: Page, row: Row, reason: str, *, is_first: bool) -> dict[str, An
         "href": page.href("/model", name=row.model, version=row.version),
         "busy": row.running or 0,
         "megabytes": None if row.resident_bytes is None else round(row.resident_bytes / 1e6),
-        "note": reason.strip()[:300],
+        "note": reason.strip()[:300] or (_ENSEMBLE if row.state == "READY" and row.instances == 0 else ""),
         "is_up": row.state in {"READY", "LOADING"},
         "first": is_first,
         "refusal": page.watch.control_refusal,

@@ -31,6 +31,11 @@ class Server:
     grpc_url: str
     access: Access = field(repr=False)
 
+    @property
+    def insecure(self) -> list[str]:
+        """The flag for a certificate that nobody checks: only where there is one."""
+        return ["--insecure"] if self.url.startswith("https:") and not self.access.verify else []
+
 
 @dataclass(frozen=True)
 class Programs:
@@ -184,7 +189,7 @@ class _Writer:
         words = [
             f"--url={self.server.url}",
             *([f"--root-cert={access.root}"] if access.root else []),
-            *([] if access.verify else ["--insecure"]),
+            *self.server.insecure,
         ]
         words += [f"--client-cert={access.certificate}"] if access.certificate else []
         words += [f"--client-key={access.key}"] if access.key else []
@@ -299,7 +304,7 @@ class _Writer:
         words += ["--cacert", shlex.quote(str(access.root))] if access.root else []
         words += ["--cert", shlex.quote(str(access.certificate))] if access.certificate else []
         words += ["--key", shlex.quote(str(access.key))] if access.key else []
-        words += [] if access.verify else ["--insecure"]
+        words += self.server.insecure
         lines = [" ".join([*words, shlex.quote(url + path)])]
         for name, variable in self._headers():
             value = f"Bearer ${variable}" if name == "Authorization" else f"${variable}"

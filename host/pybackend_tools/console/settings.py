@@ -14,8 +14,8 @@ class ConsoleSettings:
     """The server that the console shows, and where browsers find the console."""
 
     url: str
-    metrics_url: str  # ``""`` does without metrics
-    grpc_url: str  # ``host:port``, for the requests that are shown
+    metrics_url: str | None  # ``""`` does without metrics; None asks the server where they are
+    grpc_url: str  # ``host:port``, for the requests that are shown; ``""`` asks the server
     timeout_s: float
     access: Access = field(repr=False)
     port: int | None = None  # 0 takes a free one; None prefers ``PORT``

@@ -36,6 +36,11 @@ class Steps:
             ui.label(f"gives {_pairs(step.get('output_map', {}), 'as')}").classes("soft small")
             self._times.append((model, ui.label(_QUIET).classes("small")))
 
+    @property
+    def models(self) -> list[str]:
+        """The models of the steps, each once."""
+        return list(dict.fromkeys(model for model, _ in self._times))
+
     def refresh(self) -> None:
         """The times of the last look."""
         for model, label in self._times:

@@ -177,7 +177,7 @@ class TryIt:
 
     def _write_programs(self, request: Request, tensors: Sequence[Tensor]) -> None:
         watch = self._page.watch
-        server = Server(watch.settings.url, watch.settings.grpc_url, watch.access)
+        server = Server(watch.settings.url, watch.grpc_url, watch.access)
         programs = programs_for(server, request, tensors, self._wanted, decoupled=self._decoupled)
         self._code.clear()
         with self._code:

@@ -167,6 +167,7 @@ def test_the_programs_of_a_sequence_and_of_texts(console: Console, visit: Callab
     for title, text in found.items():
         assert "7" in ran(title, text, tmp_path), title
     page = form(seen, "string_upper")
+    assert page.get_by_role("textbox").first.input_value() == ""
     word = 'it\'s $HOME "quoted" `x`'
     page.get_by_role("textbox").first.fill(word)
     for title, text in programs(page).items():
@@ -246,9 +247,13 @@ def test_mistakes_in_the_form_are_sentences(console: Console, visit: Callable[..
     np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], object), allow_pickle=True)
     page.get_by_label("How INPUT0 is given").get_by_text("File").click()
     page.get_by_label("Input INPUT0").locator("input[type=file]").set_input_files(tmp_path / "pickled.npy")
-    page.get_by_text("pickled.npy, ").wait_for()
+    page.get_by_text("pickled.npy was refused: ").wait_for()
+    assert "cannot be read as an array" in page.get_by_label("Input INPUT0").inner_text()
+    np.save(tmp_path / "short.npy", np.zeros(3, np.float32))
+    page.get_by_label("Input INPUT0").locator("input[type=file]").set_input_files(tmp_path / "short.npy")
+    page.get_by_text("short.npy was refused: input 'INPUT0' wants FP32 [4]").wait_for()
     page.get_by_role("button", name="Send").click()
-    answer.get_by_text("cannot be read as an array").wait_for()
+    answer.get_by_text("needs a file").wait_for()
 
 
 def test_files_that_would_fill_the_memory_are_refused_before_they_are_decoded(
@@ -354,7 +359,8 @@ def test_a_model_that_is_killed_while_somebody_looks_comes_back(
 def test_an_ensemble_is_drawn_with_the_time_of_each_step(
     console: Console, server: ServerProcess, visit: Callable[..., Visit]
 ) -> None:
-    page = form(visit(console), "find_spot")
+    seen = visit(console)
+    page = form(seen, "find_spot")
     page.get_by_role("tab", name="Figures").click()
     steps = page.locator(".step")
     steps.nth(2).wait_for()
@@ -364,8 +370,15 @@ def test_an_ensemble_is_drawn_with_the_time_of_each_step(
         "name_spot",
     ]
     assert "PIXELS from pixels" in steps.nth(1).inner_text()
+    page.get_by_role("img", name="Mean time of each step in ms").locator("canvas").wait_for()
+    assert not page.get_by_role("img", name="Memory of its processes in MB").is_visible()
+    figures = page.locator("dl.figures")
+    assert figures.locator("dt").all_inner_texts() == ["Steps ready", "Requests/s", "Mean time", "Failed"]
+    figures.get_by_text("3/3").wait_for()
     steps.nth(1).get_by_role("link").click()
     page.get_by_role("heading", name="spot_net").wait_for()
+    page = seen.open("/")
+    page.get_by_text("ensemble: its steps have instances, times and memory").wait_for()
 
 
 def test_figures_and_configuration(console: Console, visit: Callable[..., Visit]) -> None:

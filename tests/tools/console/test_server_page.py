@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.nvidia import StandIn, needs_stand_in
 from tests.support.server import ServerProcess, serving
-from tests.tools.console.conftest import Visit, wait_until
+from tests.tools.console.conftest import Console, Visit, wait_until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KEY = "0123456789abcdef-key"
@@ -59,6 +59,8 @@ def test_a_server_with_keys_and_headers_starts_a_console_that_knows_them(
     page = visit(console).open("/server")  # type: ignore[arg-type]
     page.get_by_text("1 of 1", exact=True).wait_for()
     page.get_by_role("cell", name="add_sub_0_0").wait_for()
+    page.get_by_role("cell", name="console", exact=True).wait_for()
+    page.get_by_text("newest lines first").wait_for()
     page.get_by_role("cell", name="diagnostics:admin-key=(hidden)").wait_for()
     page.get_by_label("Log", exact=True).get_by_text("successfully loaded 'add_sub'").wait_for()
     page.get_by_role("button", name="Check now").click()
@@ -71,6 +73,25 @@ def test_a_server_with_keys_and_headers_starts_a_console_that_knows_them(
     page.goto("about:blank")
     server.stop()
     wait_until(lambda: not is_listening(console), "the console has ended with its server")
+
+
+def test_the_server_says_where_its_metrics_and_grpc_are(
+    models: Path, start_console: Callable[..., Console], visit: Callable[..., Visit]
+) -> None:
+    server = ServerProcess([models])
+    server.wait_ready()
+    seen = visit(start_console(f"--url=http://127.0.0.1:{server.port}", "--port=0", "--insecure"))
+    page = seen.open("/model?name=add_sub&version=1")
+    page.locator("dl.figures").get_by_text("2/2").wait_for()
+    page.get_by_role("button", name="Show as code").click()
+    code = page.get_by_label("The same request as code")
+    found = {}
+    for title in ("curl", "Python, gRPC", "pybackend infer"):
+        code.get_by_role("tab", name=title).click()
+        found[title] = code.get_by_role("tabpanel", name=title).locator("pre").inner_text()
+    assert server.grpc_url in found["Python, gRPC"]
+    assert not [title for title, text in found.items() if "insecure" in text], "there is no certificate"
+    server.stop()
 
 
 def test_the_console_ends_with_a_killed_server(models: Path) -> None:

@@ -32,10 +32,17 @@ DIAGNOSTICS = "/v2/diagnostics"
 _JSON = "application/json"
 
 
-def add(app: FastAPI, frontend: RouteFrontend, in_force: Sequence[tuple[str, str, str]], header: str, key: str) -> None:
+def add(
+    app: FastAPI,
+    frontend: RouteFrontend,
+    in_force: Sequence[tuple[str, str, str]],
+    addresses: Callable[[], Mapping[str, str]],
+    header: str,
+    key: str,
+) -> None:
     """Add the routes.
 
-    ``in_force``: name, value and source of each flag. ``header`` and ``key``: what callers need if the operator has chosen
+    ``in_force``: name, value and source of each flag. ``addresses``: where the server listens, by service. ``header`` and ``key``: what callers need if the operator has chosen
     nothing else.
     """
     own_key = Restrictions(
@@ -50,9 +57,8 @@ def add(app: FastAPI, frontend: RouteFrontend, in_force: Sequence[tuple[str, str
         return _json({"lines": LOG.recent.since(number, request.query_params.get("model", ""))})
 
     async def settings(_request: Request) -> Response:
-        return _json(
-            {"settings": [{"name": name, "value": value, "source": source} for name, value, source in in_force]}
-        )
+        flags = [{"name": name, "value": value, "source": source} for name, value, source in in_force]
+        return _json({"settings": flags, "addresses": addresses()})
 
     async def processes(_request: Request) -> Response:
         return _json({"processes": await asyncio.to_thread(processes_below, os.getpid())})
@@ -87,7 +93,7 @@ def add(app: FastAPI, frontend: RouteFrontend, in_force: Sequence[tuple[str, str
 
     for name, summary, answer in (
         ("log", "The last lines of the log; `after` and `model` choose among them", log_lines),
-        ("settings", "The flags in force, without secrets", settings),
+        ("settings", "The flags in force, without secrets, and the addresses of the ports", settings),
         ("processes", "The server's processes, with their memory", processes),
         ("traces", "The last requests that were traced, without tensors", traces),
         ("configuration", "The configuration file of the `model`, as it lies in its repository", configuration),
