@@ -214,9 +214,7 @@ def test_many_servers_start_at_one_path(empty, tmp_path):
         assert curl("--unix-socket", path, "http://localhost/v2/health/live", "-w", "%{http_code}").endswith("200")
 
 
-OPEN = (
-    r"Everybody who can reach this machine can use (.+), because they need no key: (.+) limits that to this machine"
-)
+OPEN = r"Everybody who can reach this machine can use (.+), because they need no key: (.+) limits that to this machine"
 
 
 @pytest.mark.parametrize(
