@@ -182,16 +182,17 @@ class PythonModel(Model):
         self._offer()
 
     def could_run(self, called: Model) -> bool:
-        serving = called._serving if isinstance(called, PythonModel) else None
+        if not isinstance(called, PythonModel) or called is self or called.namespace != self.namespace:
+            return False
+        serving = called._serving
         if (
             serving is None
-            or called is self
-            or called.namespace != self.namespace
             or called.has_is_ready
-            or called.traffic
+            or called.traffic is not None
+            or serving.loader.tends(serving.version)
         ):
             return False
-        return not serving.loader.tends(serving.version) and self._processes.could_share(called._processes)
+        return self._processes.could_share(called._processes)
 
     def be_newest(self, *, newest: bool) -> None:
         super().be_newest(newest=newest)
