@@ -255,6 +255,12 @@ def test_a_hint_at_steps_that_could_share_a_process(check, tmp_path):
         for name, extra in zip(("first", "second"), extras, strict=True):
             write_model(tmp_path, name, IDENTITY, identity_config(extra=extra))
         assert "hint" not in check(str(tmp_path))[1]
+    for name, extra in (("first", group), ("second", group), ("batched", f"{batching} {group}")):
+        write_model(tmp_path, name, IDENTITY, identity_config(extra=extra))
+    (hint,) = (line for line in check(str(tmp_path))[1].splitlines() if "hint" in line and "PROCESS_GROUP" in line)
+    assert hint.startswith(
+        "chain: hint: model 'batched' is in PROCESS_GROUP 'all' with other steps, but its requests go through"
+    )
 
 
 def test_files_that_a_load_would_refuse(check, tmp_path):

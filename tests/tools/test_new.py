@@ -94,6 +94,7 @@ def test_the_directory_is_named_after_the_model(tmp_path, monkeypatch, capsys):
     assert paths == [f"{tmp_path}/scale/{name}" for name in names]
     assert "wrote scale/scale/1/model.py\n" in told
     assert "\npybackend dev scale " in told
+    assert "\npytest scale " in told
     before = (tmp_path / "scale/test_scale.py").read_text()
     with pytest.raises(
         ServerError, match=r"scale/client_scale.py exists already, and nothing was written: choose another"
@@ -101,6 +102,12 @@ def test_the_directory_is_named_after_the_model(tmp_path, monkeypatch, capsys):
         run_new(["scale", "--template=bls"])
     assert not (tmp_path / "scale/scale_scale").exists()
     assert (tmp_path / "scale/test_scale.py").read_text() == before
+
+
+def test_pytest_is_installed_first_where_it_is_not_there(tmp_path):
+    code = "import sys; sys.modules['pytest'] = None; from pybackend.cli import main; sys.exit(main())"
+    done = run("-c", code, "new", "scale", cwd=tmp_path)
+    assert "\npython -m pip install pytest && pytest scale " in done.stdout, done
 
 
 @pytest.mark.parametrize(

@@ -201,9 +201,14 @@ class PythonModel(Model):
         if not isinstance(called, PythonModel) or called is self or called.namespace != self.namespace:
             return False
         serving = called._serving
-        if serving is None or called.has_is_ready or called.traffic:
+        if (
+            serving is None
+            or called.has_is_ready
+            or called.traffic is not None
+            or serving.loader.tends(serving.version)
+        ):
             return False
-        return not serving.loader.tends(serving.version) and self._processes.could_share(called._processes)
+        return self._processes.could_share(called._processes)
 
     def be_newest(self, *, newest: bool) -> None:
         super().be_newest(newest=newest)

@@ -55,7 +55,7 @@ from pybackend_addons.openai.protocol.request import (
     text_requests,
     wrong_dimensions_error,
 )
-from pybackend_addons.openai.tensors import openai_tensors_in
+from pybackend_addons.openai.tensors import NEEDED, openai_tensors_in
 
 _SENDER = Sender("http")
 _JSON = "application/json"
@@ -200,7 +200,7 @@ class OpenAiRoutes:
             admission = self._engine.open(name, "", _SENDER)
             if openai_tensors_in(admission.signature) is None:
                 raise OpenAiError(
-                    f"model '{name}' has no tensors that OpenAI's routes know: name them by its parameters OPENAI_*, or ask "
+                    f"model '{name}' has no tensors that OpenAI's routes know: name them by its parameters, {NEEDED}, or ask "
                     f"/v2/models/{name}/infer",
                     "model",
                 )

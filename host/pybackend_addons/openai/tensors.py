@@ -69,6 +69,12 @@ NUMBERS = frozenset({"FP16", "FP32", "FP64"})
 _TRUTH = frozenset({"BOOL"})
 _TOKENS = frozenset({"INT32", "INT64"})
 
+NEEDED: Final = (
+    "an output OPENAI_TEXT_OUTPUT with an input OPENAI_PROMPT_INPUT or OPENAI_CHAT_INPUT, or OPENAI_EMBEDDING_OUTPUT with "
+    "OPENAI_EMBEDDING_INPUT or OPENAI_EMBEDDING_TOKENS_INPUT"
+)
+"""The parameters that name what a route needs at least."""
+
 CHAT_PARTS: Final = "OPENAI_CHAT_PARTS"
 """The parameter by which a model says what messages may have beside texts."""
 
@@ -121,9 +127,7 @@ def openai_tensors_of(config: ModelConfig) -> OpenAiTensors | None:
     if named and not (generates or tensors.embeds):
         raise _error(
             config,
-            f"parameters {', '.join(sorted(named))} lead nowhere: OpenAI's routes need an output OPENAI_TEXT_OUTPUT with an input "
-            "OPENAI_PROMPT_INPUT or OPENAI_CHAT_INPUT, or OPENAI_EMBEDDING_OUTPUT with OPENAI_EMBEDDING_INPUT or "
-            "OPENAI_EMBEDDING_TOKENS_INPUT",
+            f"parameters {', '.join(sorted(named))} lead nowhere: OpenAI's routes need {NEEDED}",
         )
     if named and not _is_complete(config, tensors):
         unfilled = next(

@@ -39,15 +39,15 @@ def make_parser() -> CommandParser:
     cores = os.cpu_count() or 1
     parser = CommandParser(
         prog="pybackend analyze",
-        usage="pybackend analyze --repository=DIRECTORY [--FLAG[=VALUE]]... MODEL... [-- SERVE_FLAG...]",
+        usage="pybackend analyze DIRECTORY MODEL... [--FLAG[=VALUE]]... [-- SERVE_FLAG...]",
         description="Serves the models here, measures them under load with different numbers of instances, sizes of batches, delays and "
         "threads, and writes a report with the three best configurations. An ensemble gets requests, and its steps are varied.",
         epilog="Flags after -- are for the server that it starts. Nothing in the repository changes without --write. exit status: 0 if "
         "a report was written, 1 if not",
     )
     add = parser.add_argument
+    add("repository", type=Path, metavar="DIRECTORY", help="directory of models")
     add("models", nargs="+", metavar="MODEL", help="these get requests, all at once")
-    add("--repository", required=True, type=Path, metavar="DIRECTORY", help="directory of models")
     add_goal_flags(parser, "throughput")
     add(
         "--clients",

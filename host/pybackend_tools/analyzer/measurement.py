@@ -115,7 +115,7 @@ def rung_of(document: Mapping[str, Any]) -> Rung:
         inside,
         document["memory_bytes"],
         document["cpu_cores"],
-        document.get("advice", ()),
+        tuple(document.get("advice", ())),
     )
 
 
@@ -184,7 +184,7 @@ class Bench:
             sum(row.resident_bytes or 0 for row in rows)
             + sum(row.resident_bytes or 0 for row in front_ends_between(before, after)),
             sum(row.cpu_cores or 0.0 for row in rows),
-            [f"{advice}." for advice in advice_between(before, after)],
+            tuple(f"{advice}." for advice in advice_between(before, after)),
         )
 
     def _closed(self) -> dict[str, Counter[str]]:

@@ -19,6 +19,12 @@ SHOWN = 3
 """The best configurations, which the report shows with their differences."""
 
 _MB = 1e6
+_REASONS = {
+    "full": "they were full",
+    "preferred": "they had a preferred size",
+    "delay": "their delay was over",
+    "idle": "an instance was free and took what waited",
+}
 _PARTS = {
     "queue": "waits",
     "compute_input": "inputs",
@@ -128,7 +134,10 @@ def _section(
         text += f"<p>The flag of the server: <code>pybackend serve {flag}</code></p>"
     closed = [(name, each.closed) for name, each in best.inside.items() if each.closed]
     for name, reasons in closed:
-        said = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items(), key=lambda each: -each[1]))
+        said = ", ".join(
+            f"{_REASONS.get(reason, reason)} ({count} batches)"
+            for reason, count in sorted(reasons.items(), key=lambda each: -each[1])
+        )
         text += f"<p>Why the batches of {escape(name)} did not grow: {escape(said)}.</p>"
     return text
 

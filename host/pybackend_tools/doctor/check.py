@@ -104,6 +104,8 @@ class _Checker:
         self._names = names
         self._packs_lists = settings.environments.pack_at_load
         self._configs: dict[str, ModelConfig] = {}
+        self._groups: dict[str, str] = {}  # by model
+        self._tended: set[str] = set()  # models whose requests the server must see
         self._could_share: dict[str, object] = {}  # by model, what all models in its process would have in common
         self._unsure: set[str] = set()
         self.ensembles: dict[str, ModelConfig] = {}
@@ -204,6 +206,10 @@ class _Checker:
         else:
             report.warnings += finished.warnings
         self._configs[report.name] = finished
+        if process_group_of(finished):
+            self._groups[report.name] = process_group_of(finished)
+        if not unsure and (is_tended(version) or finished.response_cache_enabled):
+            self._tended.add(report.name)
         if not (
             report.errors
             or unsure
@@ -270,7 +276,19 @@ class _Checker:
             f"models {', '.join(others)} and {last} could share a process: with the same PROCESS_GROUP among their parameters, "
             "these steps run without the server between them. If one of them crashes, all of them do"
         )
-        return [hint] if others else []
+        return [*([hint] if others else []), *self._out_of_step(parts)]
+
+    def _out_of_step(self, parts: Sequence[str]) -> Iterator[str]:
+        """A hint at each step of a group whose requests leave its process all the same."""
+        groups = [self._groups.get(part, "") for part in parts]
+        for part in dict.fromkeys(parts):
+            group = self._groups.get(part)
+            if group and groups.count(group) > 1 and part in self._tended:
+                yield (
+                    f"model '{part}' is in PROCESS_GROUP '{group}' with other steps, but its requests go through the server, which forms their "
+                    "batches, or otherwise has a part in them: steps run in one process without dynamic_batching, sequence_batching, a response "
+                    "cache, VALIDATE_OUTPUTS, EXECUTION_TIME_LIMIT_S, reshape and decoupled responses"
+                )
 
     def _steps(self, name: str, models: Mapping[str, Path]) -> list[str]:
         """The full names of the models that run an ensemble's steps.

@@ -78,14 +78,18 @@ def csv_text(results: Results) -> str:
 
 def html_text(results: Results) -> str:
     """The page."""
+    table = list(rows_of(results))
+    places = [
+        place for place, cells in enumerate(zip(*table, strict=True)) if any(cells)
+    ]  # without those that are empty
     rows = (
-        f'<tr>{"".join(f"<td>{escape(cell)}</td>" for cell in cells[:-1])}<td class="text">{escape(cells[-1])}</td></tr>'
-        for cells in rows_of(results)
+        f'<tr>{"".join(f"<td>{escape(cells[place])}</td>" for place in places[:-1])}<td class="text">{escape(cells[-1])}</td></tr>'
+        for cells in table
     )
     parts = [f"<p><strong>{escape(results.verdict())}</strong></p>", f"<p>{escape(_conditions(results))}</p>"]
     if results.entry:
         parts.append(f"<p>Written: {escape(results.entry)}</p>")
-    return html_page(f"Forms of {results.source}", [*parts, html_table(HEADS, rows)])
+    return html_page(f"Forms of {results.source}", [*parts, html_table([HEADS[place] for place in places], rows)])
 
 
 def _conditions(results: Results) -> str:

@@ -112,9 +112,10 @@ class Results:
             said = f"The best form is {chosen.form.title}: {chosen.rungs[0]}"
             return f"{said}, {self.gain:.2f} times as good as the original's." if self.compared else f"{said}."
         if best is not chosen and self.compared:
+            noise = ", which is within the noise of this machine" if self.gain > 1 else ""
             return (
                 f"No form is reliably better than {chosen.form.title}: measured in turns with it, the best other one was "
-                f"{self.gain:.2f} times as good."
+                f"{self.gain:.2f} times as good{noise}."
             )
         return f"No form is better than {chosen.form.title}: {chosen.rungs[0]}."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from pybackend.cli.command_parser import CommandParser
@@ -52,9 +53,14 @@ def run_new(arguments: Sequence[str]) -> int:
     print_text(
         f"\npybackend dev {shown}   # serves the directory, and loads what you save\n"
         f"python {client}   # sends a request\n"
-        f"pytest {shown}   # tests without a server"
+        f"{_install_pytest()}pytest {shown}   # tests without a server"
     )
     return 0
+
+
+def _install_pytest() -> str:
+    """The command before that of the tests, ``""`` where pytest is."""
+    return "" if find_spec("pytest") else "python -m pip install pytest && "
 
 
 def _files(template: str, name: str) -> dict[Path, str]:

@@ -96,8 +96,8 @@ def _tried(config: Mapping[str, Any], files: ModelFiles, program: Program) -> De
         listed = ", ".join(argument.name for argument in program.arguments)
         raise TritonModelException(
             f"model '{config['name']}': {os.path.basename(files.path)} does not say the types and shapes of its tensors, only "
-            f"the arguments of forward ({listed}): write its inputs and outputs into config.pbtxt, or save the model with "
-            "torch.export.save as model.pt2"
+            f"the arguments of forward ({listed}): write its inputs and outputs into config.pbtxt (pybackend import takes one "
+            "by --config FILE), or save the model with torch.export.save as model.pt2"
         )
     try:
         return try_out(program, examples)

@@ -45,6 +45,8 @@ def test_a_form_must_be_reliably_better_in_turns() -> None:
     noisy = results(*forms, compared=[(500, 900), (950, 940)])
     assert chosen(noisy) == "usual"
     assert noisy.verdict().startswith("No form is reliably better than form usual: measured in turns with it")
+    assert noisy.verdict().endswith(" times as good, which is within the noise of this machine.")
+    assert results(*forms, compared=[(900, 500), (910, 950)]).verdict().endswith(" times as good.")
     assert chosen(results(*forms)) == "usual"
 
 
@@ -86,6 +88,8 @@ def test_the_report_names_every_form_with_the_reason_and_escapes_strangers_text(
     found.left_out = {"TensorRT": "needs a GPU"}
     page = html_text(found)
     assert "<script>" not in page
+    assert "<th>metric</th>" not in page, "nobody has asked for one"
+    assert "<th>metric</th>" in html_text(results(outcome("usual", 2, metric=0.9)))
     assert "&lt;b&gt;signal 6&lt;/b&gt;" in page
     rows = list(csv.DictReader(io.StringIO(csv_text(found))))
     assert [(row["form"], row["result"]) for row in rows] == [
