@@ -14,7 +14,7 @@ const loader = require("@grpc/proto-loader");
 const { values: options } = parseArgs({
   options: {
     url: { type: "string", default: "localhost:8001" },
-    proto: { type: "string", default: path.join(__dirname, "../../host/pybackend/schema/definitions") },
+    proto: { type: "string", default: path.join(__dirname, "../../host/pybackend/modelconfig/protobuf/definitions") },
   },
 });
 const definition = loader.loadSync("grpc_service.proto", { includeDirs: [options.proto], keepCase: true, longs: Number, defaults: true });

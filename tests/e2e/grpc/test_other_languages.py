@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-DEFINITIONS = ROOT / "host" / "pybackend" / "schema" / "definitions"
+DEFINITIONS = ROOT / "host" / "pybackend" / "modelconfig" / "protobuf" / "definitions"
 PEERS = Path(__file__).with_name("peers")
 NODE_MODULES = ROOT / "examples" / "clients" / "node_modules"
 

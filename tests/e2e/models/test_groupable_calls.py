@@ -29,6 +29,7 @@ def server(tmp_path_factory):
         yield server
 
 
+@pytest.mark.around("pybackend_tools")
 def test_models_that_could_share_a_process_are_named_once(server, capsys):
     flags = ("--interval=1", f"--url={server.url}", f"--metrics-url=http://127.0.0.1:{server.metrics_port}")
     with calling(server, "calls_step"):

@@ -172,13 +172,14 @@ def path_with_dots(tmp_path, monkeypatch):
     return Path("way", "..", "models")
 
 
-@pytest.mark.parametrize("command", ["serve", "dev"])
+@pytest.mark.parametrize("command", ["serve", pytest.param("dev", marks=pytest.mark.around("pybackend_tools"))])
 def test_a_repository_whose_path_has_dots(path_with_dots, command):
     with serving(path_with_dots, command=command) as server:
         assert server.get("/v2/models/labelled/ready").status == 200
         assert ".." not in server.wait_for("following changes of .*" if command == "dev" else "labelled .*")[0]
 
 
+@pytest.mark.around("pybackend_tools")
 @pytest.mark.parametrize("command", ["check", "export-config"])
 def test_commands_with_a_repository_whose_path_has_dots(path_with_dots, capsys, command):
     assert run([command, str(path_with_dots)]) == 0, capsys.readouterr()
