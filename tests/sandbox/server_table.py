@@ -61,12 +61,12 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
             ServerAttack(
                 "lead the server out of the directory by renaming, by a mounted /proc, or on a kernel without `openat2`",
                 "paths are walked by descriptors",
-                "tests/unit/host/author_files/reading/test_beneath.py::test_where_paths_lead",
+                "tests/unit/host/author_files/test_beneath.py::test_where_paths_lead",
             ),
             ServerAttack(
                 "take all descriptors of the server by directories of any depth, where the kernel lacks `openat2`",
                 "depth is bounded",
-                "tests/unit/host/author_files/reading/test_beneath.py::test_a_deep_path_takes_few_descriptors",
+                "tests/unit/host/author_files/test_beneath.py::test_a_deep_path_takes_few_descriptors",
             ),
             ServerAttack(
                 "block the server with a FIFO",
