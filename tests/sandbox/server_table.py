@@ -81,7 +81,7 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
             ServerAttack(
                 "replace a file by a FIFO while it is read",
                 "the file that was checked is the file that is read",
-                "tests/unit/host/author_files/test_reading.py::test_a_file_that_is_swapped_for_a_fifo_while_it_is_read",
+                "tests/unit/host/test_author_files.py::test_a_file_that_is_swapped_for_a_fifo_while_it_is_read",
             ),
             ServerAttack(
                 "block the server with a lease on a file",
@@ -96,7 +96,7 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
             ServerAttack(
                 "make all threads of the server wait for a file system",
                 "files are read by threads that the server can abandon",
-                "tests/unit/host/author_files/test_apart.py::test_more_that_hang_than_there_are_places_let_others_pass",
+                "tests/unit/host/test_apart.py::test_more_that_hang_than_there_are_places_let_others_pass",
             ),
             ServerAttack(
                 "make the server walk all files of the machine through a link",
