@@ -570,7 +570,7 @@ SERVER_GROUPS: dict[str, tuple[str, tuple[ServerAttack, ...]]] = {
             ServerAttack(
                 "block other requests with a document of a flat route: hundreds of thousands of members, columns or settings",
                 "documents are weighed in slices before they are parsed; tables are decoded in slices",
-                "tests/integration/http/test_turns.py::test_documents_of_other_routes",
+                "tests/addons/test_turns.py::test_documents_of_other_routes",
             ),
             ServerAttack(
                 "have a tensor filled with another tensor's values, or refused, by the way that a key is written",
