@@ -42,9 +42,8 @@ class Row(Generic[Plugin_co]):
     what: str  # what it is, for messages
     module: str
     object: str  # the object's name in the module
-    flags: tuple[
-        str, ...
-    ] = ()  # names of its flags of ``serve``, so that they can be explained where the package is missing
+    # names of its flags of ``serve``, so that they can be explained where the package is missing
+    flags: tuple[str, ...] = ()
 
     def load(self) -> Plugin_co:
         """The object. Raises SettingError: its package is not installed."""
@@ -272,9 +271,9 @@ def further_port_owners() -> Collection[FurtherPorts]:
     return _installed(FURTHER_PORTS).values()
 
 
-def flag_owners() -> Mapping[Row[FlagOwner], FlagOwner]:
+def flag_owners() -> Collection[FlagOwner]:
     """The objects with flags, of the packages that are installed."""
-    return _installed({row: row for row in _WITH_FLAGS})
+    return _installed({row: row for row in _WITH_FLAGS}).values()
 
 
 def _installed(rows: Mapping[Key, Row[Plugin_co]]) -> Mapping[Key, Plugin_co]:

@@ -67,9 +67,8 @@ class Field:
     __slots__ = ("_may_be_padded", "is_plain", "is_pseudo", "mark", "pair", "pseudo_fault", "size")
 
     def __init__(self, name: bytes, value: bytes, *, may_be_padded: bool = False) -> None:
-        self._may_be_padded = (
-            may_be_padded  # blanks at the ends of its value are no fault, unless it is a pseudo-header field
-        )
+        # blanks at the ends of its value are no fault, unless it is a pseudo-header field
+        self._may_be_padded = may_be_padded
         self.mark = NO_MARK  # a byte that stands for it in the keys of known heads (:mod:`known_heads`)
         self.pair = (name, value)  # name and value
         # its size in header tables and header sections (RFC 7541 section 4.1)

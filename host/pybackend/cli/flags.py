@@ -411,7 +411,7 @@ _OWN_GROUPS = (
 def _with_owners(own: Sequence[FlagGroup]) -> tuple[FlagGroup, ...]:
     """The groups, with the flags of what stands around the server; see :mod:`pybackend.plugins`."""
     groups = {group.title: group for group in own}
-    for owner in flag_owners().values():
+    for owner in flag_owners():
         for title, flags in owner.flags.items():
             groups[title] = FlagGroup(title, (*groups[title].flags, *flags))
     return tuple(groups.values())

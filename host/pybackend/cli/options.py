@@ -124,7 +124,7 @@ def settings_of(given: argparse.Namespace, sources: SettingSources, *, needs_rep
     fields["warnings"] = (*sources.warnings, *warnings_of(given))
     fields["in_force"] = settings_in_force(sources.settings)
     settings = _with(Settings(repositories=()), fields)
-    for owner in flag_owners().values():
+    for owner in flag_owners():
         settings = owner.decide(settings, given, os.environ)
     return settings
 

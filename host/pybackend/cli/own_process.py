@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from threading import Thread
 
 from pybackend.observability.logging import LOG
-from pybackend.plugins import COMPANIONS, flag_owners
+from pybackend.plugins import COMPANIONS
 from pybackend.runner import Addresses, Process
 from pybackend.server import Server
 from pybackend.settings import EXIT_INTERRUPTED, Settings
@@ -65,8 +65,8 @@ async def run_server(server: Server, settings: Settings, visitor: Visitor | None
         addresses = Addresses(
             server.http_address, server.grpc_address, server.metrics_address, server.diagnostics_headers
         )
-        for companion in [row.load() for row in COMPANIONS if row in flag_owners()]:
-            process = companion.start(settings, addresses)
+        for companion in [row.load_if_installed() for row in COMPANIONS]:
+            process = None if companion is None else companion.start(settings, addresses)
             if process is not None:
                 beside.append(process)
         if visitor is not None:

@@ -101,9 +101,8 @@ class Clouds:
         group_of: Callable[[str], ApiGroup | None],
         only_model: Callable[[], str | None],
     ) -> CloudApp:
-        from pybackend_addons.clouds.application import (
-            CloudApp,  # late: flags are read before the web stack is imported
-        )
+        # Late: flags are read before the web stack is imported.
+        from pybackend_addons.clouds.application import CloudApp
 
         assert isinstance(port.own, CloudSettings)
         return CloudApp(port.own, v2, restrictions, group_of, only_model)
