@@ -192,7 +192,9 @@ def test_a_file_that_stops_the_start(repository, tmp_path):
     (tmp_path / "keys").write_text("0123456789abcdef\ntoo-short\n")
     server = ServerProcess([repository], f"--api-key-file={tmp_path / 'keys'}")
     assert server.wait() == 1
-    assert server.output == f"error: --api-key-file {tmp_path / 'keys'}, line 2: a key has 16 characters or more\n"
+    about_python = "this CPython was built without optimisations"  # in the log, where it was
+    said = [line for line in server.output.splitlines() if about_python not in line]
+    assert said == [f"error: --api-key-file {tmp_path / 'keys'}, line 2: a key has 16 characters or more"]
 
 
 def test_warnings(repository, key_file):
