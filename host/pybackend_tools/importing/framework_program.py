@@ -1,8 +1,7 @@
 """Computes answers with the framework alone: the served answers are compared with these.
 
-It is the code of a model that a server runs beside the imported one, in the same environment and sandbox, because a
-framework's file may hold code of its author. It shares no code with backends, and passes requests and answers as JSON,
-so that it does not depend on how a server reads tensors. It runs on any CPython from 3.8 on.
+It is the code of a model that a server runs beside the imported one, with ``probe.py``. It shares no code with backends, and passes
+requests and answers as JSON, so that it does not depend on how a server reads tensors. It runs on any CPython from 3.8 on.
 """
 
 from __future__ import annotations
@@ -12,38 +11,29 @@ import json
 import os
 from typing import Any
 
-QUESTION, REQUEST, ANSWER = "question.json", "request", "answer"
-"""The file beside this one with ``kind``, ``path`` (of the framework's file) and ``config`` (complete), and the two tensors."""
-
-_TYPES = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object"}
+import probe
 
 
 class TritonPythonModel:
-    """The framework as a model: one request in JSON in, a list of ``{"name", "data"}`` out."""
+    """The framework as a model: one request in JSON in, a list of ``{"name", "data"}`` out.
+
+    Its question has the ``kind`` of the file, and the complete ``config``.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
-        directory = os.path.join(args["model_repository"], args["model_version"])
-        with open(os.path.join(directory, QUESTION), encoding="utf-8") as file:
-            question = json.load(file)
-        path = os.path.join(directory, question["path"])
-        self._predict = _PREDICTORS[question["kind"]](path, question["config"])
+        asked = probe.question(args)
+        self._predict = _PREDICTORS[asked["kind"]](asked["path"], asked["config"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         utils, numpy = importlib.import_module("triton_python_backend_utils"), importlib.import_module("numpy")
         responses = []
         for request in requests:
-            text = utils.get_input_tensor_by_name(request, REQUEST).as_numpy().item()
-            outputs = self._predict({tensor["name"]: _array(tensor) for tensor in json.loads(text)["inputs"]})
+            text = utils.get_input_tensor_by_name(request, "request").as_numpy().item()
+            outputs = self._predict(probe.arrays(json.loads(text)))
             answer = json.dumps([{"name": name, "data": _listed(value)} for name, value in outputs.items()])
-            tensor = utils.Tensor(ANSWER, numpy.array([answer.encode()], object))
+            tensor = utils.Tensor("answer", numpy.array([answer.encode()], object))
             responses.append(utils.InferenceResponse([tensor]))
         return responses
-
-
-def _array(tensor: dict[str, Any]) -> Any:
-    numpy = importlib.import_module("numpy")
-    dtype = _TYPES.get(tensor["datatype"], tensor["datatype"].lower())
-    return numpy.array(tensor["data"], dtype).reshape(tensor["shape"])
 
 
 def _listed(value: Any) -> list[Any]:
@@ -110,7 +100,7 @@ _METHODS = {
 
 
 def _sklearn(path: str, config: dict[str, Any]) -> Any:
-    estimator = _estimator(path)
+    estimator = probe.estimator(path)
     names = [output["name"] for output in config["output"] if output["name"] in _METHODS]
     if config["backend"] == "fil":
         return lambda inputs: {"output__0": _forest_answer(estimator, inputs["input__0"])}
@@ -120,14 +110,6 @@ def _sklearn(path: str, config: dict[str, Any]) -> Any:
         return {name: getattr(estimator, _METHODS[name])(rows) for name in names}
 
     return predict
-
-
-def _estimator(path: str) -> Any:
-    if path.endswith(".skops"):
-        skops = importlib.import_module("skops.io")
-        # The server has loaded the file: its types are known to be harmless, or the user allowed them.
-        return skops.load(path, trusted=skops.get_untrusted_types(file=path))
-    return importlib.import_module("joblib").load(path)
 
 
 def _rows(estimator: Any, inputs: dict[str, Any]) -> Any:

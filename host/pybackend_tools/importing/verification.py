@@ -16,14 +16,14 @@ from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend_client.connection import Connection
 from pybackend_client.trial import Answer, Request, Trial, arrays_of, cause_of
-from pybackend_tools.importing.framework_program import ANSWER, QUESTION, REQUEST
+from pybackend_tools.importing import probe
 
 _PROGRAM = Path(__file__).with_name("framework_program.py")
 _FILES = "files"
 _CONFIG = {
     "backend": "python",
-    "input": [{"name": REQUEST, "data_type": "TYPE_STRING", "dims": [1]}],
-    "output": [{"name": ANSWER, "data_type": "TYPE_STRING", "dims": [1]}],
+    "input": [{"name": "request", "data_type": "TYPE_STRING", "dims": [1]}],
+    "output": [{"name": "answer", "data_type": "TYPE_STRING", "dims": [1]}],
     "instance_group": [{"count": 1}],
 }
 
@@ -74,8 +74,8 @@ class FrameworkModel:
         """
         file = inner_file(self.files, file)
         version, question = self.files.parent, {"kind": kind, "path": f"{_FILES}/{file}", "config": config}
-        (version / QUESTION).write_text(json.dumps(question), encoding="utf-8")
-        (version / DEFAULT_MODEL_FILENAME).write_bytes(_PROGRAM.read_bytes())
+        for name, text in probe_files(_PROGRAM, question).items():
+            (version / name).write_text(text, encoding="utf-8")
         text = format_config_text({**_CONFIG, "parameters": parameters})
         (self.directory / CONFIG_FILENAME).write_text(text, encoding="utf-8")
         trial = Trial(connection, self.directory.name)
@@ -88,7 +88,7 @@ class FrameworkModel:
             ) from None
 
     def _answer(self, trial: Trial, request: Request) -> dict[str, list[Any]]:
-        tensor = {"name": REQUEST, "datatype": "BYTES", "shape": [1], "data": [json.dumps(request)]}
+        tensor = {"name": "request", "datatype": "BYTES", "shape": [1], "data": [json.dumps(request)]}
         (answer,) = trial.answer({"inputs": [tensor]})["outputs"]
         try:
             found = {each["name"]: each["data"] for each in json.loads(answer["data"][0])}
@@ -100,6 +100,15 @@ class FrameworkModel:
                 "in the model's files had replaced the program"
             )
         return found
+
+
+def probe_files(program: Path, question: Mapping[str, Any]) -> dict[str, str]:
+    """The files of a version whose model is a program that is asked a question; see :mod:`probe`."""
+    return {
+        DEFAULT_MODEL_FILENAME: program.read_text(encoding="utf-8"),
+        "probe.py": Path(probe.__file__).read_text(encoding="utf-8"),
+        probe.QUESTION: json.dumps(question),
+    }
 
 
 def _are_flat(values: Any) -> bool:

@@ -1,38 +1,35 @@
 """Converts the files of a model for another runtime.
 
-It is the code of a model that a server runs, in the same environment and sandbox as the original, because reading a framework's
-file may run code of its author. The files that it makes are the elements of its answer. It runs on any CPython from 3.8 on.
+It is the code of a model that a server runs, with ``probe.py``. The files that it makes are the elements of its answer. It runs on any
+CPython from 3.8 on.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-QUESTION, REQUEST, NAMES, FILES = "question.json", "begin", "names", "files"
-"""The file beside this one with ``step``, ``kind``, ``path`` (of the file to convert), ``config`` (complete, of the original) and
-``samples`` (requests in JSON), and the three tensors."""
+import probe
 
 
 class TritonPythonModel:
-    """A conversion as a model: anything in, the names and the contents of files out."""
+    """A conversion as a model: anything in, the names and the contents of files out.
+
+    Its question has the ``step``, the ``kind`` of the file, the original's complete ``config`` and ``samples`` (requests in JSON).
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
-        self._directory = os.path.join(args["model_repository"], args["model_version"])
-        with open(os.path.join(self._directory, QUESTION), encoding="utf-8") as file:
-            self._asked = json.load(file)
+        self._asked = probe.question(args)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         utils, numpy = importlib.import_module("triton_python_backend_utils"), importlib.import_module("numpy")
         with tempfile.TemporaryDirectory() as directory:
-            source = os.path.join(self._directory, self._asked["path"])
             convert = _STEPS[self._asked["step"], self._asked["kind"]]
             try:
-                convert(source, directory, self._asked["config"], self._asked["samples"])
+                convert(self._asked["path"], directory, self._asked["config"], self._asked["samples"])
             except ModuleNotFoundError as error:
                 raise utils.TritonModelException(f"{error.name} is not installed") from None
             names = sorted(os.listdir(directory))
@@ -40,25 +37,8 @@ class TritonPythonModel:
             for place, name in enumerate(names):
                 with open(os.path.join(directory, name), "rb") as file:
                     contents[place] = file.read()
-        tensors = [utils.Tensor(NAMES, numpy.array(names, object)), utils.Tensor(FILES, contents)]
+        tensors = [utils.Tensor("names", numpy.array(names, object)), utils.Tensor("files", contents)]
         return [utils.InferenceResponse(tensors) for _ in requests]
-
-
-def _numpy() -> Any:
-    return importlib.import_module("numpy")
-
-
-_TYPES = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "float32", "BYTES": "object"}
-
-
-def _arrays(request: dict[str, Any]) -> dict[str, Any]:
-    numpy = _numpy()
-    return {
-        each["name"]: numpy.array(each["data"], _TYPES.get(each["datatype"], each["datatype"].lower())).reshape(
-            each["shape"]
-        )
-        for each in request["inputs"]
-    }
 
 
 def _names(tensors: list[dict[str, Any]]) -> list[str]:
@@ -81,7 +61,7 @@ def _program_to_onnx(source: str, directory: str, config: dict[str, Any], sample
 
 def _export_to_onnx(model: Any, directory: str, config: dict[str, Any], samples: list[Any], **options: Any) -> None:
     torch = importlib.import_module("torch")
-    given = _arrays(samples[0])
+    given = probe.arrays(samples[0])
     inputs, outputs = _names(config["input"]), _names(config["output"])
     if not options["dynamo"]:
         options["dynamic_axes"] = {
@@ -111,18 +91,10 @@ def _estimator_to_onnx(source: str, directory: str, config: dict[str, Any], _sam
         "TYPE_STRING": types.StringTensorType,
     }
     initial = [(each["name"], kinds[each["data_type"]]([None, *each["dims"]])) for each in config["input"]]
-    estimator = _estimator(source)
+    estimator = probe.estimator(source)
     options = {id(estimator): {"zipmap": False}} if hasattr(estimator, "predict_proba") else None
     model = skl2onnx.convert_sklearn(estimator, initial_types=initial, options=options)
     _write_as_configured(model, directory, config)
-
-
-def _estimator(source: str) -> Any:
-    if source.endswith(".skops"):
-        skops = importlib.import_module("skops.io")
-        # The server has loaded the file: its types are known to be harmless, or the user allowed them.
-        return skops.load(source, trusted=skops.get_untrusted_types(file=source))
-    return importlib.import_module("joblib").load(source)
 
 
 def _xgboost_to_onnx(source: str, directory: str, config: dict[str, Any], _samples: list[Any]) -> None:
@@ -210,7 +182,7 @@ def _program_to_openvino(source: str, directory: str, config: dict[str, Any], sa
 
 
 def _torch_to_openvino(model: Any, directory: str, config: dict[str, Any], samples: list[Any]) -> None:
-    torch, given = importlib.import_module("torch"), _arrays(samples[0])
+    torch, given = importlib.import_module("torch"), probe.arrays(samples[0])
     example = tuple(torch.from_numpy(given[name]) for name in _names(config["input"]))
     _save_openvino(importlib.import_module("openvino").convert_model(model, example_input=example), directory, config)
 
@@ -238,7 +210,7 @@ def _saved_model_to_litert(source: str, directory: str, _config: dict[str, Any],
 def _saved_model_to_litert_int8(source: str, directory: str, _config: dict[str, Any], samples: list[Any]) -> None:
     converter = _litert_converter(source)
     converter.optimizations = [importlib.import_module("tensorflow").lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: (_arrays(sample) for sample in samples)
+    converter.representative_dataset = lambda: (probe.arrays(sample) for sample in samples)
     _write(directory, "model.tflite", converter.convert())
 
 
@@ -292,7 +264,7 @@ class _Calibration:
     """Gives inputs one after the other, as ONNX Runtime's quantization takes them."""
 
     def __init__(self, samples: list[Any]) -> None:
-        self._left: Iterator[Any] = iter([_arrays(sample) for sample in samples])
+        self._left: Iterator[Any] = iter([probe.arrays(sample) for sample in samples])
 
     def get_next(self) -> Any:
         return next(self._left, None)
@@ -300,7 +272,9 @@ class _Calibration:
 
 def _to_openvino_int8(source: str, directory: str, _config: dict[str, Any], samples: list[Any]) -> None:
     openvino, nncf = importlib.import_module("openvino"), importlib.import_module("nncf")
-    quantized = nncf.quantize(openvino.Core().read_model(source), nncf.Dataset([_arrays(sample) for sample in samples]))
+    quantized = nncf.quantize(
+        openvino.Core().read_model(source), nncf.Dataset([probe.arrays(sample) for sample in samples])
+    )
     openvino.save_model(quantized, os.path.join(directory, "model.xml"), compress_to_fp16=False)
 
 

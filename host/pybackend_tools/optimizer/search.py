@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import InferenceError, PybackendError, ServerError
-from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME
 from pybackend.modelconfig.model_directory import CONFIG_FILENAME
 from pybackend.modelconfig.parser import format_config_text
 from pybackend_client.connection import Connection, LargeAnswerError
@@ -39,9 +37,8 @@ from pybackend_tools.importing.run import (
     rights_of,
     signature_text,
 )
-from pybackend_tools.importing.verification import FrameworkModel, UnequalError, inner_file
+from pybackend_tools.importing.verification import FrameworkModel, UnequalError, inner_file, probe_files
 from pybackend_tools.optimizer.accuracy import Metric, MetricError, Original, difference_of
-from pybackend_tools.optimizer.conversion_program import FILES, NAMES, QUESTION, REQUEST
 from pybackend_tools.optimizer.forms import Form
 from pybackend_tools.optimizer.results import Outcome, Results
 
@@ -49,8 +46,8 @@ _PROGRAM = Path(__file__).with_name("conversion_program.py")
 _SOURCE, _MADE = "files", "made"
 _CONVERSION = {
     "backend": "python",
-    "input": [{"name": REQUEST, "data_type": "TYPE_BOOL", "dims": [1]}],
-    "output": [{"name": name, "data_type": "TYPE_STRING", "dims": [-1]} for name in (NAMES, FILES)],
+    "input": [{"name": "begin", "data_type": "TYPE_BOOL", "dims": [1]}],
+    "output": [{"name": name, "data_type": "TYPE_STRING", "dims": [-1]} for name in ("names", "files")],
     "instance_group": [{"count": 1}],
 }
 _OWN_NAMES = re.compile(
@@ -269,14 +266,14 @@ class Search:
                 "config": self._original,
                 "samples": self._samples,
             }
-            entry.write(f"1/{QUESTION}", json.dumps(question))
-            entry.write(f"1/{DEFAULT_MODEL_FILENAME}", _PROGRAM.read_text(encoding="utf-8"))
+            for file, text in probe_files(_PROGRAM, question).items():
+                entry.write(f"1/{file}", text)
             entry.write(CONFIG_FILENAME, format_config_text({**_CONVERSION, "parameters": rights}))
             entry.commit()
         trial = Trial(self._connection, name)
         try:
             trial.load()
-            answer = infer(self._connection, BinaryRequest(name, inputs={REQUEST: "[true]"}))
+            answer = infer(self._connection, BinaryRequest(name, inputs={"begin": "[true]"}))
         finally:
             with suppress(ServerError, InferenceError):
                 trial.unload()
