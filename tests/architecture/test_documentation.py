@@ -29,9 +29,9 @@ from pybackend_wire import messages
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_first_page_leads_to_every_page_of_the_manual():
+def test_the_map_leads_to_every_page_of_the_manual():
     docs = ROOT / "docs"
-    linked = set(re.findall(r"\]\(([a-z]+/[\w-]+\.md)", (docs / "index.md").read_text()))
+    linked = set(re.findall(r"\]\(([a-z]+/[\w-]+\.md)", (docs / "map.md").read_text()))
     parts = ("authors", "frameworks", "operators", "reference")
     assert {str(page.relative_to(docs)) for part in parts for page in (docs / part).glob("*.md")} - linked == set()
 
@@ -54,10 +54,10 @@ def test_the_first_page_leads_to_every_page_of_the_manual():
         ("hot-path", f"that has run for {prefetch.SLOW_NS // 1_000_000} ms"),
         ("hot-path", f"Outputs above {infer_plan.SMALL_BYTES // 1024} KB"),
         ("hot-path", f"every {GC_THRESHOLD:,} container allocations"),
-        ("failure", f"Not more than about {channel.MESSAGES_AT_ONCE} messages"),
-        ("failure", f"waits {backoff.FIRST_BACKOFF_S} s before the next one"),
-        ("failure", f"up to {backoff.LONGEST_BACKOFF_S:.0f} s."),
-        ("failure", f"when it is {flow.STALLED_SECONDS} s behind"),
+        ("states", f"Not more than about {channel.MESSAGES_AT_ONCE} messages"),
+        ("states", f"waits {backoff.FIRST_BACKOFF_S} s before the next one"),
+        ("states", f"up to {backoff.LONGEST_BACKOFF_S:.0f} s."),
+        ("states", f"when it is {flow.STALLED_SECONDS} s behind"),
         ("hot-path", f"above {large_request.LARGE_JSON_BYTES >> 10} KB is read"),
         ("hot-path", f"more than {json_pieces.LARGEST_WHOLE_BYTES >> 10} KB of tensor as JSON"),
         ("processes", {3: "has three seconds to exit"}[int(session.EXIT_GRACE_S)]),
@@ -73,7 +73,7 @@ def test_numbers_of_the_architecture_pages_are_those_of_the_code(page, sentence)
         ("architecture/calls", f"more than {model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait"),
         ("architecture/calls", f"nobody waits for more than {settings.READINESS_LIMIT_S:.0f} seconds"),
         ("architecture/memory", f"Copies of {tensor.LARGE_COPY_BYTES >> 20} MB and more"),
-        ("architecture/failure", {10: "after [ten restarts]"}[options.DEFAULT_RESTART_LIMIT]),
+        ("architecture/states", {10: "after [ten restarts]"}[options.DEFAULT_RESTART_LIMIT]),
         ("authors/bls", f"Tensors of {tensor.LARGE_COPY_BYTES >> 20} MB and more"),
         ("authors/decoupled", f"{model_calls.MOST_BACKLOG_BYTES >> 20} MB of messages and tensors wait for it"),
         ("authors/decoupled", f"outputs above {messages.INLINE_BYTES >> 10} KB count towards its"),

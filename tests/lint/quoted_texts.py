@@ -30,7 +30,6 @@ TABLES = {
     "operators/troubleshooting.md": 0,
     "authors/bls.md": 2,
     "authors/decoupled.md": 0,
-    "authors/debugging.md": 0,
     "authors/errors.md": 0,
     "authors/ensembles.md": 0,
     "authors/environments.md": 1,
@@ -138,5 +137,5 @@ def _quotes() -> Iterator[tuple[str, str]]:
             if not line.startswith("| ") or len(cells) <= column:
                 continue
             for one, other in QUOTE.findall(cells[column]):
-                if " " in (quote := one or other) and not CALL.match(quote):
+                if " " in (quote := one or other) and not quote.startswith("--") and not CALL.match(quote):
                     yield name, quote

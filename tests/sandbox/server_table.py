@@ -614,7 +614,7 @@ def server_rows() -> list[str]:
     for title, (head, attacks) in SERVER_GROUPS.items():
         if not attacks:
             continue
-        lines += [f"## {title}", "", f"| {head} | Level | Server | Stopped by |", "|---|---|---|---|"]
+        lines += [f"### {title}", "", f"| {head} | Level | Server | Stopped by |", "|---|---|---|---|"]
         lines += [f"| {attack.what} | {attack.levels} | {attack.servers} | {attack.by} |" for attack in attacks]
         lines.append("")
     return lines

@@ -182,7 +182,7 @@ def rows() -> list[str]:
     """The table as lines of Markdown."""
     lines = []
     for title, attacks in GROUPS.items():
-        lines += [f"## {title}", "", "| A model tries to | `standard` | `strict` | Stopped by |", "|---|---|---|---|"]
+        lines += [f"### {title}", "", "| A model tries to | `standard` | `strict` | Stopped by |", "|---|---|---|---|"]
         for attack in attacks:
             cells = [attack.what, _cell(attack, STANDARD), _cell(attack, STRICT), attack.by or "nothing"]
             lines.append(f"| {' | '.join(cells)} |")

@@ -1,4 +1,4 @@
-"""The pages about the sandbox show the attacks that the tests try, and the layers, users and options of the code."""
+"""The page about the sandbox shows the attacks that the tests try, and the layers, users and options of the code."""
 
 import ast
 from pathlib import Path
@@ -11,13 +11,12 @@ from tests.sandbox.server_table import SERVER_GROUPS, server_rows
 from tests.sandbox.table import ATTACKS, rows
 
 ROOT = Path(__file__).resolve().parents[2]
-OPERATORS = ROOT / "docs" / "operators"
-ATTACKS_PAGE, SECURITY_PAGE = ((OPERATORS / f"{page}.md").read_text() for page in ("attacks", "security"))
+PAGE = (ROOT / "docs" / "operators" / "security.md").read_text()
 
 
 def test_page_shows_every_attack():
     """The page's tables are what ``python -m tests.sandbox.server_table`` prints."""
-    assert "\n".join([*rows(), *server_rows()]).rstrip() in ATTACKS_PAGE
+    assert "\n".join([*rows(), *server_rows()]).rstrip() in PAGE
 
 
 def test_every_attack_on_the_server_has_its_test():
@@ -37,13 +36,13 @@ def test_every_attack_can_be_tried():
 
 
 def test_page_names_every_layer():
-    assert [layer for layer in LAYERS if f"`{layer}`" not in SECURITY_PAGE] == []
+    assert [layer for layer in LAYERS if f"`{layer}`" not in PAGE] == []
 
 
 def test_page_names_the_users():
     first, few = users._RANGES
-    assert f"{first} to {first + users.PER_SERVER * users._MOST_SERVERS - 1}" in SECURITY_PAGE
-    assert f"{few} to {few + 4095}" in SECURITY_PAGE
+    assert f"{first} to {first + users.PER_SERVER * users._MOST_SERVERS - 1}" in PAGE
+    assert f"{few} to {few + 4095}" in PAGE
 
 
 def test_page_names_every_option():
@@ -51,4 +50,4 @@ def test_page_names_every_option():
         name for name in sandbox_options_of.__code__.co_consts if isinstance(name, str) and name.startswith("SANDBOX")
     ]
     assert len(names) == 10
-    assert [name for name in names if f"| `{name}` |" not in SECURITY_PAGE] == []
+    assert [name for name in names if f"| `{name}` |" not in PAGE] == []

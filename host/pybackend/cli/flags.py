@@ -53,12 +53,12 @@ _MODELS = (
     Flag("--model-repository", "DIR",
          "another directory of models, or s3://bucket/path, s3://https://host:port/bucket/path, gs://bucket/path, "
          "as://account/container/path; may be repeated", read=repository_place, repeats=True, alias="--model-store",
-         page="a directory of models, or the URL of [a repository in cloud storage](cloud-repositories.md); may be repeated, or given "
+         page="a directory of models, or the URL of [a repository in cloud storage](repository.md#repositories-in-cloud-storage); may be repeated, or given "
          "as the positional argument"),
     Flag("--repository-cache-directory", "DIR", "where models from cloud storage are kept on this machine",
          "cloud_repositories.cache_directory", Path, absolute_if_given, default_text="$XDG_CACHE_HOME/pybackend/repositories, else /var/cache/pybackend/repositories for root and "
          "~/.cache/pybackend/repositories for others",
-         page="where models from cloud storage are kept on this machine: see [The cache](cloud-repositories.md#the-cache)"),
+         page="where models from cloud storage are kept on this machine: see [The cache](repository.md#the-cache)"),
     Flag("--model-control-mode", "MODE",
          "none: load all models at start and keep them; poll: and follow changes of the repositories; explicit: load "
          "models on request", "models.control", control_mode,
@@ -99,7 +99,7 @@ _MODELS = (
            page="each repository is a [namespace](repository.md#namespaces): models of the same name in several repositories are all served"),
     switch("--no-zygote", "start each process separately instead of forking from one with preloaded modules",
            "zygotes", then=not_, default=False,
-           page="start each process separately instead of [forking](../authors/start-up.md)"),
+           page="start each process separately instead of [forking](../authors/life-cycle.md#how-processes-start)"),
     Flag("--gpu-models", "MODE",
          "on a machine without a GPU, models configured for one (KIND_GPU): refuse to load them, or run them on the cpu",
          "models.gpu_models_on_cpu", then=lambda mode: mode == "cpu", default="refuse", choices=("refuse", "cpu"),
@@ -127,11 +127,11 @@ _MODELS = (
 _ENVIRONMENTS = (
     Flag("--environment-cache-directory", "DIR", "where environments are unpacked",
          "environments.cache_directory", Path, absolute_if_given, default_text="$XDG_CACHE_HOME/pybackend, else /var/cache/pybackend for root and ~/.cache/pybackend for others",
-         page="where [environments](../authors/environments.md) of models are unpacked: see [Environment cache](environments.md)"),
+         page="where [environments](../authors/environments.md) of models are unpacked: see [Environment cache](../authors/environments.md#environment-cache)"),
     Flag("--environment-cache-size", "BYTES", "remove unused environments when the total exceeds this size",
          "environments.cache_limit_bytes", _NUMBER, default_text="never"),
     switch("--allow-pack-at-load", "install packages when a model names a list of them", "environments.pack_at_load",
-           page="allow models to name lists of packages, which are [installed when the model is loaded](environments.md#lists-of-packages)"),
+           page="allow models to name lists of packages, which are [installed when the model is loaded](../authors/environments.md#lists-of-packages)"),
 )
 
 _SANDBOX = (
@@ -161,14 +161,14 @@ def _address_flags(service: str, address: str, port: str) -> tuple[Flag, ...]:
              f"{service}.address", page=address),
         Flag(f"--{service}-port", "PORT", "0 takes a free port", f"{service}.port", _PORT, page=port),
         switch(f"--reuse-{service}-port", "share the port with other servers", f"{service}.reuse_port",
-               page="[share the port](listeners.md#shared-ports) with other servers"),
+               page="[share the port](access.md#shared-ports) with other servers"),
     )
 
 
 def _tls_flags(service: str) -> tuple[Flag, ...]:
     return (
         switch(f"--{service}-use-ssl", "accept TLS connections only", default=False,
-               page="accept [TLS](listeners.md#tls) connections only"),
+               page="accept [TLS](access.md#tls) connections only"),
         switch(f"--{service}-use-ssl-mutual", "the same, and clients need a certificate", default=False),
         Flag(f"--{service}-server-cert", "FILE", "PEM file with the server's certificate", read=Path),
         Flag(f"--{service}-server-key", "FILE", "PEM file with the private key of the certificate", read=Path),
@@ -183,13 +183,13 @@ _ENDPOINTS = (
          "processes that accept the connections of HTTP and gRPC, for machines with many cores; auto decides by their number",
          "front_ends", front_ends, default=0,
          page="processes that accept the connections of HTTP and gRPC; `auto`: none on up to four cores, else one for four cores, up to four. See "
-         "[How far it scales](scaling.md)"),
+         "[How far it scales](../performance.md#how-far-it-scales-and-which-knob)"),
     # Both are true, unless the front end for Vertex AI is on.
     switch("--allow-http", "serve HTTP", default=True, depends=True),
     *_address_flags(
         "http",
         "`127.0.0.1`, `::1` or `unix:/path` make HTTP reachable from this machine only: see "
-        "[Addresses and sockets](listeners.md)",
+        "[Addresses and sockets](access.md#addresses-and-sockets)",
         _FREE_PORT,
     ),
     Flag("--http-max-input-size", "BYTES", "largest JSON part or raw body of a request",
@@ -290,7 +290,7 @@ _SERVER = (
          "cores for the processes of instances: cpu,cpu-cores=0-3 or cpu,numa-node=0; may be repeated",
          "models.host_policies", host_policy, host_policies, repeats=True,
          page="`<name>,cpu-cores=<first>-<last>` or `<name>,numa-node=<number>`, may be repeated: "
-         "[the cores for models' processes](placement.md)"),
+         "[the cores for models' processes](../performance.md#cores-and-resources)"),
     Flag("--max-queued-bytes", "BYTES",
          "limit on input bytes of queued and running requests; requests beyond it get status 503",
          "max_queued_bytes", _NUMBER, default_text="no limit",
@@ -298,7 +298,7 @@ _SERVER = (
     Flag("--rate-limit", "MODE",
          "off, or execution_count: instances execute only while they hold the resources that they need",
          read=rate_limit_mode, default="off",
-         page="`execution_count`: instances execute only while they hold [the resources that they need](placement.md#resources)"),
+         page="`execution_count`: instances execute only while they hold [the resources that they need](../performance.md#resources)"),
     Flag("--rate-limit-resource", "NAME:COUNT[:DEVICE]",
          "available count of a resource [as many as the most demanding instance needs]; may be repeated",
          read=resource_count, repeats=True),
@@ -327,7 +327,7 @@ _TRACES = (
          "which requests are traced, and where to: level=TIMESTAMPS, rate=1000, triton,file=FILE, mode=opentelemetry, "
          "opentelemetry,url=URL, ...; may be repeated",
          read=trace_setting, repeats=True, default_text="none", secret=re.compile(r"(?<=://)[^/@]*(?=@)"),
-         page="`[<mode>,]<setting>=<value>`, may be repeated: [traces](tracing.md)"),
+         page="`[<mode>,]<setting>=<value>`, may be repeated: [traces](logging.md#traces)"),
     Flag("--trace-file", "FILE", "older: triton,file=FILE"),
     Flag("--trace-level", "LEVEL", "older: level=LEVEL", read=trace_level, repeats=True),
     Flag("--trace-rate", "N", "older: rate=N", read=integer(0, UNSIGNED_32)),
@@ -339,7 +339,7 @@ _DEBUGGING = (
     Flag("--debug", "MODEL", "run the processes of a model under debugpy, without time limits; may be repeated",
          repeats=True,
          page="run the processes of a model under debugpy, without time limits; may be repeated: see "
-         "[Debugging](../authors/debugging.md)"),
+         "[Debugging](../authors/errors.md#debugging)"),
     Flag("--debug-port", "PORT", "port on 127.0.0.1 for the first process, further ones follow; 0 takes free ports",
          "debug.port", _PORT),
     switch("--no-fast-paths", "remember nothing of earlier requests, to find out whether a fault comes from that",
@@ -362,7 +362,7 @@ _CONFIGURATION = (
     Flag("--config-file", "FILE",
          "TOML with the names of flags as keys; the command line and variables PYBACKEND_<FLAG> win over it",
          read=Path, default_text="none",
-         page="a [file with settings](configuration.md), TOML with the names of flags as keys"),
+         page="a [file with settings](#settings-variables-and-a-file), TOML with the names of flags as keys"),
     Flag("--version", "", "print the version, and exit", action="version"),
     Flag("--print-config", "", "print the settings in effect and where each comes from, and exit", action="store_true"),
 )

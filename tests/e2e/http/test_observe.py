@@ -186,7 +186,7 @@ def test_prometheus_scrapes_and_answers_every_query(server, tmp_path):
 @needs_prometheus
 @pytest.mark.thorough
 def test_prometheus_scrapes_a_server_with_keys_as_the_page_says(tmp_path):
-    page = (OBSERVE.parent / "observe.md").read_text()
+    page = (OBSERVE.parent / "metrics.md").read_text()
     more = yaml.safe_load(re.search(r"^ +authorization: .*$", page, re.MULTILINE)[0])
     keys = tmp_path / "keys"
     keys.write_text("0123456789abcdef\n")
