@@ -1,8 +1,8 @@
-"""What an author can do about the usual slips, in a sentence that follows the exception's own message.
+"""Cures of the usual slips: a sentence for the author, which follows the exception's own message.
 
 Exceptions of Python and NumPy say what failed, but they know nothing of tensors: ``'NoneType' object has no attribute
 'as_numpy'`` comes from an input's misspelt name. Nothing here runs before something has failed, but the notes of
-tensors that were asked for and are not there.
+tensors that a model wanted and that are not there.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any, Deque, List, NamedTuple, Tuple, Union
 from weakref import ReferenceType, ref
 
 _MOST_CHARACTERS = 2000
-"""Of a message, to search: it may quote the data of a request."""
+"""Searched of a message, which may quote the data of a request."""
 
 _NOT_TEXT = re.compile(
     r"cannot use a string pattern on a bytes-like object|a bytes-like object is required, not 'str'|can't concat str to bytes"
@@ -40,7 +40,7 @@ _LOOP = "`await` and `async_exec()` need a coroutine: write `async def execute`,
 
 
 class _Missed(NamedTuple):
-    """A tensor that was asked for and is not there: an input of a request, or an output of a response."""
+    """A tensor that a model wanted and that is not there: an input of a request, or an output of a response."""
 
     of: "Union[ReferenceType[Any], Tuple[CodeType, ...]]"  # the request, or the functions in which the output may be used
     name: str
