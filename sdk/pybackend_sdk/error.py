@@ -3,6 +3,7 @@
 from typing import Any, ClassVar, Dict, List, Sequence, Tuple, Union
 
 from pybackend_sdk.arguments import incompatible
+from pybackend_sdk.cures import cure_of
 from pybackend_wire.errors import ErrorCode
 
 FRAME_LIMIT, REPEATED_LIMIT = 100, 3
@@ -72,12 +73,12 @@ def printable(message: Union[str, bytes]) -> str:
 def format_exception(exception: BaseException, hidden_prefixes: Sequence[str] = ()) -> str:
     """Format an exception for clients and logs: type, message, and the frames it came from, innermost first.
 
-    Files whose paths begin with one of the hidden prefixes are left out, e.g. the packages that run the model. The text is
+    After the message of a usual slip stands what to do about it. Files whose paths begin with one of the hidden prefixes are left out, e.g. the packages that run the model. The text is
     ``<type>: <message>``, and if there are frames to show, a blank line, ``At:`` and a line ``  <file>(<line>): <function>`` for each.
     A TritonModelException without frames comes from the code that runs the model: its message alone is returned.
     """
     message = _message_of(exception)
-    head = f"{type(exception).__name__}: {message}"
+    head = f"{type(exception).__name__}: {message}{_advice(exception, message)}"
     frames = _frames(exception, tuple(hidden_prefixes))
     if not frames:
         return printable(message if type(exception) is TritonModelException else head)
@@ -85,6 +86,14 @@ def format_exception(exception: BaseException, hidden_prefixes: Sequence[str] = 
     if len(lines) > FRAME_LIMIT:
         lines[FRAME_LIMIT:] = [f"  ... ({len(lines) - FRAME_LIMIT} more)\n"]
     return printable(f"{head}\n\nAt:\n{''.join(lines)}")
+
+
+def _advice(exception: BaseException, message: str) -> str:
+    try:
+        cure = cure_of(exception, message)
+    except Exception:  # noqa: BLE001  it looks at the model's own objects
+        return ""
+    return f"{'' if message.endswith('.') else '.'} {cure}." if cure else ""
 
 
 def _frame_lines(frames: Sequence[Tuple[str, int, str]]) -> List[str]:

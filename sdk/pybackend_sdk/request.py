@@ -4,6 +4,7 @@ from enum import IntEnum
 from typing import Any, Awaitable, List, NamedTuple, Optional, Sequence, Set, Union
 
 from pybackend_sdk.arguments import INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX, incompatible, integer, sequence, text
+from pybackend_sdk.cures import note_missing_input
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.response import InferenceResponse, Parameters, ResponseIterator, checked_parameters, parameters_json
 from pybackend_sdk.response_sender import InferenceResponseSender
@@ -332,6 +333,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
     for tensor in inference_request._inputs:
         if tensor._name == name:
             return tensor
+    note_missing_input(inference_request, name)
     return None
 
 

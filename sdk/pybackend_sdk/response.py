@@ -5,6 +5,7 @@ import threading
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Union
 
 from pybackend_sdk.arguments import INT64_MAX, INT64_MIN, incompatible, sequence, text
+from pybackend_sdk.cures import names_of, note_missing_output
 from pybackend_sdk.error import TritonError, TritonModelException
 from pybackend_sdk.tensor import Tensor
 
@@ -85,6 +86,8 @@ class InferenceResponse:
 
     def output_tensors(self) -> List[Tensor]:
         """The outputs."""
+        if self._error is not None:
+            note_missing_output(_failed(self._error), failed=True)
         return list(self._output_tensors)
 
     def has_error(self) -> bool:
@@ -102,7 +105,17 @@ class InferenceResponse:
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
     """Return the response's first output of that name, None if it has none."""
-    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+    tensors = inference_response.output_tensors()
+    for tensor in tensors:
+        if tensor.name() == name:
+            return tensor
+    if type(inference_response) is InferenceResponse and inference_response._error is None:
+        note_missing_output(f"The response has no output '{name}': its outputs are {names_of(tensors)}", failed=False)
+    return None
+
+
+def _failed(error: TritonError) -> str:
+    return f"The called model has failed, which `has_error()` tells: {error.message().strip()}"
 
 
 def _listed(output_tensors: Any) -> List[Tensor]:

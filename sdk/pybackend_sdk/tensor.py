@@ -74,9 +74,11 @@ class Tensor:
             self._datatype = "BYTES"
             self._data = encode_elements(numpy_array.ravel().tolist())
         else:
+            use = "bool, int8-64, uint8-64, float16-64 in native byte order, object or bytes"
+            if numpy_array.dtype.kind == "U":
+                use = "`.astype(object)` for an array of str"
             raise TritonModelException(
-                f"NumPy dtype is not supported. Tensor '{self._name}' has dtype {numpy_array.dtype}; "
-                "use bool, int8-64, uint8-64, float16-64 in native byte order, object or bytes."
+                f"NumPy dtype is not supported. Tensor '{self._name}' has dtype {numpy_array.dtype}; use {use}."
             )
         self._array = numpy_array
         self._shape = numpy_array.shape

@@ -51,3 +51,11 @@ BY_NUMPY: "Dict[np.dtype, DataType]" = {
 
 ITEMSIZE: Dict[str, int] = {row.name: row.itemsize for row in DATATYPES.values()}
 """Bytes per element by wire name; 0 for ``BYTES``."""
+
+
+def conversion(datatype: str) -> str:
+    """How NumPy makes an array of a datatype, as the end of a sentence; ``""`` if it cannot."""
+    dtype = DATATYPES[datatype].numpy
+    if dtype is None:
+        return ""
+    return f": `.astype({'object' if datatype == 'BYTES' else f'np.{dtype}'})` makes it"

@@ -16,7 +16,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Buffer, InputTensor, element_count, shape_text
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend_wire.bytes_tensor import LENGTH_BYTES, element_problem
-from pybackend_wire.dtypes import ITEMSIZE
+from pybackend_wire.dtypes import ITEMSIZE, conversion
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -79,7 +79,7 @@ def validate_header(
             raise _refusal(
                 request,
                 f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model "
-                f"'{signature.model_name}' expects '{expected.datatype}'",
+                f"'{signature.model_name}' expects '{expected.datatype}'{conversion(expected.datatype)}",
             )
         dims = tuple(tensor.shape[1:] if signature.max_batch_size else tensor.shape)
         if dims != expected.dims or -1 in dims:

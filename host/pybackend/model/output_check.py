@@ -12,6 +12,7 @@ from pybackend.inference.tensor import OutputTensor
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 from pybackend.observability.log_lines import about_model
 from pybackend.spelling import closest
+from pybackend_wire.dtypes import conversion
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ def output_mismatch(
     In the expected ``dims``, -1 stands for any size.
     """
     if datatype != expected.datatype:
-        return f"returned output '{name}' as {datatype}, but its configuration says {expected.datatype}"
+        return f"returned output '{name}' as {datatype}, but its configuration says {expected.datatype}{conversion(expected.datatype)}"
     dims, sizes = tuple(dims) or (1,), tuple(shape) or (1,)
     if len(sizes) == len(dims) and all(dim in {-1, size} for dim, size in zip(dims, sizes, strict=True)):
         return ""

@@ -190,7 +190,8 @@ def test_clients_read_their_sequence_or_that_which_a_step_names(server, named, t
 def test_bad_input_is_the_ensemble_s_own_matter(server):
     answer = infer(server, "quadruple", {"IN": np.zeros(3, np.float64)})
     assert answer.error == (
-        "[request id: <id_unknown>] inference input 'IN' data-type is 'FP64', but model 'quadruple' expects 'FP32'"
+        "[request id: <id_unknown>] inference input 'IN' data-type is 'FP64', but model 'quadruple' expects 'FP32': "
+        "`.astype(np.float32)` makes it"
     )
 
 

@@ -139,7 +139,12 @@ def ask(server, model, number, *outputs):
 @pytest.mark.parametrize(
     ("number", "datatype", "shape", "complaint"),
     [
-        (1, "INT16", [1, 4], "returned output 'OUT' as INT16, but its configuration says FP32"),
+        (
+            1,
+            "INT16",
+            [1, 4],
+            "returned output 'OUT' as INT16, but its configuration says FP32: `.astype(np.float32)` makes it",
+        ),
         (2, "FP32", [1, 5], "returned output 'OUT' with shape [1, 5], but its configuration says [1, 4]"),
         (3, "FP32", [4], "returned output 'OUT' with shape [4], but its configuration says [1, 4]"),
         (4, "FP32", [2, 4], "returned output 'OUT' with shape [2, 4], but its configuration says [1, 4]"),
@@ -179,7 +184,9 @@ def warnings_of(server, model, last):
 
 ADVICE = "The log says this once. VALIDATE_OUTPUTS in the model's parameters turns such responses into errors"
 MISNAMED = (f"'OTU', which its configuration does not have: clients never get it. Did you mean OUT? {ADVICE}",)
-WRONG_TYPE = f"'OUT' as FP64, but its configuration says FP32. Clients get it as it is. {ADVICE}"
+WRONG_TYPE = (
+    f"'OUT' as FP64, but its configuration says FP32: `.astype(np.float32)` makes it. Clients get it as it is. {ADVICE}"
+)
 
 
 @pytest.mark.spec("pb-E08")

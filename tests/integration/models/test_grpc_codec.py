@@ -192,7 +192,7 @@ def test_refusals_have_their_status(ask):
         ("NOT_FOUND", "Request for unknown model: 'nobody' is not found"),
         (
             "INVALID_ARGUMENT",
-            "[request id: 5] inference input 'IN' data-type is 'INT32', but model 'numbers' expects 'FP32'",
+            "[request id: 5] inference input 'IN' data-type is 'INT32', but model 'numbers' expects 'FP32': `.astype(np.float32)` makes it",
         ),
         (
             "INVALID_ARGUMENT",

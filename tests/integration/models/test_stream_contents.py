@@ -102,7 +102,10 @@ def test_outputs_of_streams_are_validated_on_request(lab):
     """
     first, second, third, fourth, last = lab.responses(code, model="checked")
     assert [first.out, fourth.out] == [[1], [2]]
-    assert second.error == "model 'checked' returned output 'OUT' as FP32, but its configuration says INT32"
+    assert (
+        second.error
+        == "model 'checked' returned output 'OUT' as FP32, but its configuration says INT32: `.astype(np.int32)` makes it"
+    )
     assert third.error == "model 'checked' returned output 'OUT' with shape [1, 1], but its configuration says [-1]"
     assert last == END
     assert [answer.error for answer in lab.responses(code, model="streams")] == [None] * 5

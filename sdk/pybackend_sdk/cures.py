@@ -1,0 +1,117 @@
+"""Cures of the usual slips: a sentence for the author, which follows the exception's own message.
+
+Exceptions of Python and NumPy say what failed, but they know nothing of tensors: ``'NoneType' object has no attribute
+'as_numpy'`` comes from an input's misspelt name. Nothing here runs before something has failed, but the notes of
+tensors that a model wanted and that are not there.
+"""
+
+import re
+import sys
+from collections import deque
+from types import CodeType
+from typing import Any, Deque, List, NamedTuple, Tuple, Union
+from weakref import ReferenceType, ref
+
+_MOST_CHARACTERS = 2000
+"""Searched of a message, which may quote the data of a request."""
+
+_NOT_TEXT = re.compile(
+    r"cannot use a string pattern on a bytes-like object|a bytes-like object is required, not 'str'|can't concat str to bytes"
+    r"|expected str instance, bytes found|TextEncodeInput must be|text input must be of type `?str|Object of type bytes is not JSON serializable"
+    r"|concatenate str \(not \"bytes\"\)|bytes or a tuple of bytes, not str|bytes-like object, not 'str'"
+    r"|\bstr(ing)?\b.*\b(not|got|found|given)\b:? (type )?[<'\"(]*(class ')?bytes\b"
+)
+_METHOD_OF_TEXT = re.compile(r"'bytes' object has no attribute '(\w+)'")
+_DOUBLE = re.compile(
+    r"expected scalar type Float but found Double|Double and Float|Float and Double|double != float|float != double"
+    r"|Actual: \(tensor\(double\)\) ?, expected: \(tensor\(float\)\)"
+)
+_NO_TENSOR = re.compile(r"'NoneType' object has no attribute '(as_numpy|to_dlpack|triton_dtype|is_cpu)'")
+_NOTHING_THERE = re.compile(r"list index out of range|not enough values to unpack")
+_NOT_AWAITED = re.compile(r"'(_asyncio\.|asyncio\.)?(Future|coroutine)' object (has no attribute|is not iterable)")
+_AWAITED = re.compile(r"object (InferenceResponse|ResponseIterator) can't be used in 'await' expression")
+
+DECODE = "The elements of a BYTES tensor are bytes: `.decode()` makes a str of one"
+_RAISE = (
+    "Only exceptions can be raised, and a TritonError is none: `raise pb_utils.TritonModelException(...)`, or answer with "
+    "`pb_utils.InferenceResponse(error=pb_utils.TritonError(...))`"
+)
+_LOOP = "`await` and `async_exec()` need a coroutine: write `async def execute`, or call `exec()`, which waits"
+
+
+class _Missed(NamedTuple):
+    """A tensor that a model wanted and that is not there: an input of a request, or an output of a response."""
+
+    of: "Union[ReferenceType[Any], Tuple[CodeType, ...]]"  # the request, or the functions in which the output may be used
+    name: str
+    why: str  # for an output
+    failed: bool  # whether the response is an error
+
+
+_missed: "Deque[_Missed]" = deque(maxlen=16)
+
+
+def note_missing_input(request: Any, name: str) -> None:
+    """Remember an input that a request does not have. Optional inputs may be absent, so this must cost next to nothing."""
+    _missed.append(_Missed(ref(request), name, "", False))
+
+
+def note_missing_output(why: str, *, failed: bool) -> None:
+    """Remember that a response does not have an output that the model wants, for its function and that one's caller."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("pybackend_sdk."):
+        frame = frame.f_back
+    functions = (frame.f_code,) if frame.f_back is None else (frame.f_code, frame.f_back.f_code)
+    _missed.append(_Missed(functions, "", why, failed))
+
+
+def cure_of(exception: BaseException, message: str) -> str:
+    """Return a sentence without its full stop, ``""`` if nothing is known about such an exception."""
+    message = message[:_MOST_CHARACTERS]
+    if isinstance(exception, KeyError):
+        return f"{DECODE}, where the keys are str" if exception.args and type(exception.args[0]) is bytes else ""
+    if isinstance(exception, RuntimeError) and message == "no running event loop":
+        return _LOOP
+    if _DOUBLE.search(message):
+        return "`.astype(np.float32)` makes an array of FP32"
+    if not isinstance(exception, (TypeError, AttributeError, IndexError, ValueError)):
+        return ""
+    if message == "exceptions must derive from BaseException":
+        return _RAISE
+    if _NO_TENSOR.search(message) or _NOTHING_THERE.search(message):
+        return _about_missing(exception, any_miss=message.startswith("'NoneType'"))
+    if _NOT_AWAITED.search(message):
+        return "`await` it, in an `async def`"
+    if _AWAITED.search(message):
+        return "`exec()` waits itself: leave `await` out, or call `async_exec()`"
+    method = _METHOD_OF_TEXT.search(message)
+    if _NOT_TEXT.search(message) or (method and hasattr(str, method.group(1))):
+        return DECODE
+    return ""
+
+
+def _about_missing(exception: BaseException, *, any_miss: bool) -> str:
+    """Say which tensor was missed last where the exception comes from; only after failed calls unless ``any_miss``."""
+    function = _innermost(exception)
+    for missed in reversed(_missed):
+        if isinstance(missed.of, tuple):
+            if (any_miss or missed.failed) and function in missed.of:
+                return str(missed.why)
+        elif any_miss:
+            request = missed.of()
+            if request is not None:
+                return f"The request has no input '{missed.name}': its inputs are {names_of(request.inputs())}"
+    return ""
+
+
+def names_of(tensors: "List[Any]") -> str:
+    """The names of tensors, for a sentence."""
+    return ", ".join(f"'{tensor.name()}'" for tensor in tensors) or "none"
+
+
+def _innermost(exception: BaseException) -> Any:
+    """The function that raised it, None if nothing has."""
+    entry = exception.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    return None if entry is None else entry.tb_frame.f_code
