@@ -18,7 +18,7 @@ from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError, Pyback
 from pybackend.gpus import NO_GPU, GpuAccess
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.model_directory import config_file, subdirectories
-from pybackend.modelconfig.options import PROCESS_GROUP, StartOptions, process_group_of, start_options_of
+from pybackend.modelconfig.options import PROCESS_GROUP, preload_of, process_group_of
 from pybackend.modelconfig.parser import parse_config_text, read_config_text
 from pybackend.modelconfig.schema import from_document
 from pybackend.process.group import GroupProcesses
@@ -33,12 +33,13 @@ class GroupTerms:
 
     Attributes:
         environment: None for the host's own Python.
+        preload: the additional modules of the zygote that forks its processes; None if they are not forked.
         owner: the user to whom the directory of the model belongs.
         gpus: what each instance may use of the GPUs: those with the same number live in one process.
     """
 
     environment: Environment | None
-    start: StartOptions
+    preload: tuple[str, ...] | None
     sandbox: SandboxOptions
     owner: int
     gpus: tuple[GpuAccess, ...]
@@ -48,7 +49,7 @@ class GroupTerms:
         if self.environment != other.environment:
             ours, theirs = (_python(each.environment) for each in (self, other))
             return f"runs on {theirs}, and the others run on {ours}: give all of them the same EXECUTION_ENV_PATH"
-        if self.start != other.start:
+        if self.preload != other.preload:
             return "has other ZYGOTE or PRELOAD parameters than the others: give all of them the same"
         if self.sandbox != other.sandbox:
             return "has other SANDBOX parameters than the others: give all of them the same"
@@ -178,4 +179,4 @@ def terms_of_group(
     source: ModelSource, environment: Environment | None, options: SandboxOptions, gpus: tuple[GpuAccess, ...]
 ) -> GroupTerms:
     """The terms under which a version would join its group. Blocking."""
-    return GroupTerms(environment, start_options_of(source.config), options, os.stat(source.directory).st_uid, gpus)
+    return GroupTerms(environment, preload_of(source.config), options, os.stat(source.directory).st_uid, gpus)

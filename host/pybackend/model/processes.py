@@ -23,7 +23,7 @@ from pybackend.instance.settings import InstanceState, StubSettings
 from pybackend.model.groups import GroupTerms, ProcessGroup, can_join, joins_group, members_beside, terms_of_group
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
-from pybackend.modelconfig.options import sandbox_options_of, start_options_of
+from pybackend.modelconfig.options import preload_of, sandbox_options_of
 from pybackend.modelconfig.schema import InstanceSpec, full_name
 from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.process.start import process_variables
@@ -57,7 +57,7 @@ async def open_sandbox(
     for bound in source.bounds:
         options = await asyncio.to_thread(bound.bounded, source.full_name, options, usual, own, source.config.source)
     required = {layer for bound in source.bounds for layer in bound.in_force}
-    path, shares = source.environment_path, start_options_of(source.config).zygote
+    path, shares = source.environment_path, preload_of(source.config) is not None
     sharing = partial(host.environments.uses.directories, path) if path is not None and shares else None
     files = ModelFiles(
         directory=source.directory,
@@ -259,7 +259,7 @@ class ModelProcesses:
         launch = StubLaunch(
             environment=environment,
             cores=host.settings.host_policies.get(policy_name, frozenset()),
-            start=start_options_of(source.config),
+            preload=preload_of(source.config),
             sandbox=None if self.sandbox is None else self.sandbox.of_instance(*seat),
             variables=seat.gpu.variables(process_variables(environment or HOST_ENVIRONMENT)),
         )

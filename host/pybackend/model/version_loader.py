@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pybackend.apart import apart
 from pybackend.instance.model_instance import ModelInstance
@@ -14,7 +12,7 @@ from pybackend.instance.settings import READINESS_LIMIT_S, InstanceSettings
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.host import ModelHost
 from pybackend.model.output_check import OutputWarnings
-from pybackend.model.processes import ModelProcesses, gpu_accesses
+from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.known_backends import known_backend
 from pybackend.modelconfig.labels import read_labels
@@ -38,39 +36,6 @@ from pybackend.scheduler.sequence_inputs import ImplicitStates
 from pybackend_wire.host_messages import Initialize, InputSignature, Signature
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """The outcome of preparing a version without running its code.
-
-    Attributes:
-        gpus: the numbers of those that its instances would see.
-        environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
-        level: of its sandbox, None without one.
-        missing: layers of the sandbox that cannot be applied, with reasons, as far as that is known without a process.
-    """
-
-    process_count: int
-    gpus: Sequence[int]
-    environment: Mapping[str, Any] | None
-    level: str | None
-    missing: Mapping[str, str]
-
-
-async def rehearse(source: ModelSource, host: ModelHost) -> Rehearsal:
-    """Do what loading a version does before any of its code runs, and release everything again."""
-    processes = ModelProcesses(source, host, None)
-    try:
-        planned = await VersionLoader(source, host, processes).open()
-        gpus = sorted({spec.device_id for spec in planned if spec.kind == "GPU"})
-        prepared = partial(Rehearsal, max(1, len(planned)), gpus, processes.environment)
-        if processes.sandbox is None:
-            return prepared(None, {})
-        missing = processes.sandbox.of_instance(0, gpu_accesses(host, planned)[0]).confinement.missing
-        return prepared(processes.sandbox.level, missing)
-    finally:
-        await processes.close()
 
 
 @dataclass(frozen=True)

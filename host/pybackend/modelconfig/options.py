@@ -38,20 +38,11 @@ class ModelOptions:
     views_regions: bool = False
 
 
-@dataclass(frozen=True)
-class StartOptions:
-    """How the processes of one model may be started."""
-
-    zygote: bool = True  # ZYGOTE, processes may be forked from one with preloaded modules
-    preload: tuple[str, ...] = ()  # PRELOAD, additional modules that such a process imports
-
-
-def start_options_of(config: ModelConfig) -> StartOptions:
-    """Read the options for starting processes."""
-    return StartOptions(
-        zygote=read_option(config, "ZYGOTE", True, yes_or_no, '"yes" or "no"'),
-        preload=read_option(config, "PRELOAD", (), _modules, "comma-separated names of modules"),
-    )
+def preload_of(config: ModelConfig) -> tuple[str, ...] | None:
+    """PRELOAD: the additional modules of the zygote that forks a model's processes; None if ZYGOTE wants none to be forked."""
+    may_fork = read_option(config, "ZYGOTE", True, yes_or_no, '"yes" or "no"')
+    modules = read_option(config, "PRELOAD", (), _modules, "comma-separated names of modules")
+    return modules if may_fork else None
 
 
 PROCESS_GROUP = "PROCESS_GROUP"

@@ -16,7 +16,6 @@ from pybackend.environment.environment import Environment
 from pybackend.errors import ErrorCode
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.unwanted_descriptors import close, refuse_descriptors
-from pybackend.modelconfig.options import StartOptions
 from pybackend.observability.model_output import ModelOutput
 from pybackend.observability.output_pipe import OutputPipe
 from pybackend.process.start import SandboxReport
@@ -304,7 +303,8 @@ class StubLaunch:
 
     environment: Environment | None = None  # the Python to run it with; the host's own if None
     cores: Collection[int] = ()  # the cores that it may use; empty for all
-    start: StartOptions = field(default_factory=StartOptions)
+    # the additional modules of the zygote that forks it; None if it must not be forked
+    preload: tuple[str, ...] | None = ()
     variables: Mapping[str, str] = field(default_factory=dict)  # of its environment, besides those that it inherits
     # confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined
     sandbox: InstanceSandbox | None = None

@@ -85,13 +85,13 @@ class Zygotes:
     def kind_of(self, launch: StubLaunch) -> ZygoteKind | None:
         """Return the kind of zygote that would fork such a stub; None if it must start without one."""
         confinement, environment = launch.confinement, launch.environment or self._own
-        if not launch.start.zygote or (confinement is not None and confinement.level == STRICT):
+        if launch.preload is None or (confinement is not None and confinement.level == STRICT):
             return None
         if confinement is None or not environment.is_foreign:
-            return ZygoteKind(environment, launch.start.preload)
+            return ZygoteKind(environment, launch.preload)
         if launch.domain is None or not launch.domain.forks(confinement):
             return None
-        return ZygoteKind(environment, launch.start.preload, launch.domain)
+        return ZygoteKind(environment, launch.preload, launch.domain)
 
     def start_ahead(self, launch: StubLaunch) -> None:
         """Start the zygote for such stubs, so that it is ready when the first of them is needed."""

@@ -18,7 +18,7 @@ from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, known_b
 from pybackend.modelconfig.labels import read_labels
 from pybackend.modelconfig.loader import check_instances, finish_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.options import options_of, process_group_of, sandbox_options_of, start_options_of
+from pybackend.modelconfig.options import options_of, preload_of, process_group_of, sandbox_options_of
 from pybackend.modelconfig.schema import ModelConfig, Scheduling, instances
 from pybackend.modelconfig.sequences import sequences_of
 from pybackend.modelconfig.validation import validate_cache
@@ -184,7 +184,7 @@ class _Checker:
         host, directory = self._host, source.directory
         config, _ = config_on_this_machine(source.config, host)
         report.attempt(sandbox_options_of, config, directory)
-        report.attempt(start_options_of, config)
+        report.attempt(preload_of, config)
         unsure = completes and host.settings.auto_complete
         try:
             finished = finish_config(config, None, len(host.gpus.found), host.gpus.summary)
@@ -217,7 +217,7 @@ class _Checker:
             or process_group_of(finished)
             or finished.response_cache_enabled
         ):
-            options = start_options_of(config), sandbox_options_of(config, directory)
+            options = preload_of(config), sandbox_options_of(config, directory)
             self._could_share[report.name] = source.environment_path, source.namespace, options
 
     def _check_what_stays(self, config: ModelConfig, directory: Path, report: ModelReport) -> None:

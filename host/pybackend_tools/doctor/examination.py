@@ -15,7 +15,9 @@ from pybackend.frontend.listening import address_of, bind, release
 from pybackend.frontend.tls import PortCertificates
 from pybackend.gpus import find_gpus
 from pybackend.model.host import ModelHost
-from pybackend.model.version_loader import Rehearsal, rehearse
+from pybackend.model.processes import ModelProcesses, gpu_accesses
+from pybackend.model.source import ModelSource
+from pybackend.model.version_loader import VersionLoader
 from pybackend.modelconfig.ensemble import part_names
 from pybackend.observability.log_lines import one_line
 from pybackend.observability.logging import collected_warnings
@@ -238,19 +240,36 @@ async def _prepared(
                     raise ModelLoadError(f"the ensemble needs model '{missing[0]}', which is in no repository")
                 told.append(f"version {version}: ensemble of {', '.join(dict.fromkeys(parts))}")
                 continue
-            rehearsal = await rehearse(candidate.source, host)
-            count += rehearsal.process_count
-            told.append(f"version {version}: {_facts(rehearsal)}")
-            warnings += not_in_force(rehearsal.missing)
+            fact, processes, missing = await _rehearsed(candidate.source, host)
+            count += processes
+            told.append(f"version {version}: {fact}")
+            warnings += not_in_force(missing)
     found = "; ".join(told)
     return warn(_row(name), found, " ".join(dict.fromkeys(warnings))) if warnings else ok(_row(name), found), count
 
 
-def _facts(rehearsal: Rehearsal) -> str:
-    count, environment = rehearsal.process_count, rehearsal.environment
-    python = "the server's Python" if environment is None else f"Python {environment['python']}, {environment['path']}"
-    gpus = f", GPU {', '.join(map(str, rehearsal.gpus))}" if rehearsal.gpus else ""
-    return f"{count} {'process' if count == 1 else 'processes'} on {python}{gpus}; sandbox {rehearsal.level or 'off'}"
+async def _rehearsed(source: ModelSource, host: ModelHost) -> tuple[str, int, Mapping[str, str]]:
+    """Do what loading a version does before any of its code runs, and release everything again.
+
+    Returns what it would run on, the number of its processes, and the layers of its sandbox that are known not to apply, with
+    reasons.
+    """
+    processes = ModelProcesses(source, host, None)
+    try:
+        planned = await VersionLoader(source, host, processes).open()
+        count, environment, sandbox = max(1, len(planned)), processes.environment, processes.sandbox
+        python = (
+            "the server's Python" if environment is None else f"Python {environment['python']}, {environment['path']}"
+        )
+        numbers = sorted({spec.device_id for spec in planned if spec.kind == "GPU"})
+        gpus = f", GPU {', '.join(map(str, numbers))}" if numbers else ""
+        level = "off" if sandbox is None else sandbox.level
+        fact = f"{count} {'process' if count == 1 else 'processes'} on {python}{gpus}; sandbox {level}"
+        if sandbox is None:
+            return fact, count, {}
+        return fact, count, sandbox.of_instance(0, gpu_accesses(host, planned)[0]).confinement.missing
+    finally:
+        await processes.close()
 
 
 def _unloadable(name: str, error: PybackendError, *, is_fatal: bool) -> Finding:
