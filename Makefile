@@ -72,7 +72,7 @@ NODE_MODULES    := $(if $(shell command -v npm 2>/dev/null),examples/clients/nod
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-alone test-packages test-addons test-bind test-client test-http2 test-testing test-tools test-python with-python test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console test-gpu test-hosts pictures locks lint format flags fuzz schema bench bench-ray soak peers docs clean
+.PHONY: help demo test test-all test-alone test-packages test-addons test-bind test-client test-http2 test-testing test-tools test-python with-python test-frameworks test-openai test-mlflow with-mlflow test-ray with-ray test-console test-gpu test-hosts pictures locks lint format snapshots flags fuzz schema bench bench-ray soak peers docs clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -165,6 +165,9 @@ lint: $(MARK)-dev ## ruff, mypy, the import contracts, and the rules for sources
 format: $(MARK)-dev ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
+
+snapshots: $(MARK)-dev $(NODE_MODULES) ## write the texts that tests compare as a whole anew: read the difference
+	$(TESTS) --all --snapshot-update $(shell grep -rl --include='test_*.py' '^ *assert .* == snapshot' tests) $(PYTEST_ARGS)
 
 flags: $(MARK)-dev ## write the flags of `pybackend serve` into the manual
 	$(BIN)/python -m tests.lint.flag_page

@@ -68,6 +68,12 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Snapshots are written as ``tests/support/snapshots.py`` says."""
+    renewed = getattr(config.option, "update_snapshots", False)
+    config.option.default_extension = f"tests.support.snapshots.{'AllTexts' if renewed else 'Texts'}"
+
+
 def _has_cuda_device() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 

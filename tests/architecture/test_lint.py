@@ -6,6 +6,7 @@ import pytest
 
 from tests.lint.prose import PATTERNS, faults_in, paragraphs, texts_of_code
 from tests.lint.quoted_texts import is_in_the_source
+from tests.lint.snapshots import unused
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.example[:40])
@@ -53,3 +54,8 @@ def test_texts_of_code_are_found():
 def test_a_stale_quote_is_found():
     assert not is_in_the_source("Socket '0.0.0.0:8000' is taken by somebody else")
     assert is_in_the_source("Socket '0.0.0.0:8000' already in use")
+
+
+def test_a_snapshot_without_its_row_is_found():
+    names = ["test_a[x]", "test_a[x].1", "test_a[y]", "test_b"]
+    assert unused(names, {"test_a[x]", "test_b"}) == ["test_a[y]"]

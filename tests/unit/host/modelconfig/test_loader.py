@@ -219,12 +219,16 @@ def test_backends_that_are_nowhere_are_refused(
         ('platform: "p"', "unexpected platform type 'p' for m: leave 'platform' out and set backend: \"python\" ("),
         (
             'platform: "onnxruntime_onnx" backend: "python"',
-            "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, python. A Python model has no",
+            "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, python",
         ),
     ],
 )
-def test_platform_and_backend_contradict(make_model: MakeModel, text: str, expected: str, auto_complete: bool) -> None:
-    assert refusal(make_model(text), auto_complete=auto_complete).message.startswith(expected)
+def test_platform_and_backend_contradict(
+    make_model: MakeModel, text: str, expected: str, auto_complete: bool, snapshot
+) -> None:
+    refused = refusal(make_model(text), auto_complete=auto_complete)
+    assert refused.message.startswith(expected)
+    assert refused.message == snapshot
 
 
 # --- what is refused before the model's code runs -------------------------------------------------------------------
@@ -239,7 +243,7 @@ def parameter(key: str, value: str) -> str:
     [
         (
             PYTHON + 'default_model_filename: "model.txt"',
-            'Model name must end with \'.py\'. Model name is "model.txt". See default_model_filename: write "model.py". (',
+            "Model name must end with '.py'. Model name is \"model.txt\"",
             ErrorCode.INVALID_ARG,
         ),
         (
@@ -249,17 +253,17 @@ def parameter(key: str, value: str) -> str:
         ),
         (
             PYTHON + 'default_model_filename: "../../other/1/model.py"',
-            "'default_model_filename' \"../../other/1/model.py\" of m leaves the model's directory (",
+            "'default_model_filename' \"../../other/1/model.py\" of m leaves the model's directory",
             ErrorCode.INVALID_ARG,
         ),
         (
             PYTHON + 'default_model_filename: "/model.py"',
-            "'default_model_filename' \"/model.py\" of m leaves the model's directory (",
+            "'default_model_filename' \"/model.py\" of m leaves the model's directory",
             ErrorCode.INVALID_ARG,
         ),
         (
             parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "maybe"),
-            'Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe\'. It is "yes" or "no". (',
+            "Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'",
             ErrorCode.UNSUPPORTED,
         ),
         (
@@ -267,19 +271,21 @@ def parameter(key: str, value: str) -> str:
             "Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: Yes'",
             ErrorCode.UNSUPPORTED,
         ),
-        (parameter("INPUT_COPY", "1"), "Incorrect value for INPUT_COPY: '1'. It is \"yes\" or", ErrorCode.UNSUPPORTED),
+        (parameter("INPUT_COPY", "1"), "Incorrect value for INPUT_COPY", ErrorCode.UNSUPPORTED),
         (
             PYTHON + 'model_repository_agents { agents { name: "decrypt" } }',
-            "model 'm' asks for the repository agent 'decrypt', which this release does not support: ",
+            "model 'm' asks for the repository agent 'decrypt'",
             ErrorCode.UNSUPPORTED,
         ),
     ],
 )
-def test_refused_before_the_model_runs(make_model: MakeModel, text: str, expected: str, code: ErrorCode) -> None:
+def test_refused_before_the_model_runs(
+    make_model: MakeModel, text: str, expected: str, code: ErrorCode, snapshot
+) -> None:
     directory = make_model(text)
     error = refusal(directory)
     assert error.message.startswith(expected)
-    assert error.message.endswith(f"({directory}/config.pbtxt)")
+    assert error.message == snapshot
     assert error.code is code
 
 
@@ -347,23 +353,20 @@ def test_blocks_for_other_backends_are_echoed_without_a_word(make_model: MakeMod
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "dynamic_batching { }",
-            "model 'm': dynamic_batching has no effect, because max_batch_size is 0: write max_batch_size: 8 (",
-        ),
-        ("dynamic_batching { max_queue_delay_microseconds: 5 }", "dynamic_batching has no effect, because"),
+        ("dynamic_batching { }", "model 'm': dynamic_batching has no effect"),
+        ("dynamic_batching { max_queue_delay_microseconds: 5 }", "dynamic_batching has no effect"),
         (
             'parameters { key: "EXECUTION_TIME_LIMIT" value { string_value: "3" } }',
-            "model 'm': parameters EXECUTION_TIME_LIMIT is no option of this server and reaches the model only: did you "
-            "mean EXECUTION_TIME_LIMIT_S?",
+            "model 'm': parameters EXECUTION_TIME_LIMIT is no option of this server and reaches the model only",
         ),
         ('parameters { key: "restart_limit" value { string_value: "3" } }', "did you mean RESTART_LIMIT?"),
     ],
 )
-def test_what_has_no_effect_is_warned_of(make_model: MakeModel, text: str, expected: str) -> None:
+def test_what_has_no_effect_is_warned_of(make_model: MakeModel, text: str, expected: str, snapshot) -> None:
     config = load_config(make_model(PYTHON + TENSORS + text), auto_complete=True)
     (warning,) = finish_config(config, None, 0).warnings
     assert expected in warning
+    assert warning == snapshot
 
 
 @pytest.mark.parametrize(
