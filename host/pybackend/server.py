@@ -29,7 +29,7 @@ from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.followed_files import FollowedFiles
 from pybackend.frontend.grpc.connection import connections, start_grpc
 from pybackend.frontend.grpc.frontend import GrpcFrontend
-from pybackend.frontend.grpc.methods import MethodTable
+from pybackend.frontend.grpc.methods import EngineCallFactory
 from pybackend.frontend.http import diagnostics_routes
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.connection import HttpConnection
@@ -366,7 +366,7 @@ class Server:
         if self._grpc is not None:
             self._grpc.look_after()
             services["grpc"] = Service(
-                "GRPC", sockets.grpc, sockets.grpc_tls, connections(self._grpc, MethodTable(self._grpc))
+                "GRPC", sockets.grpc, sockets.grpc_tls, connections(self._grpc, EngineCallFactory(self._grpc))
             )
         self._front_ends = front_ends = FrontEnds(
             self._settings,

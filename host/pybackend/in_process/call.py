@@ -21,6 +21,7 @@ from pybackend.inference.pending import CANCELLED, PendingRequest
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, copy_bytes
+from pybackend.recurring import Recurring
 from pybackend_wire.messages import INLINE_BYTES
 
 log = logging.getLogger(__name__)
@@ -48,27 +49,14 @@ def nowhere(_answer: Answer) -> None:
 
 _UNEXPECTED = InferenceError("internal error: see the server's log")
 
-_MOST_ROUTES = 256
+MOST_ROUTES = 256
 
 Shape = tuple[str, str, Sequence[int]]
 """An input's name, datatype and shape."""
 
 
-class Routes:
-    """The ways to a model for requests like earlier ones, which were completely checked."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Shape, ...], tuple[ModelRoute, int]] = {}
-
-    def find(self, shapes: tuple[Shape, ...]) -> tuple[ModelRoute, int] | None:
-        """The route, and the batch size; None if there is none, or it must be tried without."""
-        return self._known.get(shapes)
-
-    def note(self, shapes: tuple[Shape, ...], route: ModelRoute, batch_size: int) -> None:
-        """Remember a route."""
-        if len(self._known) >= _MOST_ROUTES:
-            self._known.clear()
-        self._known[shapes] = route, batch_size
+Routes = Recurring[tuple[Shape, ...], tuple[ModelRoute, int]]
+"""The ways to a model for requests like earlier ones, which were completely checked, and their batch sizes."""
 
 
 class Call:
@@ -145,7 +133,7 @@ class Call:
             request = self._request
             shapes = _shapes_if_small(request.inputs)
             if shapes is not None and not self._engine.tracer.active:
-                known = self._routes.find(shapes)
+                known = self._routes.get(shapes)
                 if known is not None:
                     route, request.batch_size = known
                     self._pending = route.submit(request, self._on_response)
@@ -161,7 +149,7 @@ class Call:
             self._submit(admission)
             new = admission.route()
             if shapes is not None and new is not None:
-                self._routes.note(shapes, new, request.batch_size)
+                self._routes.remember(shapes, (new, request.batch_size))
         except InferenceError as error:
             self._refuse(error)
         except Exception:  # the caller waits for an answer

@@ -14,7 +14,7 @@ from typing import Any
 
 from pybackend.engine.description import ModelDescription
 from pybackend.in_process.answers import AsyncResponseIterator, InferenceResponse, Mailbox, ResponseIterator
-from pybackend.in_process.call import Answer, Call, Deliver, Routes, is_large, nowhere
+from pybackend.in_process.call import MOST_ROUTES, Answer, Call, Deliver, Routes, is_large, nowhere
 from pybackend.in_process.crossing import Crossing, crossing_to_caller
 from pybackend.in_process.errors import InvalidArgumentError, TritonError, WrongTypeError, error_of
 from pybackend.in_process.host_thread import HostThread
@@ -28,6 +28,7 @@ from pybackend.in_process.tensor import tensor_of
 from pybackend.inference import request as engine
 from pybackend.inference.tensor import INT64_MAX
 from pybackend.protocol.documents.metadata import model_metadata
+from pybackend.recurring import Recurring
 
 _UINT64_MAX = 2**64 - 1
 
@@ -72,7 +73,7 @@ class Model:
         self.version = version
         self.state = state  # as the repository index had it, ``""`` if it was not read
         self.reason = reason
-        self._routes = Routes()
+        self._routes: Routes = Recurring(MOST_ROUTES)
         self._version = "" if version == -1 else str(version)
 
     def __repr__(self) -> str:

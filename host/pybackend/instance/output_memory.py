@@ -19,6 +19,7 @@ from pybackend.ipc.arena import IDLE_NS, MOST_ADDRESSES_BYTES, TensorBudget, gro
 from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.loop_turn import loop_turn_of
+from pybackend.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Detach, FreeOutput, NoOutput
@@ -36,8 +37,8 @@ class _OutputSegment:
     idle_since_ns: int = 0
 
 
-MOST_LAYOUTS, MOST_SEEN = 1024, 8192
-"""Most layouts of outputs that are remembered, and most whose hashes are; a model whose shapes vary has many."""
+MOST_LAYOUTS = 1024
+"""Most layouts of outputs that are remembered, and most results; a model whose shapes vary has many."""
 
 LONGEST_REMEMBERED_OUTPUTS = 1024
 """Bytes of the outputs' names, datatypes, shapes and places in a result that is remembered."""
@@ -73,11 +74,9 @@ class OutputMemory:
         self._freed: list[tuple[int, int]] = []
         self._growing = False
         self._tail_left = 0
-        self._layouts: set[tuple[object, ...]] = set()
+        self._layouts: Recurring[tuple[object, ...], None] = Recurring(MOST_LAYOUTS, LONGEST_REMEMBERED_NAME)
         """Name, datatype, size and shape of outputs that were right; strings have any size. The listener was told of them."""
-        self._seen: set[int] = set()
-        """Hashes of outputs that came in frames."""
-        self._known: dict[bytes, _InlineOutputs] = {}
+        self._known: Recurring[bytes, _InlineOutputs] = Recurring(MOST_LAYOUTS, LONGEST_REMEMBERED_OUTPUTS)
         """Outputs in frames, by their bytes."""
         self.listener: OutputListener | None = None
 
@@ -141,19 +140,13 @@ class OutputMemory:
 
     def _remember(self, encoded: bytes, places: Sequence[heard.TensorPlace]) -> None:
         """Know these outputs of a frame by their bytes when they come again. In frames of many results, the same offsets recur."""
-        number = hash(encoded)
-        if number not in self._seen:
-            if len(self._seen) >= MOST_SEEN:
-                self._seen.clear()
-            self._seen.add(number)
+        if not self._known.comes_again(encoded):
             return
         inline = [
             (place.name, place.datatype, place.shape, place.offset, place.offset + place.nbytes) for place in places
         ]
         end = max([end for *_, end in inline], default=0)
-        if len(self._known) >= MOST_LAYOUTS:
-            self._known.clear()
-        self._known[encoded] = inline, end, sum([place.nbytes for place in places])
+        self._known.remember(encoded, (inline, end, sum([place.nbytes for place in places])), len(encoded))
 
     def _look_for_repeated(self, places: Sequence[heard.TensorPlace]) -> None:
         if len(places) > 1 and self.listener is not None:
@@ -166,9 +159,7 @@ class OutputMemory:
         _check_size(place)
         if len(place.name) > LONGEST_REMEMBERED_NAME:
             return
-        if len(self._layouts) >= MOST_LAYOUTS:
-            self._layouts.clear()
-        self._layouts.add(layout)
+        self._layouts.remember(layout, None, len(place.name))
         if self.listener is not None:
             self.listener.on_new_output(place.name, place.datatype, place.shape)
 

@@ -21,7 +21,7 @@ from pybackend.inference.validation import Checked
 from pybackend.modelconfig.signature import ModelSignature
 from pybackend.protocol.infer_plan import SMALL_BYTES, InferPlan, OutputFormat, request_like
 from pybackend.protocol.json.templates import ANY_ID, ID_AT_START, SECOND_ID, JsonTemplates
-from pybackend.protocol.recurring import Recurring
+from pybackend.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
 LARGEST_PREAMBLE_BYTES = 4096
@@ -31,7 +31,9 @@ _SEQUENCE_ID = re.compile(rb'("sequence_id":) ?(?:([1-9][0-9]{0,17})|"([ !#-\[\]
 """A sequence's id, as usual encoders write it: a number, or printable ASCII without escapes."""
 
 MOST_PLANS = 256
-"""With the largest preamble this limits a model's plans to 1 MB."""
+
+_NO_SEQUENCE = "no sequence"
+"""The first part of a key that lacks a sequence's id."""
 
 
 class PlanCaches:
@@ -74,24 +76,21 @@ class _KnownPlan(msgspec.Struct, eq=False):
 
 
 class PlanCache:
-    """Validated plans of one model version, by the bytes of their preamble.
+    """Validated plans of one model version, by the bytes of their preamble, or by the parts of it around what may differ.
 
     ``templates`` are the plans of requests that are JSON only.
     """
 
     def __init__(self) -> None:
         self.templates = JsonTemplates()
-        self._plans: Recurring[bytes, _KnownPlan] = Recurring(MOST_PLANS)
-        # Plans with strings, by the parts of the preamble between the sizes of their inputs.
-        self._unsized: Recurring[tuple[bytes, ...], _KnownPlan] = Recurring(MOST_PLANS)
-        # Plans of requests of sequences, by the preamble without the sequence's id.
-        self._of_sequences: Recurring[bytes, _KnownPlan] = Recurring(MOST_PLANS)
+        self._plans: Recurring[bytes | tuple[bytes | str, ...], _KnownPlan] = Recurring(
+            MOST_PLANS, LARGEST_PREAMBLE_BYTES
+        )
+        self._has_strings = False  # some plans are known whatever the sizes of their inputs are
 
     def clear(self) -> None:
         self.templates.clear()
         self._plans.clear()
-        self._unsized.clear()
-        self._of_sequences.clear()
 
     def get(self, preamble: bytes) -> InferPlan | None:
         """A private copy of the plan for this preamble, with tensors still without bytes; None if it is not cached."""
@@ -149,11 +148,11 @@ class PlanCache:
             if match is not None:
                 preamble, request_id = b"{" + preamble[match.end() :], match[1].decode()
                 known = self._plans.get(preamble)
-            if known is None and self._of_sequences:
+            if known is None and b'"sequence_id"' in preamble:
                 preamble, sequence_id = _without_sequence(preamble)
                 if sequence_id:
-                    known = self._of_sequences.get(preamble)
-            if known is None and self._unsized:
+                    known = self._plans.get((_NO_SEQUENCE, preamble))
+            if known is None and self._has_strings:
                 known = self._sized(preamble, is_of_sequence=bool(sequence_id))
             if known is None:
                 return None
@@ -169,7 +168,7 @@ class PlanCache:
     def _sized(self, preamble: bytes, *, is_of_sequence: bool) -> _KnownPlan | None:
         """The plan for a JSON part that is known but for its inputs' sizes."""
         parts = _SIZE.split(preamble)
-        known = self._unsized.get(tuple(parts[::2]))
+        known = self._plans.get(tuple(parts[::2]))
         if known is None or is_of_sequence is not bool(known.request.correlation_id):
             return None
         sizes = [*map(int, parts[1::2])]
@@ -186,7 +185,8 @@ class PlanCache:
             and preamble.count(b"binary_data_size") == len(known.sizes)
             and [*map(int, parts[1::2])] == known.sizes
         ):
-            self._unsized.remember(tuple(parts[::2]), known)
+            self._plans.remember(tuple(parts[::2]), known, len(preamble))
+            self._has_strings = True
 
     def put(self, preamble: bytes, plan: InferPlan, *, of_sequences: bool = False) -> None:
         """Store a validated plan, before its tensors get their bytes, if the same preamble is likely to recur.
@@ -203,9 +203,7 @@ class PlanCache:
         ):
             return
         template = request_like(request, [])
-        plans = self._plans
         if of_sequences:
-            plans = self._of_sequences
             template.correlation_id, template.flags = request.correlation_id, request.flags
         sizes = [size for _, size in plan.binary_inputs]
         is_small = not sizes or max(sizes) <= SMALL_BYTES
@@ -221,7 +219,7 @@ class PlanCache:
             struct.Struct("".join(f"{size}s" for size in sizes)).unpack_from if is_small else _slices_of(sizes),
             _places_of(plan) if is_small else None,
         )
-        plans.remember(preamble, known)
+        self._plans.remember((_NO_SEQUENCE, preamble) if of_sequences else preamble, known, len(preamble))
         if plan.checked is Checked.HEADER:
             self._put_unsized(preamble, known)
 

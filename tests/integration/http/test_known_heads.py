@@ -174,7 +174,7 @@ def test_clients_that_take_turns_are_both_remembered(serve, parsed):
 
 def test_more_heads_than_there_is_room_for_are_mostly_known(serve, parsed, monkeypatch):
     """All of them come in turns, and a few more than are remembered."""
-    monkeypatch.setattr("pybackend.protocol.recurring.random", Random(1).random)
+    monkeypatch.setattr("pybackend.recurring.random", Random(1).random)
 
     async def check(client, _other):
         heads = MOST + 2

@@ -9,16 +9,17 @@ import socket
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from pybackend.engine.admission import ClientAdmission
 from pybackend.engine.door import Door
 from pybackend.engine.engine import InferenceEngine
 from pybackend.frontend.flow import Flow
 from pybackend.frontend.grpc.call import Call, open_calls, open_messages
+from pybackend.frontend.grpc.call_factory import CallFactory
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead
-from pybackend.frontend.grpc.methods import MethodTable
+from pybackend.frontend.grpc.methods import EngineCallFactory
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.upkeep import Upkeep
 from pybackend.frontend.substitute import DirectReceiver
@@ -49,9 +50,9 @@ _NOT_HTTP_2 = (
 class GrpcConnection(asyncio.Protocol):
     """A connection."""
 
-    def __init__(self, frontend: GrpcFrontend[Door], methods: Methods, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, frontend: GrpcFrontend[Door], calls: CallFactory, loop: asyncio.AbstractEventLoop) -> None:
         self._frontend = frontend
-        self._methods = methods
+        self._calls = calls
         self.http2 = ServerConnection(self, frontend.config)  # the protocol's state
         # the client, as its calls see it
         self.peer = Peer(frontend, self.http2, Flow(self, frontend.client_memory), loop)
@@ -208,7 +209,7 @@ class GrpcConnection(asyncio.Protocol):
             call_head = head.user_data = CallHead(head, self._frontend.policy)
         elif call_head.takes_shortcut:  # type: ignore[attr-defined]
             head.takes_whole = head.content_length is None
-        call = self._methods.begin(self.peer, stream, call_head, head)  # type: ignore[arg-type]
+        call = self._calls.begin(self.peer, stream, call_head, head)  # type: ignore[arg-type]
         if ended:
             call.on_trailers(())
         return call
@@ -217,7 +218,7 @@ class GrpcConnection(asyncio.Protocol):
         self, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
     ) -> StreamReceiver | None:
         """A whole call with a known head has arrived."""
-        return self._methods.begin_known(self.peer, stream, head, data, start, stop)
+        return self._calls.begin_known(self.peer, stream, head, data, start, stop)
 
     # The client of the flow
 
@@ -264,23 +265,11 @@ def _is_working(stream: Stream) -> bool:
     return isinstance(call, Call) and not stream.receiving and (call.is_over or call.handler.is_working())
 
 
-class Methods(Protocol):
-    """Begins the calls of a port."""
-
-    def begin(self, peer: Peer, stream: Stream, call_head: CallHead, head: RequestHead, /) -> StreamReceiver:
-        """A call whose head has arrived; it may be over already."""
-
-    def begin_known(
-        self, peer: Peer, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int, /
-    ) -> StreamReceiver | None:
-        """A whole call with a known head. None if its body, between two offsets, must take the ordinary way."""
-
-
-def connections(frontend: GrpcFrontend[Door], methods: Methods) -> Callable[[], GrpcConnection]:
+def connections(frontend: GrpcFrontend[Door], calls: CallFactory) -> Callable[[], GrpcConnection]:
     """A maker of the port's connections."""
-    return partial(GrpcConnection, frontend, methods, asyncio.get_running_loop())
+    return partial(GrpcConnection, frontend, calls, asyncio.get_running_loop())
 
 
 async def start_grpc(frontend: GrpcFrontend[InferenceEngine], sock: socket.socket, tls: Secured | None = None) -> None:
     """Accept connections on a bound socket; with ``tls``, secure ones only."""
-    await frontend.listen(sock, connections(frontend, MethodTable(frontend)), b"", tls)
+    await frontend.listen(sock, connections(frontend, EngineCallFactory(frontend)), b"", tls)

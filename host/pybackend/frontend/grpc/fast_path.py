@@ -19,15 +19,11 @@ from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, has_whole_elements
 from pybackend.protocol.grpc.layouts import MessageLayout
 from pybackend.protocol.grpc.request import sequence_of
-from pybackend.protocol.grpc.response import id_field, message_format
+from pybackend.protocol.grpc.response import header_of, id_field, layout_of, message_format
 from pybackend.protocol.infer_plan import ALL_BINARY, InferPlan, request_like
-from pybackend.protocol.recurring import Recurring
 from pybackend_http2 import AnswerForm, Stream
 
-MOST_FORMS, LONGEST_FORM_BYTES = 512, 4096
-"""Limits of the memory of answers, a few MB in all: stubs choose the names of outputs."""
-
-_kind, _shape, _data = attrgetter("name", "datatype"), attrgetter("shape"), attrgetter("data")
+_data = attrgetter("data")
 
 
 class Shortcut(NamedTuple):
@@ -52,7 +48,7 @@ class FastPath:
     def __init__(self, frontend: GrpcFrontend[Door], memory: Memory) -> None:
         self._frontend = frontend
         self._layouts = memory.layouts
-        self._forms: Recurring[tuple[Any, ...], tuple[AnswerForm, int]] = Recurring(MOST_FORMS)
+        self._headers = memory.headers
 
     def known(self, data: bytes, start: int, stop: int) -> KnownRequest | None:
         """The request in a message between two offsets; None if it is not known, or if something must be noted about each request."""
@@ -83,35 +79,21 @@ class FastPath:
         False if nothing was sent: the answer is large, or must wait.
         """
         outputs = response.outputs
-        data = [*map(_data, outputs)]
-        key = (
-            response.model_name,
-            response.model_version,
-            *map(_kind, outputs),
-            *map(tuple, map(_shape, outputs)),
-            *map(len, data),
-        )
-        known = self._forms.get(key)
-        if known is None:
-            known = self._make_form(key, response)
-            if known is None:
-                return False
-        form, nbytes = known
+        layout = layout_of(response, outputs)
+        header = self._headers.get(layout) or header_of(response, outputs, layout, self._headers)
+        if not header.is_small:
+            return False
+        form = header.form
+        if form is None:
+            form = header.form = AnswerForm(HEAD, b"%b" + message_format(header), OK_TRAILERS)
+        nbytes = header.nbytes
         identifier = b""
         if response.id:
             identifier = id_field(response.id)
             nbytes += len(identifier)
-        return stream.respond_in(form, nbytes + PREFIX_BYTES, (PREFIX.pack(0, nbytes), identifier, *data))
-
-    def _make_form(self, key: tuple[Any, ...], response: InferenceResponse) -> tuple[AnswerForm, int] | None:
-        """The form of such answers; None if they are large."""
-        made = message_format(response)
-        if made is None or len(made[0]) > LONGEST_FORM_BYTES:
-            return None
-        message, nbytes = made
-        form = AnswerForm(HEAD, b"%b" + message, OK_TRAILERS)
-        self._forms.remember(key, (form, nbytes))
-        return form, nbytes
+        return stream.respond_in(
+            form, nbytes + PREFIX_BYTES, (PREFIX.pack(0, nbytes), identifier, *map(_data, outputs))
+        )
 
     def shorten(self, layout: MessageLayout, admission: ClientAdmission, plan: InferPlan) -> None:
         """Make the shortcut for the next requests with a layout, if nothing about this one is special."""

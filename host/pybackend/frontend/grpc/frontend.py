@@ -15,7 +15,7 @@ from pybackend.frontend.request_log import RequestLog
 from pybackend.protocol.grpc.layouts import MessageLayout, MessageLayouts
 from pybackend.protocol.grpc.message import InferMessage, split_message
 from pybackend.protocol.grpc.request import decode_in_steps, decode_message, plan_arriving
-from pybackend.protocol.grpc.response import MessageHeaders
+from pybackend.protocol.grpc.response import message_headers
 from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
@@ -41,7 +41,7 @@ class Memory:
     def __init__(self) -> None:
         self.layouts = MessageLayouts()
         self.plans = PlanCaches()
-        self.headers = MessageHeaders()
+        self.headers = message_headers()
 
 
 def _config(keepalive: KeepaliveSettings, policy: CallPolicy | None, *, remembers_heads: bool) -> Config:

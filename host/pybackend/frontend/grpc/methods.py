@@ -1,4 +1,4 @@
-"""The methods of ``inference.GRPCInferenceService`` beside inference, and of ``grpc.health.v1.Health``; how a call finds its method."""
+"""The methods of ``inference.GRPCInferenceService`` beside inference, and of ``grpc.health.v1.Health``, answered from an engine."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc import reflection
 from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call_factory import CallFactory, begin_call
 from pybackend.frontend.grpc.frontend import PROTOCOL, GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead, Refusal
-from pybackend.frontend.grpc.infer_table import InferTable, begin_call
 from pybackend.frontend.grpc.length_prefixed import LARGEST_MESSAGE_BYTES
 from pybackend.frontend.grpc.method_handler import Method, MethodHandler
 from pybackend.frontend.grpc.peer import Peer
@@ -64,9 +64,9 @@ _LOG_SETTINGS = {
 }
 
 
-def methods(engine: InferenceEngine) -> dict[str, Method]:
+def _methods_by_path(engine: InferenceEngine) -> dict[str, Method]:
     """The methods by path, ``/package.Service/Method``."""
-    served = _Methods(engine)
+    served = _Answers(engine)
     found = {
         f"/{INFERENCE}/{name}": Method(f"inference.{name}Request", answer)
         for name, answer in {
@@ -80,7 +80,7 @@ def methods(engine: InferenceEngine) -> dict[str, Method]:
             "RepositoryIndex": served.repository_index,
             "LogSettings": served.log_settings,
             "TraceSetting": served.trace_setting,
-            **_shared_memory_methods(engine),
+            **_shared_memory_answers(engine),
         }.items()
     }
     control = engine.control.check
@@ -121,8 +121,8 @@ def _parameter(name: str, value: Any, kind: str) -> Any:
     return getattr(value, kind)
 
 
-class _Methods:
-    """Answers the methods from an engine."""
+class _Answers:
+    """An engine's answers to the messages of requests."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
@@ -259,7 +259,7 @@ def _change_log(request: Any) -> None:
     LOG.change(**log_changes(given))
 
 
-def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[Any], Awaitable[Any]]]:
+def _shared_memory_answers(engine: InferenceEngine) -> Mapping[str, Callable[[Any], Awaitable[Any]]]:
     regions = engine.regions
 
     def add_status(request: Any, answer: Any) -> None:
@@ -268,7 +268,7 @@ def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[An
             status.name, status.key = region.name, region.key
             status.offset, status.byte_size = region.offset, region.nbytes
 
-    def method(name: str, act: Callable[[Any, Any], None]) -> Callable[[Any], Awaitable[Any]]:
+    def answering(name: str, act: Callable[[Any, Any], None]) -> Callable[[Any], Awaitable[Any]]:
         async def answer(request: Any) -> Any:
             response = _message(f"{name}Response")
             try:
@@ -290,23 +290,22 @@ def _shared_memory_methods(engine: InferenceEngine) -> Mapping[str, Callable[[An
         "CudaSharedMemoryRegister": lambda asked, _: regions.refuse_cuda(asked.name),
         "CudaSharedMemoryUnregister": lambda _asked, _: regions.check_enabled(),
     }
-    return {name: method(name, act) for name, act in acts.items()}
+    return {name: answering(name, act) for name, act in acts.items()}
 
 
-class MethodTable(InferTable):
-    """Begins the calls of one port."""
+class EngineCallFactory(CallFactory):
+    """Makes the calls of a port of the engine's process, which answers all of them."""
 
     def __init__(self, frontend: GrpcFrontend[InferenceEngine]) -> None:
         super().__init__(frontend)
-        self._methods = methods(frontend.engine)
+        self._methods = _methods_by_path(frontend.engine)
 
-    def begin(self, peer: Peer, stream: Stream, head: CallHead, _request: RequestHead) -> Call:
-        """A call whose head has arrived; it may be over already."""
+    def begin(self, peer: Peer, stream: Stream, head: CallHead, request: RequestHead) -> Call:
         call, refusal = begin_call(peer, stream, head)
         path = head.path
         if refusal is not None:
             call.refuse(refusal)
-        elif self.handle(call):
+        elif self.handle_inference(call):
             pass
         elif path in self._methods:
             call.handler = MethodHandler(call, self._methods[path])

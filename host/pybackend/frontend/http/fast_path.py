@@ -46,16 +46,14 @@ from pybackend.protocol.json.infer_request import parse_header_length
 from pybackend.protocol.json.infer_response import binary_header, encode_values, json_frame
 from pybackend.protocol.json.tensor import unpacker
 from pybackend.protocol.plan_cache import PlanCache, PlanCaches
-from pybackend.protocol.recurring import Recurring
+from pybackend.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
-MOST_HEADS, LARGEST_HEAD_BYTES = 1024, 1024
-"""Limits of each of two memories of heads, 1 MB each."""
-MOST_SEEN = 4 * MOST_HEADS
-"""Heads that have come once. Only a hash of each is kept, so there is room for more of them."""
+MOST_HEADS, LARGEST_HEAD_BYTES = 2048, 1024
+"""A client's head has up to three entries: as it is, without what nobody reads, and without the length besides."""
 
 MOST_LAYOUTS, LONGEST_FRAME_BYTES = 512, 4096
-"""Limits of each memory of answers, a few MB in all: stubs choose the names of outputs."""
+"""Limits of each memory of answers: stubs choose the names of outputs."""
 
 LARGEST_ANSWER_BYTES = 32 * 1024
 """Of tensors; larger answers are sent as they are."""
@@ -108,10 +106,7 @@ class FastPath:
         read = _READ if guard is None else _READ | guard.reads
         self._frontend = frontend
         self._plans = plans
-        self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
-        self._whole_heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS)
-        self._seen: set[int] = set()
-        self._seen_whole: set[int] = set()
+        self._heads: Recurring[bytes, _KnownHead] = Recurring(MOST_HEADS, LARGEST_HEAD_BYTES)
         self._credentials = credentials
         self._leave_out = None if frontend.forwards is not None else _fields_but(read)
         self._find_credential = re.compile(
@@ -132,7 +127,7 @@ class FastPath:
         logs = connection.port.request_log.on
         if (traces or logs) and _has_context(data, 0, end) is not None:
             return data
-        known = self._whole_heads.get(data[:end])
+        known = self._heads.get(data[:end])
         if known is not None:
             body_bytes = known.body_bytes
         else:
@@ -207,12 +202,8 @@ class FastPath:
             body_bytes = int(digits)
             if body_bytes > self._longest_text:
                 return None
-        if (
-            len(head) <= LARGEST_HEAD_BYTES
-            and _comes_again(head, self._seen_whole)
-            and self._find_credential(head) is None
-        ):
-            self._whole_heads.remember(head, msgspec.structs.replace(known, body_bytes=body_bytes))
+        if len(head) <= LARGEST_HEAD_BYTES and self._heads.comes_again(head) and self._find_credential(head) is None:
+            self._heads.remember(head, msgspec.structs.replace(known, body_bytes=body_bytes), len(head))
         return known, body_bytes
 
     def _digest(self, head: bytes) -> bytes:
@@ -242,16 +233,15 @@ class FastPath:
         if meaning.fields.context is not None:
             meaning = msgspec.structs.replace(meaning, fields=meaning.fields._replace(context=None))
         for key in keys:
-            if _comes_again(key, self._seen):
-                self._heads.remember(key, _KnownHead(meaning, head.content_length, answer_fields))
+            if self._heads.comes_again(key):
+                self._heads.remember(key, _KnownHead(meaning, head.content_length, answer_fields), len(key))
 
     def _shows_credentials(self, head: InferHead) -> bool:
         """True if models see credentials of a request."""
         return any(name.lower().encode() in self._credentials for name in head.forwarded or ())
 
     def forget_heads(self) -> None:
-        for memory in (self._heads, self._whole_heads, self._seen, self._seen_whole):
-            memory.clear()
+        self._heads.clear()
 
     def _shorten(self, known: _KnownHead, admission: ClientAdmission) -> None:
         """Make the shortcut for the next requests with a known head."""
@@ -269,17 +259,6 @@ class FastPath:
         route = admission.route()
         if route is not None:
             known.shortcut = _Shortcut(json_bytes, self._plans.of(admission.signature), route)
-
-
-def _comes_again(key: bytes, seen: set[int]) -> bool:
-    """True when a head comes for the second time. Heads that differ each time push nothing out of the memory."""
-    found = hash(key)
-    if found in seen:
-        return True
-    if len(seen) >= MOST_SEEN:
-        seen.clear()
-    seen.add(found)
-    return False
 
 
 def _fields_but(read: frozenset[bytes]) -> Callable[[bytes, bytes], bytes]:
@@ -332,8 +311,8 @@ _Layout = tuple[Any, ...]
 _Unpack = Callable[[Buffer], Sequence[Any]]
 _kind, _shape, _data = attrgetter("name", "datatype"), attrgetter("shape"), attrgetter("data")
 
-beginnings: Recurring[_Layout, bytes] = Recurring(MOST_LAYOUTS)
-frames: Recurring[_Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_LAYOUTS)
+beginnings: Recurring[_Layout, bytes] = Recurring(MOST_LAYOUTS, LONGEST_FRAME_BYTES)
+frames: Recurring[_Layout, tuple[bytes, tuple[_Unpack, ...]]] = Recurring(MOST_LAYOUTS, LONGEST_FRAME_BYTES)
 
 
 def small_answer(response: InferenceResponse) -> bytes:
@@ -363,7 +342,7 @@ def _beginning(key: _Layout) -> bytes:
     beginning = BINARY_HEAD % (len(header_json), len(header_json) + nbytes) + header_json
     if len(beginning) > LONGEST_FRAME_BYTES:
         return b""
-    beginnings.remember(key, beginning)
+    beginnings.remember(key, beginning, len(beginning))
     return beginning
 
 
@@ -409,7 +388,7 @@ def _frame(key: _Layout) -> tuple[bytes, tuple[_Unpack, ...]] | None:
     if len(frame) > LONGEST_FRAME_BYTES:
         return None
     known = frame, tuple([unpacker(datatype, size) for _, datatype, _, size in outputs])
-    frames.remember(key, known)
+    frames.remember(key, known, len(frame))
     return known
 
 

@@ -18,11 +18,11 @@ from pybackend.engine.door import Door
 from pybackend.frontend.access_rules import AccessRules
 from pybackend.frontend.grpc.answer import stop_receiving
 from pybackend.frontend.grpc.call import Call
+from pybackend.frontend.grpc.call_factory import INFER, STREAM_INFER, CallFactory, begin_call
 from pybackend.frontend.grpc.connection import GrpcConnection, connections
 from pybackend.frontend.grpc.errors import trailers_only
 from pybackend.frontend.grpc.frontend import GrpcFrontend
 from pybackend.frontend.grpc.head import CallHead, CallPolicy, spelled
-from pybackend.frontend.grpc.infer_table import INFER, STREAM_INFER, InferTable, begin_call
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.http.infer_frontend import InferFrontend
 from pybackend.frontend.remote.engine import RemoteEngine
@@ -87,14 +87,14 @@ class ForwardingGrpc(GrpcFrontend[Door]):
         )
         # Credentials stay as they are, because the engine's process decides by them.
         self.config = replace(self.config, read_text=partial(_read_metadata, policy))
-        self._table = ForwardingTable(self, engine, tunneller)
+        self._factory = ForwardingCallFactory(self, engine, tunneller)
 
     async def start(self, sock: socket.socket, tls: Secured | None) -> None:
         """Accept connections on a bound socket."""
-        await self.listen(sock, connections(self, self._table), b"", tls)
+        await self.listen(sock, connections(self, self._factory), b"", tls)
 
     def left(self, connection: GrpcConnection) -> None:
-        self._table.left(connection.peer)
+        self._factory.left(connection.peer)
         super().left(connection)
 
 
@@ -102,8 +102,8 @@ def _read_metadata(policy: CallPolicy | None, name: bytes, value: bytes) -> tupl
     return (name, value) if name[:1] == b":" else spelled(policy, name, value)
 
 
-class ForwardingTable(InferTable):
-    """Begins the calls of a front end's port. The configuration of HTTP/2 is that of the engine's process."""
+class ForwardingCallFactory(CallFactory):
+    """Makes the calls of a front end's port, which forwards most of them. The configuration of HTTP/2 is that of the engine's process."""
 
     def __init__(self, frontend: GrpcFrontend[Door], engine: RemoteEngine, tunneller: Tunneller) -> None:
         super().__init__(frontend)
@@ -112,11 +112,11 @@ class ForwardingTable(InferTable):
         self._tunneller = tunneller
         self._tunnels: dict[Peer, CallTunnel] = {}
 
-    def begin(self, peer: Peer, stream: Stream, call_head: CallHead, head: RequestHead) -> StreamReceiver:
-        if call_head.path in _ANSWERED_HERE and call_head.refusal is None and not forwards_all(self._engine):
-            call, refusal = begin_call(peer, stream, call_head)
+    def begin(self, peer: Peer, stream: Stream, head: CallHead, request: RequestHead) -> StreamReceiver:
+        if head.path in _ANSWERED_HERE and head.refusal is None and not forwards_all(self._engine):
+            call, refusal = begin_call(peer, stream, head)
             if refusal is None:
-                self.handle(call)
+                self.handle_inference(call)
                 return call
             call.forget_deadline()
         tunnel = self._tunnels.get(peer)
@@ -124,7 +124,7 @@ class ForwardingTable(InferTable):
             tunnel = self._tunnels[peer] = CallTunnel(self, peer, self._config)
             tunnel.tunnel = self._tunneller.open("grpc", peer.transport, tunnel)
             tunnel.tunnel.write(_GREETING)
-        return tunnel.begin(stream, head)
+        return tunnel.begin(stream, request)
 
     def begin_known(
         self, peer: Peer, stream: Stream, head: RequestHead, data: bytes, start: int, stop: int
@@ -148,8 +148,8 @@ class CallTunnel:
 
     tunnel: Tunnel
 
-    def __init__(self, table: ForwardingTable, peer: Peer, config: Config) -> None:
-        self._table = table
+    def __init__(self, factory: ForwardingCallFactory, peer: Peer, config: Config) -> None:
+        self._factory = factory
         self._peer = peer
         self._calls: dict[int, ForwardedCall] = {}
         self._next = 1
@@ -203,7 +203,7 @@ class CallTunnel:
     def ended(self, number: int) -> None:
         """A call has ended on both sides, or was reset."""
         if self._calls.pop(number, None) is not None and not self._calls and not self.takes_calls:
-            self._table.forget(self._peer, self)
+            self._factory.forget(self._peer, self)
             self.tunnel.close()
 
     # Frames of the engine's process
@@ -258,7 +258,7 @@ class CallTunnel:
             self._taken_bytes = 0
 
     def on_no_tunnel(self) -> None:
-        self._table.forget(self._peer, self)
+        self._factory.forget(self._peer, self)
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             call.refuse()
@@ -266,7 +266,7 @@ class CallTunnel:
 
     def on_tunnel_lost(self) -> None:
         self.takes_calls = False
-        self._table.forget(self._peer, self)
+        self._factory.forget(self._peer, self)
         if self._calls:
             self._peer.transport.abort()
 

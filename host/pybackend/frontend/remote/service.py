@@ -32,7 +32,7 @@ from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
 from pybackend.model.model import Model, ModelState
 from pybackend.protocol.grpc.status import GrpcStatus
-from pybackend.protocol.recurring import Recurring
+from pybackend.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.messages import INLINE_BYTES
@@ -89,7 +89,7 @@ class OpenVersion:
         self.is_direct = admission.route() is not None
         self._follows_newest = self.is_direct and not asked.version
         self._model = weakref.ref(model)
-        self.preambles: Recurring[bytes, KnownPreamble] = Recurring(MOST_PREAMBLES)
+        self.preambles: Recurring[bytes, KnownPreamble] = Recurring(MOST_PREAMBLES, LARGEST_PREAMBLE_BYTES)
         self.was_closed = False
 
     @property
@@ -347,7 +347,7 @@ class FrontEndService:
             for each in self._versions.values():
                 each.preambles.clear()
             self._preambles_bytes = nbytes
-        opened.preambles.remember(preamble, known)
+        opened.preambles.remember(preamble, known, nbytes)
 
     def _find_inputs(self, request: InferenceRequest, asked: messages.Infer, known: KnownPreamble) -> None:
         """Find the inputs that lie in blocks or regions; the others are there."""

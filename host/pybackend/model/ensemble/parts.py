@@ -9,6 +9,7 @@ from pybackend.model.host import Absence, ModelRouter
 from pybackend.model.model import Model, ModelState
 from pybackend.modelconfig.ensemble import EnsembleStep
 from pybackend.modelconfig.signature import ModelSignature
+from pybackend.recurring import Recurring
 
 
 class PartError(ModelLoadError):
@@ -74,7 +75,7 @@ def _serves_some_version(name: str, namespace: str, router: ModelRouter) -> bool
     return True
 
 
-_MOST_PLANS = 64
+MOST_PLANS = 64
 """Number of plans to keep; clients may request any set of outputs."""
 
 
@@ -88,7 +89,7 @@ class EnsembleBinding:
         self._steps = steps
         self._models = models
         self._outputs = tuple(signature.outputs)
-        self._plans: dict[tuple[str, ...], EnsemblePlan] = {}
+        self._plans: Recurring[tuple[str, ...], EnsemblePlan] = Recurring(MOST_PLANS)
         self._users = 0
         self._releases: list[Callable[[], None]] = []
         self.models: Sequence[Model] = tuple(dict.fromkeys(models))
@@ -104,10 +105,9 @@ class EnsembleBinding:
     def plan(self, requested_outputs: tuple[str, ...]) -> EnsemblePlan:
         plan = self._plans.get(requested_outputs)
         if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
             wanted = tuple(dict.fromkeys(requested_outputs)) or self._outputs
-            plan = self._plans[requested_outputs] = EnsemblePlan(self._steps, self._models, wanted)
+            plan = EnsemblePlan(self._steps, self._models, wanted)
+            self._plans.remember(requested_outputs, plan)
         return plan
 
     def only_consumer(self, name: str) -> tuple[Model, str] | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pybackend.model.model import Model
 from pybackend.modelconfig.ensemble import Chain, EnsembleStep
+from pybackend.recurring import Recurring
 
 ONCE: Chain = ()
 """The chain of tensors and steps that occur once per request."""
@@ -51,7 +52,7 @@ class PlannedStep:
         self.followers: Sequence[PlannedStep] = ()
         self.needs = frozenset(step.inputs.values())
         self.signature = model.signature
-        self.batch_sizes: dict[Layout, int] = {}
+        self.batch_sizes: Recurring[Layout, int] = Recurring(MOST_LAYOUTS)
 
     def can_do_without(self, tensor: str) -> bool:
         """Whether it runs if a tensor of the ensemble is missing."""
@@ -59,7 +60,7 @@ class PlannedStep:
 
     def remember(self, layout: Layout, batch_size: int) -> None:
         """Keep the batch size of a request that the model has accepted."""
-        if len(self.batch_sizes) >= MOST_LAYOUTS or self.model.signature is not self.signature:
+        if self.model.signature is not self.signature:
             self.batch_sizes.clear()
             self.signature = self.model.signature
-        self.batch_sizes[layout] = batch_size
+        self.batch_sizes.remember(layout, batch_size)

@@ -20,15 +20,17 @@ from pybackend.protocol.grpc.message import (
 )
 from pybackend.protocol.infer_plan import SMALL_BYTES
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.recurring import Recurring
+from pybackend.recurring import Recurring
 
 LONGEST_BEGINNING_BYTES = 4096
 MOST_LAYOUTS = 512
-"""With the longest beginning this limits the memory to a few MB, a key and its parts."""
+_ANY_BYTES = -1
+"""In place of the length of messages whose tensors may have any sizes."""
 
 _MOST_OF_ONE_LENGTH = 4
 """Beginnings of different lengths that messages of one length may have, so that clients who take turns are all known."""
 
+_LENGTH_BYTES = 8
 _MOST_TENSORS = 16
 _LONGEST_TEXT_BYTES = 0x7F
 """The longest name, version, id and parameter in front of which the length is one byte."""
@@ -67,16 +69,13 @@ class MessageLayouts:
 
     def __init__(self) -> None:
         # Bytes up to the first raw tensor's, by the message's length without id and parameters; and layouts by that length and these bytes.
-        self._beginnings: Recurring[int, tuple[int, ...]] = Recurring(MOST_LAYOUTS)
-        self._layouts: Recurring[tuple[int, bytes], MessageLayout] = Recurring(MOST_LAYOUTS)
-        # Layouts of tensors of any sizes, by their heads; how long these are; and the sizes with which heads came, by hashes.
-        self._unsized: Recurring[bytes, MessageLayout] = Recurring(MOST_LAYOUTS)
-        self._head_sizes: tuple[int, ...] = ()
-        self._seen: Recurring[int, list[int]] = Recurring(MOST_LAYOUTS)
+        # If the tensors may have any sizes, these are the bytes of the head, and the length is none.
+        self._beginnings: Recurring[int, tuple[int, ...]] = Recurring(MOST_LAYOUTS, _MOST_OF_ONE_LENGTH * _LENGTH_BYTES)
+        self._layouts: Recurring[tuple[int, bytes], MessageLayout] = Recurring(MOST_LAYOUTS, LONGEST_BEGINNING_BYTES)
 
     def __len__(self) -> int:
         """The layouts that are remembered, or the lengths if these are more."""
-        return max(len(self._layouts), len(self._beginnings), len(self._unsized))
+        return max(len(self._layouts), len(self._beginnings))
 
     def find(self, data: bytes, start: int, stop: int) -> Known | None:
         """Recognise a serialized ``ModelInferRequest`` that lies between two offsets; None if it is not known."""
@@ -91,8 +90,8 @@ class MessageLayouts:
 
     def _find_unsized(self, data: bytes, start: int, stop: int) -> Known | None:
         """The same for a message without id and parameters whose tensors may have any sizes."""
-        for size in self._head_sizes:
-            layout = self._unsized.get(data[start : start + size])
+        for size in self._beginnings.get(_ANY_BYTES, ()):
+            layout = self._layouts.get((_ANY_BYTES, data[start : start + size]))
             if layout is not None:
                 raw = _raw_tensors(data, start + size, stop)
                 return (layout, "", b"", raw) if raw is not None and len(raw) == layout.count else None
@@ -112,7 +111,9 @@ class MessageLayouts:
                 raw = fields[::2] if fields[1::2] == layout.tags else None
                 break
         else:
-            unsized = self._find_unsized(data[start:own] + data[after:stop], 0, nbytes) if self._head_sizes else None
+            if _ANY_BYTES not in self._beginnings:
+                return None
+            unsized = self._find_unsized(data[start:own] + data[after:stop], 0, nbytes)
             if unsized is None:
                 return None
             layout, *_, raw = unsized
@@ -139,7 +140,10 @@ class MessageLayouts:
         return message, None
 
     def _remember(self, message: InferMessage) -> None:
-        """Remember a message as encoders write it: without an id, its raw tensors behind all else."""
+        """Remember a message as encoders write it: without an id, its raw tensors behind all else.
+
+        If its head comes again, but not its length, it is one whose tensors may have any sizes.
+        """
         sizes = [len(tensor) for tensor in message.raw]
         if max(sizes) > SMALL_BYTES or len(sizes) > _MOST_TENSORS:
             return
@@ -148,18 +152,21 @@ class MessageLayouts:
         if len(beginning) > LONGEST_BEGINNING_BYTES:
             return
         nbytes = len(beginning) + sum(sizes) + sum(map(len, tags))
-        others = [size for size in self._beginnings.get(nbytes, ()) if size != len(beginning)]
-        self._beginnings.remember(nbytes, (len(beginning), *others[: _MOST_OF_ONE_LENGTH - 1]))
-        key = nbytes, beginning
-        if key not in self._layouts:
-            self._layouts.remember(key, MessageLayout(message, sizes, tags))
-        if self._seen.get(hash(message.head), sizes) != sizes and message.head not in self._unsized:
+        is_new = self._put(nbytes, beginning, MessageLayout(message, sizes, tags))
+        if is_new and self._layouts.comes_again(message.head):
             layout = MessageLayout(message, sizes, tags)
             layout.is_unsized = True
-            self._unsized.remember(message.head, layout)
-            others = [size for size in self._head_sizes if size != len(message.head)]
-            self._head_sizes = len(message.head), *others[: _MOST_OF_ONE_LENGTH - 1]
-        self._seen.remember(hash(message.head), sizes)
+            self._put(_ANY_BYTES, message.head, layout)
+
+    def _put(self, nbytes: int, beginning: bytes, layout: MessageLayout) -> bool:
+        """Remember a layout; False if there is one already."""
+        others = [size for size in self._beginnings.get(nbytes, ()) if size != len(beginning)]
+        lengths = len(beginning), *others[: _MOST_OF_ONE_LENGTH - 1]
+        self._beginnings.remember(nbytes, lengths, _LENGTH_BYTES * len(lengths))
+        if (nbytes, beginning) in self._layouts:
+            return False
+        self._layouts.remember((nbytes, beginning), layout, len(beginning))
+        return True
 
 
 def _own_fields(data: bytes, start: int, stop: int) -> tuple[int, int, int]:

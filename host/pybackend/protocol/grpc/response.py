@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any
 
 from msgspec import Struct
 
@@ -19,9 +20,9 @@ from pybackend.inference.tensor import INT64_MAX, Buffer, OutputTensor
 from pybackend.modelconfig.protobuf.messages import message_class
 from pybackend.protocol.grpc.message import written_varint
 from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
-from pybackend.protocol.json.infer_response import LONGEST_CACHED_NAMES, wanted_outputs
+from pybackend.protocol.json.infer_response import wanted_outputs
 from pybackend.protocol.limits import INT64_MIN, UINT64_MAX
-from pybackend.protocol.recurring import Recurring
+from pybackend.recurring import Recurring
 
 LARGEST_MESSAGE_BYTES = 2**31 - 1
 """The largest message that protobuf, and so any client, can read."""
@@ -31,7 +32,10 @@ FINAL = "triton_final_response"
 _ID, _RAW = bytes((3 << 3 | 2,)), bytes((6 << 3 | 2,))  # tags of ModelInferResponse
 _INFER_RESPONSE = bytes((2 << 3 | 2,))  # tag of ModelStreamInferResponse
 
-_MOST_HEADERS = 512
+MOST_HEADERS, LONGEST_HEADER_BYTES = 512, 4096
+"""Limits of the memory of answers: stubs choose the names of outputs."""
+
+_kind, _shape, _data = attrgetter("name", "datatype"), attrgetter("shape"), attrgetter("data")
 
 
 class EncodedMessage(Struct, eq=False):
@@ -84,18 +88,13 @@ def encode_stream_error(error: InferenceError, request_id: str, response: Infere
     return written
 
 
-def message_format(response: InferenceResponse) -> tuple[bytes, int] | None:
-    """The message of a result with small outputs and without parameters, as a format for bytes.
+def message_format(header: MessageHeader) -> bytes:
+    """A message of a result with small outputs and without parameters, as a format for bytes.
 
-    Returns:
-        The format, in which ``%b`` stands for the field of the id (see :func:`id_field`) and then for the data of each output; and the
-        size of the message without an id. None if an output is not small.
+    ``%b`` stands for the field of the id (see :func:`id_field`) and then for the data of each output.
     """
-    header = _make_header(response, response.outputs)
-    if not header.is_small:
-        return None
     form = _constant(header.model) + b"%b" + _constant(header.tensors)
-    return form + b"".join(_constant(tag) + b"%b" for tag in header.tags), header.nbytes
+    return form + b"".join(_constant(tag) + b"%b" for tag in header.tags)
 
 
 def _constant(part: bytes) -> bytes:
@@ -108,11 +107,12 @@ def id_field(request_id: str) -> bytes:
     return _ID + written_varint(len(written)) + written
 
 
-class _Header(NamedTuple):
+class MessageHeader(Struct, eq=False):
     """The recurring part of the responses of a model whose outputs have the same shapes.
 
     A ``model`` comes before the id, then ``tensors`` describe the outputs, and a tag precedes each raw tensor.
-    ``nbytes`` includes the raw tensors. If ``is_small``, each of them is short enough to be copied.
+    ``nbytes`` includes the raw tensors. If ``is_small``, each of them is short enough to be copied. ``form`` is a place for a front
+    end, which this module never touches.
     """
 
     model: bytes
@@ -120,23 +120,40 @@ class _Header(NamedTuple):
     tags: tuple[bytes, ...]
     nbytes: int
     is_small: bool
+    form: Any = None
 
 
-class MessageHeaders(Recurring[tuple[str | int, ...], _Header]):
-    """Those of earlier responses, by the names of model and version, and name, datatype, size and dimensions of each output."""
+MessageHeaders = Recurring[tuple[Any, ...], MessageHeader]
+"""Those of earlier responses, by :func:`layout_of` of their outputs."""
 
-    def __init__(self) -> None:
-        super().__init__(_MOST_HEADERS)
+
+def message_headers() -> MessageHeaders:
+    """An empty memory of headers."""
+    return Recurring(MOST_HEADERS, LONGEST_HEADER_BYTES)
+
+
+def layout_of(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> tuple[Any, ...]:
+    """What the header of a response depends on: the names of model and version, and name, datatype, shape and size of each output."""
+    return (
+        response.model_name,
+        response.model_version,
+        *map(_kind, outputs),
+        *map(tuple, map(_shape, outputs)),
+        *map(len, map(_data, outputs)),
+    )
 
 
 def _encode(
     response: InferenceResponse, output_format: OutputFormat, parameters: bytes, headers: MessageHeaders | None
 ) -> EncodedMessage:
     outputs = response.outputs if output_format is ALL_BINARY else wanted_outputs(response.outputs, output_format)
-    model, tensors, tags, nbytes, is_small = (
-        _make_header(response, outputs) if headers is None else _header_of(response, outputs, headers)
+    header = (
+        _make_header(response, outputs)
+        if headers is None
+        else header_of(response, outputs, layout_of(response, outputs), headers)
     )
-    parts: list[Buffer] = [model]
+    nbytes, tags = header.nbytes, header.tags
+    parts: list[Buffer] = [header.model]
     if response.id:
         identifier = id_field(response.id)
         parts.append(identifier)
@@ -144,9 +161,9 @@ def _encode(
     if parameters:
         parts.append(parameters)
         nbytes += len(parameters)
-    parts.append(tensors)
+    parts.append(header.tensors)
     _check_size(nbytes)
-    if is_small:
+    if header.is_small:
         for tag, tensor in zip(tags, outputs, strict=True):
             parts += (tag, tensor.data)
         return EncodedMessage([b"".join(parts)], nbytes, False)
@@ -166,21 +183,18 @@ def _encode(
     return EncodedMessage(pieces, nbytes, borrows_memory)
 
 
-def _header_of(response: InferenceResponse, outputs: Sequence[OutputTensor], headers: MessageHeaders) -> _Header:
-    layout: list[str | int] = [response.model_name, response.model_version]
-    for tensor in outputs:
-        layout += (tensor.name, tensor.datatype, len(tensor.data))
-        layout += tensor.shape
-    key = tuple(layout)
-    header = headers.get(key)
+def header_of(
+    response: InferenceResponse, outputs: Sequence[OutputTensor], layout: tuple[Any, ...], headers: MessageHeaders
+) -> MessageHeader:
+    """The header of a response, whose layout is known."""
+    header = headers.get(layout)
     if header is None:
         header = _make_header(response, outputs)
-        if len(response.model_name) + sum(len(tensor.name) for tensor in outputs) <= LONGEST_CACHED_NAMES:
-            headers.remember(key, header)
+        headers.remember(layout, header, len(header.model) + len(header.tensors))
     return header
 
 
-def _make_header(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> _Header:
+def _make_header(response: InferenceResponse, outputs: Sequence[OutputTensor]) -> MessageHeader:
     of = message_class("inference.ModelInferResponse")
     model = of(model_name=_text(response.model_name), model_version=response.model_version).SerializeToString()
     described = [{"name": _text(each.name), "datatype": each.datatype, "shape": each.shape} for each in outputs]
@@ -188,7 +202,7 @@ def _make_header(response: InferenceResponse, outputs: Sequence[OutputTensor]) -
     sizes = [len(tensor.data) for tensor in outputs]
     tags = tuple(_RAW + written_varint(size) for size in sizes)
     nbytes = len(model) + len(tensors) + sum(sizes) + sum(map(len, tags))
-    return _Header(model, tensors, tags, nbytes, max(sizes, default=0) <= SMALL_BYTES)
+    return MessageHeader(model, tensors, tags, nbytes, max(sizes, default=0) <= SMALL_BYTES)
 
 
 @lru_cache(maxsize=2)

@@ -6,7 +6,6 @@ were checked against their shapes on arrival; only the contents of BYTES element
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -20,10 +19,11 @@ from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.protocol.classification import classes_of
 from pybackend.protocol.infer_plan import ALL_BINARY, SMALL_BYTES, OutputFormat
 from pybackend.protocol.json.tensor import FLOATS, decode_values
+from pybackend.recurring import Recurring
 from pybackend_wire.bytes_tensor import BytesTensorError
 
-LONGEST_CACHED_NAMES = 4096
-"""Characters of all outputs' names. Stubs send them, so the cache of headers must not keep names of any length."""
+MOST_HEADERS, LONGEST_HEADER_BYTES = 512, 8192
+"""Limits of the memory of headers: stubs choose the names of outputs."""
 
 
 class EncodedResponse:
@@ -82,6 +82,12 @@ class _Document(Struct, gc=False, kw_only=True):
 
 _encode = msgspec.json.Encoder().encode
 
+_Layout = tuple[tuple[str, str, tuple[int, ...], int], ...]
+"""Name, datatype, shape and size in bytes of each output."""
+
+headers: Recurring[tuple[str, str, _Layout], bytes] = Recurring(MOST_HEADERS, LONGEST_HEADER_BYTES)
+"""Those of :func:`binary_header`, by what it gets."""
+
 
 def encode_response(response: InferenceResponse, output_format: OutputFormat) -> EncodedResponse:
     """Encode a result; not for responses that hold an error."""
@@ -126,17 +132,17 @@ def _encode_binary(response: InferenceResponse) -> EncodedResponse:
     """The most common response. But for the id, its JSON part depends only on names, datatypes and shapes, which recur."""
     layout = []
     chunks: list[Buffer] = []
-    name_length = 0
     for tensor in response.outputs:
         data = tensor.data
         size = len(data)
-        name_length += len(tensor.name)
         layout.append((tensor.name, tensor.datatype, tuple(tensor.shape), size))
         if size:
             chunks.append(chunk_of(data, size))
-    cached = name_length <= LONGEST_CACHED_NAMES
-    header_of = _cached_binary_header if cached else binary_header
-    header_json = header_of(response.model_name, response.model_version, tuple(layout))
+    key = (response.model_name, response.model_version, tuple(layout))
+    header_json = headers.get(key)
+    if header_json is None:
+        header_json = binary_header(*key)
+        headers.remember(key, header_json, len(header_json))
     if response.id:
         # The first member, as in every other response.
         header_json = b'{"id":%b,%b' % (_encode(response.id), header_json[1:])
@@ -148,13 +154,8 @@ def chunk_of(data: Buffer, size: int) -> Buffer:
     return data if size > SMALL_BYTES or type(data) is bytes else bytes(data)
 
 
-def binary_header(
-    model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]
-) -> bytes:
-    """The JSON part of a response whose outputs are all binary, without an id.
-
-    The layout is name, datatype, shape and size in bytes of each output.
-    """
+def binary_header(model_name: str, model_version: str, layout: _Layout) -> bytes:
+    """The JSON part of a response whose outputs are all binary, without an id."""
     outputs = [_Output(name, datatype, shape, BinaryParameters(size)) for name, datatype, shape, size in layout]
     document = _Document(
         id=UNSET, model_name=model_name, model_version=model_version, parameters=UNSET, outputs=outputs
@@ -162,7 +163,7 @@ def binary_header(
     return encode_document(document, may_hold_nan=False)
 
 
-def json_frame(model_name: str, model_version: str, layout: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
+def json_frame(model_name: str, model_version: str, layout: _Layout) -> bytes:
     """A response that is JSON only, without an id, and with ``%b`` for the values of each output.
 
     See :func:`encode_values`.
@@ -179,9 +180,6 @@ def json_frame(model_name: str, model_version: str, layout: tuple[tuple[str, str
 def encode_values(values: Sequence[Any]) -> bytes:
     """The JSON of an output's numbers; NaN and infinities are ``null``."""
     return _encode(values)
-
-
-_cached_binary_header = lru_cache(maxsize=512)(binary_header)
 
 
 def document_head(response: InferenceResponse) -> bytes:

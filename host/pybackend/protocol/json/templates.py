@@ -22,15 +22,15 @@ from pybackend.protocol.json.infer_request import parse_infer
 from pybackend.protocol.json.outline import CutTensors, outline_in_steps
 from pybackend.protocol.json.tensor import array_decoder, opening_depth, packer
 from pybackend.protocol.limits import BodyLimits
-from pybackend.protocol.recurring import Recurring
 from pybackend.protocol.steps import at_once
+from pybackend.recurring import Recurring
 from pybackend_wire.dtypes import ITEMSIZE
 
 LARGEST_DOCUMENT_BYTES = 64 * 1024
 """Longer documents are mostly numbers, and a template saves little of their cost."""
 LARGEST_TEMPLATE_BYTES = 8192
-MOST_TEMPLATES, MOST_WITH_ONE_START = 256, 8
-"""With the largest template this limits those of a model to 2 MB."""
+MOST_STARTS, MOST_WITH_ONE_START = 256, 8
+"""All templates with one start are together no larger than the largest one alone."""
 MOST_SKIPPED = 1024
 """After failures to make a template, up to this many other documents are not tried: some clients send only text."""
 
@@ -61,6 +61,7 @@ class _Template(NamedTuple):
     request: InferenceRequest
     output_format: OutputFormat
     inputs: list[_TemplateInput]
+    nbytes: int  # of all that is not data
 
     def filled(self, document: bytes, begin: int, request_id: str) -> InferPlan | None:
         """The plan of a document; None if it does not fit."""
@@ -86,17 +87,12 @@ class JsonTemplates:
     """Templates of one model version, by their start: all that precedes the first array, without an id."""
 
     def __init__(self) -> None:
-        self._templates: Recurring[bytes, list[_Template]] = Recurring(MOST_TEMPLATES)
-        self._count = 0
-        self._begun: Recurring[int, bool] = Recurring(
-            MOST_TEMPLATES
-        )  # by the hash of a start: the next one makes a template
+        self._templates: Recurring[bytes, list[_Template]] = Recurring(MOST_STARTS, LARGEST_TEMPLATE_BYTES)
         self._skipped = self._to_skip = 0
 
     def clear(self) -> None:
         """Forget all templates."""
         self._templates.clear()
-        self._count = 0
 
     def filled(self, document: bytes) -> InferPlan | None:
         """The plan of a document, completely checked; None if no template fits, or the document is unusual or invalid."""
@@ -116,7 +112,7 @@ class JsonTemplates:
         return None
 
     def learn(self, document: bytes, plan: InferPlan, signature: ModelSignature, limits: BodyLimits) -> None:
-        """Make a template of every second document with the same start: the first one alone may never come again."""
+        """Make a template of a document that comes again: with other data, but the same start and shapes."""
         if self._to_skip:
             self._to_skip -= 1
             return
@@ -135,9 +131,7 @@ class JsonTemplates:
         start = document[:end] if match is None else b"{" + document[match.end() : end]
         if end > LARGEST_TEMPLATE_BYTES:
             return
-        is_second = self._begun.get(hash(start), False)
-        self._begun.remember(hash(start), not is_second)
-        if not is_second:
+        if not self._templates.comes_again((start, *[tuple(each.shape) for each in request.inputs])):
             return
         template = _template_of(document, end, signature, plan, limits)
         if template is None:
@@ -147,15 +141,10 @@ class JsonTemplates:
             self._put(start, template)
 
     def _put(self, start: bytes, template: _Template) -> None:
-        if self._count >= MOST_TEMPLATES:
-            self._count -= len(self._templates.drop())
-        with_this_start = self._templates.get(start, [])
-        if len(with_this_start) < MOST_WITH_ONE_START:
-            self._count += 1
-        else:
-            del with_this_start[0]
-        with_this_start.append(template)
-        self._templates.remember(start, with_this_start)
+        kept = [*self._templates.get(start, ()), template][-MOST_WITH_ONE_START:]
+        while sum(each.nbytes for each in kept) > LARGEST_TEMPLATE_BYTES:
+            del kept[0]
+        self._templates.remember(start, kept, sum(each.nbytes for each in kept))
 
 
 def _template_of(
@@ -199,7 +188,7 @@ def _template_of(
         decode = array_decoder(tensor.datatype, opening_depth(document[start:stop]))
         after = document[stop:follower]
         inputs.append(_TemplateInput(tensor.name, tensor.datatype, list(tensor.shape), count, decode, pack, after))
-    template = _Template(request_like(outlined.request, []), plan.output_format, inputs)
+    template = _Template(request_like(outlined.request, []), plan.output_format, inputs, len(outline.skeleton))
     again = template.filled(document, first, plan.request.id)
     if again is None or [each.data for each in again.request.inputs] != [each.data for each in plan.request.inputs]:
         return None

@@ -1,6 +1,6 @@
 """A memory with a bound."""
 
-from pybackend.protocol.recurring import Recurring
+from pybackend.recurring import Recurring
 
 
 def test_it_holds_so_many_entries_and_no_more():
@@ -12,6 +12,22 @@ def test_it_holds_so_many_entries_and_no_more():
     memory.clear()
     memory.remember(1, 2)
     assert memory == {1: 2}
+
+
+def test_what_takes_too_many_bytes_is_not_remembered():
+    memory = Recurring(10, largest_bytes=4)
+    for nbytes in (4, 5):
+        memory.remember(nbytes, "x", nbytes)
+    assert memory == {4: "x"}
+
+
+def test_what_comes_once_is_not_worth_a_place():
+    memory = Recurring(10)
+    assert [memory.comes_again(b"a") for _ in range(3)] == [False, True, True]
+    assert not any(memory.comes_again(number) for number in range(1000))
+    assert sum(memory.comes_again(number) for number in range(1000)) <= 40
+    memory.clear()
+    assert not memory.comes_again(b"a")
 
 
 def test_a_known_entry_is_replaced_and_pushes_out_nothing():

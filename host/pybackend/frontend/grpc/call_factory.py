@@ -1,4 +1,6 @@
-"""The calls of inference: each gets the handler of its method."""
+"""Makes the calls of a port: each gets the handler of its method."""
+
+from abc import ABC, abstractmethod
 
 from pybackend.engine.door import Door
 from pybackend.frontend.grpc.answer import chosen_compression
@@ -11,21 +13,25 @@ from pybackend.frontend.grpc.infer_handler import InferHandler
 from pybackend.frontend.grpc.length_prefixed import PREFIX, PREFIX_BYTES
 from pybackend.frontend.grpc.peer import Peer
 from pybackend.frontend.grpc.stream_handler import StreamInferHandler
-from pybackend_http2 import RequestHead, Stream
+from pybackend_http2 import RequestHead, Stream, StreamReceiver
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _NO_HANDLER = Handler()
 
 
-class InferTable:
-    """Begins the calls of inference of one port."""
+class CallFactory(ABC):
+    """Makes the calls of one port. Those of inference are alike in all; subclasses decide who answers the others."""
 
     def __init__(self, frontend: GrpcFrontend[Door]) -> None:
         self._level = frontend.settings.compression_level
         self._fast = None if frontend.memory is None else FastPath(frontend, frontend.memory)
 
-    def handle(self, call: Call) -> bool:
+    @abstractmethod
+    def begin(self, peer: Peer, stream: Stream, head: CallHead, request: RequestHead) -> StreamReceiver:
+        """A call whose head has arrived; it may be over already."""
+
+    def handle_inference(self, call: Call) -> bool:
         """Give a call of inference its handler; False for any other call."""
         path = call.head.path
         if path == INFER:
