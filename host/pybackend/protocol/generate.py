@@ -226,7 +226,8 @@ def _flat_members(outline: Outline, count: int) -> Iterator[tuple[str, Raw, bool
     ``count`` is the number of members in the text: more than the parser finds if some are repeated.
     """
     members = _object(outline)
-    if count > len(members):
+    objects = {name: _members(text) for name, text in members.items() if bytes(memoryview(text)[:1]) == b"{"}
+    if count > len(members) + sum(map(len, objects.values())):
         _refuse_repeated(outline.skeleton)
     for name, text in members.items():
         if name in {"id", PARAMETERS} and bytes(memoryview(text)[:1]) == b"n":
@@ -234,14 +235,12 @@ def _flat_members(outline: Outline, count: int) -> Iterator[tuple[str, Raw, bool
         if name != PARAMETERS:
             yield name, text, False
             continue
-        try:
-            nested = _members(text)
-        except msgspec.ValidationError:
+        if name not in objects:
             raise InferenceError(
                 f"Expected JSON object for keyword: '{PARAMETERS}': its members become inputs and parameters like those "
                 "beside it"
-            ) from None
-        for name_within, value in nested.items():
+            )
+        for name_within, value in objects[name].items():
             yield name_within, value, True
 
 

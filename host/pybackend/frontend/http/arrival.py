@@ -69,7 +69,7 @@ class Arrival:
         return await self.read(WholeBody(bound))
 
     async def read(self, body: Body[_T]) -> _T:
-        """What the body is, once it has arrived. Its bytes count until this object is closed.
+        """The meaning of a body, once it has arrived. Its bytes count until this object is closed.
 
         Raises:
             InferenceError: the body is invalid, there is no memory for it, or it comes too slowly.

@@ -42,7 +42,7 @@ class Body(ABC, Generic[_T_co]):
 
     @abstractmethod
     def finish(self) -> _T_co:
-        """What the body is, once it is complete and no work is pending."""
+        """The meaning of the body, once it is complete and no work is pending."""
 
     @abstractmethod
     def release(self) -> None:
