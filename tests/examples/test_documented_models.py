@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,21 @@ ROOT = Path(__file__).resolve().parents[2]
 COUNT_TENSORS = """
 input [ { name: "LIMIT", data_type: TYPE_INT32, dims: [ 1 ] } ]
 output [ { name: "NUMBER", data_type: TYPE_INT32, dims: [ 1 ] } ] # of each response
+"""
+PHOTO = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            (picture,) = pb_utils.get_input_tensor_by_name(request, "PICTURE").as_numpy()
+            width = pb_utils.get_input_tensor_by_name(request, "WIDTH").as_numpy()
+            same = np.frombuffer(picture, np.uint8).astype(np.int32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("SEEN", np.append(same, width))]))
+        return answers
 """
 COLLECT = """
 import numpy as np
@@ -88,6 +104,9 @@ def documented(demo, tmp_path_factory):
     (repository / "described" / "1" / "model.py").write_text(
         code + textwrap.indent("\ndef execute(self, requests):\n    return [None for _ in requests]\n", "    ")
     )
+    files = _block((ROOT / "docs" / "operators" / "http-api.md").read_text(), "models/photo/config.pbtxt")
+    seen = 'output [ { name: "SEEN", data_type: TYPE_INT32, dims: [ -1 ] } ]'
+    _write_model(repository, "photo", files + seen, PHOTO)
     frameworks = (ROOT / "docs" / "authors" / "models-without-code.md").read_text()
     _write_model(
         repository,
@@ -148,6 +167,22 @@ def test_decoupled_model_counts(documented):
         urllib.request.urlopen(f"http://{documented.url}/v2/models/count/infer", body, timeout=60)
     with refused.value as reply:
         assert reply.code == 501
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="Debian's package curl is not installed")
+def test_files_reach_a_model_as_the_page_sends_them(documented, tmp_path):
+    (tmp_path / "cat.jpg").write_bytes(bytes(range(256)))
+    page = (
+        (ROOT / "docs" / "operators" / "http-api.md").read_text().partition("\n### Files\n")[2].partition("\n### ")[0]
+    )
+    lines = re.findall(r"^\$ (.*)$", page, re.MULTILINE)
+    assert ["-F" in line for line in lines] == [True, False]
+    for line in lines:
+        command = line.replace("localhost:8000", documented.url).replace("curl ", "curl --silent --show-error ")
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert json.loads(done.stdout)["SEEN"] == [*range(256), 224]
 
 
 def test_model_that_wraps_a_file_of_another_framework(documented):

@@ -9,9 +9,9 @@ from fastapi import FastAPI, Request, Response
 
 from pybackend import __version__
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.answer_writer import STATUS
-from pybackend.frontend.http.arrival import Arrival, admitted
+from pybackend.frontend.http.arrival import Arrival, admitted, begin_request
+from pybackend.frontend.http.body import Bound
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import (
@@ -23,11 +23,11 @@ from pybackend.frontend.http.routes import (
     object_schema,
     written_headers,
 )
-from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.validation import Checked
 from pybackend.protocol.steps import in_turns
 from pybackend_addons.mlflow.protocol import MAX_BODY_BYTES, mlflow_error, parse_invocation, predictions
 
+_BOUND = Bound(MAX_BODY_BYTES, "use /infer with binary tensors")
 _JSON, _CSV = "application/json", "text/csv"
 _READ_AS_JSON = {_JSON, "application/x-www-form-urlencoded"}  # the second one is what curl says of its -d
 _BODY = {
@@ -85,19 +85,13 @@ def _is_csv(content_type: str) -> bool | None:
 
 
 async def _answer(frontend: RouteFrontend, request: Request, *, is_csv: bool) -> bytes:
-    engine = frontend.engine
     with admitted(frontend, request, HTTP_CLIENT, model_name(request) or _only_model(frontend)) as admission:
         forwarded = frontend.forwarded(written_headers(request))
         with closing(Arrival(frontend, request)) as arrival:
-            context = arrival.fields.context
-            body = await arrival.whole(MAX_BODY_BYTES, "use /infer with binary tensors")
+            body = await arrival.whole(_BOUND)
             admission.renew()
             parsed = await in_turns(parse_invocation(body, admission.signature, admission.model_version, is_csv=is_csv))
-        if forwarded is not None:
-            add_parameters(parsed, forwarded)
-        if RECORD in request.scope:
-            request.scope[RECORD].asks(admission.model_name, admission.model_version)
-        begin_trace(engine.tracer, parsed, admission.full_name, "HTTP", context, sends=False)
+        begin_request(frontend, request, admission, parsed, forwarded, sends=False)
         response = await admission.infer(parsed, partial(disconnected, request), Checked.HEADER)
     try:
         if response.error is not None:

@@ -197,6 +197,12 @@ REFUSED = {
         400,
         "input 'n' already exists in request",
     ),
+    "given twice beside an object": (
+        "tells",
+        b'{"text_input": "a", "n": 1, "n": 2, "parameters": {}}',
+        400,
+        "input 'n' already exists in request",
+    ),
     "given twice in parameters": (
         "tells",
         b'{"parameters": {"n": 1, "n": 2}, "text_input": "a"}',

@@ -15,7 +15,7 @@ from pybackend.engine.admission import ModelAdmission
 from pybackend.engine.engine import InferenceEngine
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
-from pybackend.inference.tensor import InputTensor
+from pybackend.inference.tensor import Lease
 from pybackend.protocol.grpc.arriving import ArrivingMessage
 from pybackend.protocol.grpc.message import InferMessage, split_message
 from pybackend.protocol.grpc.request import decode_message, plan_arriving
@@ -99,10 +99,8 @@ class Handler(grpc.GenericRpcHandler):
             yield
             return plan
 
-        def allocate(tensor: InputTensor, size: int) -> memoryview:
-            tensor.lease = admissions[0].allocate(size, tensor.name, arriving=True)
-            tensor.data = bytearray(size) if tensor.lease is None else tensor.lease.view
-            return memoryview(tensor.data)
+        def allocate(size: int, name: str) -> Lease | None:
+            return admissions[0].allocate(size, name, arriving=True)
 
         reader = ArrivingMessage(len(data), LIMITS, plan_of, allocate)
         try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.grpc.peer import Peer
-from pybackend.inference.tensor import InputTensor
+from pybackend.inference.tensor import Lease
 from pybackend.inference.validation import Checked, validate_bytes_in_steps
 from pybackend.protocol.grpc.arriving import ArrivingMessage
 from pybackend.protocol.grpc.message import InferMessage
@@ -141,11 +141,6 @@ class ArrivingRequest:
         self._admission = engine.open(message.model_name, message.model_version, self._sender)
         return (yield from self._frontend.plan_large(message, self._admission, arriving=arriving))
 
-    def _allocate(self, tensor: InputTensor, size: int) -> memoryview:
+    def _allocate(self, nbytes: int, input_name: str) -> Lease | None:
         assert self._admission is not None
-        lease = self._admission.allocate(size, tensor.name, arriving=True)
-        if lease is None:
-            tensor.data = bytearray(size)
-            return memoryview(tensor.data)
-        tensor.lease, tensor.data = lease, lease.view
-        return lease.view
+        return self._admission.allocate(nbytes, input_name, arriving=True)

@@ -1,25 +1,31 @@
 """The body of a request that an ASGI route reads. It is bounded, counted and paced like the bodies that connections read themselves."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from pybackend.engine.admission import ModelAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
+from pybackend.frontend.http.body import Body, Bound, WholeBody
 from pybackend.frontend.http.content_coding import request_coding
-from pybackend.frontend.http.infer_body import Body
-from pybackend.frontend.http.infer_frontend import HeadFields, RouteFrontend, read_fields
+from pybackend.frontend.http.infer_frontend import RouteFrontend, read_fields
 from pybackend.frontend.http.routes import client_address, model_name, version
-from pybackend.protocol.infer_plan import InferPlan
+from pybackend.frontend.request_log import RECORD, begin_trace
+from pybackend.inference.request import InferenceRequest
+from pybackend.observability.tracing.request_trace import RequestTrace
 
-SMALL_BODY_BYTES = 8 * 1024
-"""The limit for requests that only name or switch something: honest ones have a few hundred bytes."""
+_SMALL = Bound(8 * 1024)
+"""For requests that only name or switch something: honest ones have a few hundred bytes."""
 
 _LONGEST_LENGTH_DIGITS = 18
+
+_T = TypeVar("_T")
 
 
 class SlowSenderError(InferenceError):
@@ -40,7 +46,7 @@ class Arrival:
         self._admission = admission
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._body: Body | None = None
+        self._body: Body[Any] | None = None
         self._is_working = False
         self._dropped: SlowSenderError | None = None
 
@@ -48,36 +54,25 @@ class Arrival:
         """Its bytes count no more."""
         self.flow.close()
 
-    async def whole(self, most_bytes: int, advice: str = "") -> bytes:
-        """The whole body.
-
-        The advice is for clients that exceed the limit: where large data belongs.
+    async def whole(self, bound: Bound) -> bytes:
+        """The whole body, as it is.
 
         Raises:
             InferenceError: it is compressed or too large, there is no memory for it, or it comes too slowly.
         """
-        if request_coding(self.fields.encodings) is not None:
+        if request_coding(read_fields(self._request.headers.raw).encodings) is not None:
             raise InferenceError(
                 "Unsupported compression type: only infer takes compressed bodies. Send this one without content-encoding",
                 ErrorCode.UNSUPPORTED,
             )
-        announced = self.content_length
-        if announced is not None:
-            _check_size(announced, most_bytes, advice)
-        body = bytearray()
-        with self._reading():
-            async for piece in self._request.stream():
-                _check_size(len(body) + len(piece), most_bytes, advice)
-                self.flow.received_bytes += len(piece)
-                body += piece
-                self.flow.hold(len(body))
-        return bytes(body)
+        bound.check(self.content_length or 0)
+        return await self.read(WholeBody(bound))
 
-    async def plan(self, body: Body) -> InferPlan:
-        """The infer request in the body.
+    async def read(self, body: Body[_T]) -> _T:
+        """The meaning of a body, once it has arrived. Its bytes count until this object is closed.
 
         Raises:
-            InferenceError: the request is invalid, there is no memory for it, or it comes too slowly.
+            InferenceError: the body is invalid, there is no memory for it, or it comes too slowly.
         """
         self._body = body
         self.flow.begin_sending()
@@ -97,11 +92,6 @@ class Arrival:
         finally:
             self.flow.end_sending()
             self._body = None
-
-    @property
-    def fields(self) -> HeadFields:
-        """The fields of the request that matter to infer."""
-        return read_fields(self._request.headers.raw)
 
     @property
     def content_length(self) -> int | None:
@@ -159,7 +149,7 @@ class Arrival:
         if self._dropped is None:
             self._timer = asyncio.get_running_loop().call_later(1, self._tick)
 
-    async def _work(self, body: Body) -> None:
+    async def _work(self, body: Body[Any]) -> None:
         """Do the pending work, in turns with other requests."""
         self.flow.hold(body.private_bytes)
         if body.work is None:
@@ -188,15 +178,28 @@ def admitted(frontend: RouteFrontend, request: Request, sender: Sender, name: st
         raise
 
 
+def begin_request(
+    frontend: RouteFrontend,
+    request: Request,
+    admission: ModelAdmission,
+    read: InferenceRequest,
+    forwarded: Mapping[str, str] | None,
+    *,
+    sends: bool = True,
+) -> RequestTrace | None:
+    """Add to a request that has arrived what its head says: the ``forwarded`` headers, and its names in the log.
+
+    Returns its trace, None if there is none; with ``sends``, the caller calls :meth:`RequestTrace.sent`.
+    """
+    if forwarded is not None:
+        add_parameters(read, forwarded)
+    if RECORD in request.scope:
+        request.scope[RECORD].asks(admission.model_name, admission.model_version, read.id)
+    context = read_fields(request.headers.raw).context
+    return begin_trace(frontend.engine.tracer, read, admission.full_name, "HTTP", context, sends=sends)
+
+
 async def small_body(frontend: RouteFrontend, request: Request) -> bytes:
     """The body of a request that only names or switches something; errors are those of :meth:`Arrival.whole`."""
     with closing(Arrival(frontend, request)) as arrival:
-        return await arrival.whole(SMALL_BODY_BYTES)
-
-
-def _check_size(nbytes: int, most_bytes: int, advice: str) -> None:
-    if nbytes > most_bytes:
-        raise InferenceError(
-            f"the body exceeds {most_bytes} bytes, the most that this route accepts{advice and f': {advice}'}",
-            ErrorCode.INVALID_ARG,
-        )
+        return await arrival.whole(_SMALL)

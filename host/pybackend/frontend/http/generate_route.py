@@ -3,26 +3,28 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
 from pybackend.engine.admission import Sender
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.http.answer_writer import STATUS
-from pybackend.frontend.http.arrival import Arrival, admitted
+from pybackend.frontend.http.arrival import Arrival, admitted, begin_request
+from pybackend.frontend.http.body import Bound
 from pybackend.frontend.http.event_stream import EventStream
+from pybackend.frontend.http.form_body import FORM, FormBody, is_form
 from pybackend.frontend.http.infer_frontend import RouteFrontend
 from pybackend.frontend.http.routes import MODEL, VERSION, add_route, disconnected, written_headers
-from pybackend.frontend.request_log import RECORD, begin_trace
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.validation import Checked
 from pybackend.protocol.documents.metadata import encode_error
-from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_generate
+from pybackend.protocol.generate import MAX_BODY_BYTES, generate_document, parse_form, parse_generate
 from pybackend.protocol.steps import in_turns
 
 _SENDER = Sender("http")
+_BOUND = Bound(MAX_BODY_BYTES, "use /infer for large tensors")
 
 _WRONG_COUNT = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -30,6 +32,12 @@ _WRONG_COUNT = (
 )
 
 _OBJECT = {"schema": {"type": "object", "description": "members are inputs, outputs or parameters, by their names"}}
+_PARTS = {
+    "schema": {
+        "type": "object",
+        "description": "parts are inputs or parameters, by their names; those of BYTES are files",
+    }
+}
 _EVENTS = {
     "schema": {
         "type": "string",
@@ -49,7 +57,7 @@ def add(app: FastAPI, frontend: RouteFrontend) -> None:
     async def generate_stream(request: Request) -> Response:
         return await _answer(frontend, request, _events)
 
-    tag, body = "inference", {"application/json": _OBJECT}
+    tag, body = "inference", {"application/json": _OBJECT, FORM: _PARTS}
     for path in (MODEL, VERSION):
         answers = {"description": "the outputs", "content": {"application/json": _OBJECT}}
         add_route(
@@ -82,16 +90,14 @@ async def _submitted(frontend: RouteFrontend, request: Request, stack: AsyncExit
         if request.headers.get("content-encoding", "").lower() not in {"", "identity"}:
             raise InferenceError("Unsupported content-encoding, only 'identity' is supported.", ErrorCode.INVALID_ARG)
         with closing(Arrival(frontend, request)) as arrival:
-            fields = arrival.fields
-            body = await arrival.whole(MAX_BODY_BYTES, "use /infer for large tensors")
+            content_type = request.headers.get("content-type", "")
+            if is_form(content_type):
+                parse = partial(parse_form, await arrival.read(FormBody(content_type, _BOUND)))
+            else:
+                parse = partial(parse_generate, await arrival.whole(_BOUND))
             admission.renew()
-            signature, limits = admission.signature, frontend.limits
-            parsed = await in_turns(parse_generate(body, signature, admission.model_version, limits))
-        if forwarded is not None:
-            add_parameters(parsed, forwarded)
-        if RECORD in request.scope:
-            request.scope[RECORD].asks(admission.model_name, admission.model_version, parsed.id)
-        trace = begin_trace(frontend.engine.tracer, parsed, admission.full_name, "HTTP", fields.context)
+            parsed = await in_turns(parse(admission.signature, admission.model_version, frontend.limits))
+        trace = begin_request(frontend, request, admission, parsed, forwarded)
         if trace is not None:
             stack.callback(trace.sent)
         stream = ResponseStream(lambda on_response: admission.submit(parsed, on_response, Checked.HEADER))

@@ -1,22 +1,26 @@
 """The body of an infer request, from bytes to a validated plan, independent of the HTTP implementation."""
 
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from pybackend.engine.admission import ClientAdmission, Sender
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.compression import BrokenStreamError, Coding, Inflater
-from pybackend.inference.tensor import InputTensor, obtain
+from pybackend.frontend.http.body import Body
+from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import (
     Checked,
     validate_bytes_in_steps,
     validate_header,
 )
+from pybackend.protocol.arriving_tensors import ArrivingTensors, make_room
 from pybackend.protocol.infer_plan import InferPlan, attach_blobs, body_size_error
 from pybackend.protocol.json.infer_request import parse_header_length, parse_infer, parse_raw
 from pybackend.protocol.json.large_request import LARGE_JSON_BYTES, parse_large
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCache
+from pybackend.protocol.steps import Steps
 
 SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to this size are collected and decoded at once; larger ones go directly to their tensors' memory."""
@@ -95,14 +99,14 @@ def _parsed(
     return plan
 
 
-class StreamedBody:
+class StreamedBody(Body[InferPlan]):
     """A large body, or one of unknown length, processed as it arrives.
 
     The JSON part is collected. Once it is complete and valid, each binary tensor's bytes are written to their final
     place: input memory is leased when a tensor's first byte arrives, not when the tensor is announced.
 
-    Methods raise an InferenceError if the request is invalid, or if there is no memory for it. A chunked body has no content
-    length. ``on_shortage`` is called when the model has no memory left; it returns True if some may be available now.
+    A chunked body has no content length. ``on_shortage`` is called when the model has no memory left; it returns True if some may be
+    available now.
     """
 
     def __init__(
@@ -116,23 +120,18 @@ class StreamedBody:
         self._admission = admission
         self._limits = limits
         self._on_shortage = on_shortage
-        self._arrived_bytes = self._private_bytes = 0
+        self._tensors = ArrivingTensors(partial(admission.allocate, arriving=True), on_shortage)
         self._content_length = content_length
         self._header_length = header_length
         bound = 2**62 if content_length is None else content_length
         self._json_length = None if header_length is None else parse_header_length(header_length, bound)
-        # work to do in steps before the body can continue; None if there is none. Bytes fed meanwhile are buffered
-        # until it is done.
-        self.work: Generator[None, None, None] | None = None
-        self._rest = bytearray()
+        self._rest = bytearray()  # was fed while there was work
         self._collected = bytearray()
         self._plan: InferPlan | None = None
-        self._open: list[tuple[InputTensor, int]] = []
-        self._room: memoryview | None = None
+        self._waiting: deque[tuple[InputTensor, int]] = deque()
         self._check_collected(content_length or 0)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Process the next bytes; compressed ones in slices, of which all but the first are :attr:`work`."""
         if self.work is not None:
             self._rest += data
             return
@@ -153,62 +152,28 @@ class StreamedBody:
             self._plan_tensors()
         view = memoryview(data)
         while view:
-            room = self.room()
-            if room is None:
-                assert self._plan is not None
+            if self.room() is None:
                 raise InferenceError(
                     f"unexpected additional input data for model '{self._admission.model_name}'", ErrorCode.INVALID_ARG
                 )
-            count = min(len(room), len(view))
-            room[:count] = view[:count]
-            self.advance(count)
-            view = view[count:]
+            view = view[self._tensors.feed(view) :]
 
     def room(self) -> memoryview | None:
-        """Destination of the next bytes; None while the JSON part is incomplete, and after the last tensor."""
-        while self._room is None and self._open:
-            tensor, size = self._open[0]
-            if size:
-                self._room = self._memory_for(tensor, size, arriving=True)
-            else:
-                tensor.data = b""
-                del self._open[0]
-        return self._room
+        if self.work is not None:
+            return None
+        tensors = self._tensors
+        while tensors.room is None and self._waiting:
+            tensors.begin(*self._waiting.popleft())
+        return tensors.room
 
-    def _memory_for(self, tensor: InputTensor, size: int, *, arriving: bool = False) -> memoryview:
-        """Memory for a tensor's bytes: the model's for large tensors, if the model serves."""
-        lease = obtain(partial(self._admission.allocate, size, tensor.name, arriving=arriving), self._on_shortage)
-        if lease is None:
-            tensor.data = bytearray(size)
-            return memoryview(tensor.data)
-        tensor.lease, tensor.data = lease, lease.view
-        return lease.view
-
-    def advance(self, count: int) -> None:
-        """Record that this many bytes were written to :meth:`room`."""
-        assert self._room is not None
-        self._arrived_bytes += count
-        tensor, size = self._open[0]
-        lease = tensor.lease
-        if lease is not None:
-            self._private_bytes = obtain(partial(lease.arrived, self._arrived_bytes), self._on_shortage)
-        self._room = self._room[count:]
-        if self._arrived_bytes == size:
-            self._room = None
-            self._arrived_bytes = 0
-            del self._open[0]
-        elif not self._room:  # it was room for the first bytes
-            assert lease is not None
-            tensor.data = lease.view
-            self._room = lease.view[self._arrived_bytes :]
+    def stored(self, count: int) -> None:
+        self._tensors.stored(count)
 
     @property
     def private_bytes(self) -> int:
-        """Bytes of the body buffered outside the model's memory."""
-        return len(self._collected) + len(self._rest) + self._private_bytes
+        return len(self._collected) + len(self._rest) + self._tensors.private_bytes
 
     def complete(self) -> None:
-        """Record the end of the body; afterwards :attr:`work` may be pending before :meth:`finish`."""
         if self._plan is None:
             self._admission.renew()
             if self._json_length is None and len(self._collected) > LARGE_JSON_BYTES:
@@ -217,28 +182,30 @@ class StreamedBody:
         elif self.room() is None and self._admission.is_current:
             self.work = self._check_in_steps(self._plan)
 
-    def _check_in_steps(self, plan: InferPlan) -> Generator[None, None, None]:
+    def _check_in_steps(self, plan: InferPlan) -> Steps[None]:
         yield from validate_bytes_in_steps(plan.request, self._admission.signature)
         plan.checked = Checked.ALL
 
     def finish(self) -> InferPlan:
-        """The request, once the body is complete and no work is pending."""
         if self._plan is None:
             # No binary part: the body is complete, and the codec reports missing parts.
             return decode_body(bytes(self._collected), self._header_length, self._admission, self._limits, PlanCache())
         if self.room() is not None:
-            received = self._plan.binary_bytes - sum(size for _, size in self._open) + self._arrived_bytes
+            received = self._plan.binary_bytes - sum(size for _, size in self._waiting) - self._tensors.left_bytes
             raise body_size_error(self._plan.binary_inputs, received, self._admission.model_name)
         return self._plan
 
     def release(self) -> None:
-        """Release all memory of a request that will not be submitted."""
-        self._open, self._room, self.work = [], None, None
-        self._private_bytes = 0
+        self.work = None
+        self._waiting.clear()
+        self._tensors.release()
         self._collected, self._rest = bytearray(), bytearray()
         self._admission.release()
 
-    def _plan_in_steps(self) -> Generator[None, None, None]:
+    def _room_for(self, tensor: InputTensor, nbytes: int) -> memoryview:
+        return make_room(tensor, nbytes, self._admission.allocate, self._on_shortage)
+
+    def _plan_in_steps(self) -> Steps[None]:
         text, json_length = self._collected, self._json_length
         available = None if self._content_length is None else self._content_length - len(text)
         plan = yield from parse_large(
@@ -248,12 +215,13 @@ class StreamedBody:
             model_version=self._admission.model_version,
             limits=self._limits,
             available_bytes=available,
-            allocate=self._memory_for,
+            room_for=self._room_for,
             regions=self._admission.regions,
         )
         self._collected, rest, self._rest = bytearray(), self._rest, bytearray()
         plan.checked = Checked.HEADER if plan.binary_inputs else Checked.ALL  # the codec has made the bytes itself
-        self._plan, self._open = plan, list(plan.binary_inputs)
+        self._plan = plan
+        self._waiting.extend(plan.binary_inputs)
         self.work = None
         self.feed(rest)
 
@@ -262,7 +230,8 @@ class StreamedBody:
         available = None if self._content_length is None else self._content_length - self._json_length
         plan = _parsed(bytes(self._collected), self._json_length, self._admission, self._limits, available)
         self._collected.clear()
-        self._plan, self._open = plan, list(plan.binary_inputs)
+        self._plan = plan
+        self._waiting.extend(plan.binary_inputs)
 
     def _check_collected(self, total_bytes: int) -> None:
         """Apply the codec's size limits early."""
@@ -274,16 +243,14 @@ class StreamedBody:
             self._limits.check_json(total_bytes)
 
 
-class CompressedBody:
+class CompressedBody(Body[InferPlan]):
     """Stands in front of a :class:`StreamedBody`, and is used as one, except that nothing is received into it directly."""
 
     def __init__(self, body: StreamedBody, coding: Coding, limits: BodyLimits) -> None:
         self._body = body
         self._inflater = Inflater(coding, limits)
-        self.work: Generator[None, None, None] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Process the next bytes; compressed ones in slices, of which all but the first are :attr:`work`."""
         self._inflater.feed(data)
         if self.work is None:
             piece = self._step()
@@ -292,7 +259,7 @@ class CompressedBody:
             if self._body.work is not None or not self._inflater.is_idle:
                 self.work = self._pass_on()
 
-    def _pass_on(self) -> Generator[None, None, None]:
+    def _pass_on(self) -> Steps[None]:
         body = self._body
         while True:
             while body.work is not None:
@@ -312,11 +279,9 @@ class CompressedBody:
 
     @property
     def private_bytes(self) -> int:
-        """Bytes of the body buffered outside the model's memory."""
         return self._inflater.waiting_bytes + self._body.private_bytes
 
     def complete(self) -> None:
-        """Record the end of the body, of which bytes may be missing."""
         try:
             self._inflater.finish()
         except BrokenStreamError as error:
@@ -325,18 +290,12 @@ class CompressedBody:
         self.work = self._body.work
 
     def finish(self) -> InferPlan:
-        """The request, once the body is complete and no work is pending."""
         return self._body.finish()
 
     def release(self) -> None:
-        """Release all memory of a request that will not be submitted."""
         self.work = None
         self._inflater.clear()
         self._body.release()
-
-
-Body = StreamedBody | CompressedBody
-"""The body of any request that is not small."""
 
 
 def _refusal(error: BrokenStreamError) -> InferenceError:

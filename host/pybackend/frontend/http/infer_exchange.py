@@ -14,10 +14,11 @@ from pybackend.errors import InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import Coding
 from pybackend.frontend.http.answer_writer import INTERNAL
+from pybackend.frontend.http.body import Body
 from pybackend.frontend.http.connection import Exchange, HttpConnection
 from pybackend.frontend.http.content_coding import answer_coding
 from pybackend.frontend.http.infer_answer import InferAnswer
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, Body, StreamedBody, decode_body
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, SMALL_BODY_BYTES, decode_body
 from pybackend.frontend.http.infer_frontend import HeadFields, InferFrontend, read_fields
 from pybackend.frontend.http.request_reader import RequestHead
 from pybackend.frontend.http.routes import infer_target
@@ -76,7 +77,7 @@ class InferExchange(Exchange):
         self.head = head  # the meaning of its head
         self._began_ns = time.monotonic_ns() if frontend.engine.tracer.active else 0
         self._parts: list[bytes] = []
-        self._body: Body | None = None
+        self._body: Body[InferPlan] | None = None
         self._arrived = False
         self._dropped_bytes = 0
         self._refusal: InferenceError | None = None
@@ -139,24 +140,21 @@ class InferExchange(Exchange):
         return self._refusal is not None and max(left_bytes, self._dropped_bytes) > MOST_DROPPED_BYTES
 
     def room(self) -> memoryview | None:
-        body = self._body
-        if not isinstance(body, StreamedBody) or body.work is not None:
-            return None
         try:
-            return body.room()
+            return None if self._body is None else self._body.room()
         except InferenceError as error:
             self._refuse(error)
             return None
 
     def on_stored(self, count: int) -> None:
-        assert isinstance(self._body, StreamedBody)
+        assert self._body is not None
         try:
-            self._body.advance(count)
+            self._body.stored(count)
             self._connection.flow.hold(self._body.private_bytes)
         except InferenceError as error:
             self._refuse(error)
 
-    def _work(self, body: Body, go_on: Callable[[], None]) -> None:
+    def _work(self, body: Body[InferPlan], go_on: Callable[[], None]) -> None:
         """Do a body's work in slices; the client may continue to send, up to a limit."""
 
         def step() -> bool:

@@ -15,11 +15,13 @@ from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.access.restrictions import Headers
 from pybackend.frontend.flow import ClientMemory, Flow
+from pybackend.frontend.http.body import Body
 from pybackend.frontend.http.content_coding import request_coding
 from pybackend.frontend.http.guard import HttpGuard
-from pybackend.frontend.http.infer_body import HTTP_CLIENT, Body, CompressedBody, StreamedBody
+from pybackend.frontend.http.infer_body import HTTP_CLIENT, CompressedBody, StreamedBody
 from pybackend.frontend.http.request_reader import values_of
 from pybackend.frontend.request_log import ContextFields, trace_context
+from pybackend.protocol.infer_plan import InferPlan
 from pybackend.protocol.limits import BodyLimits
 from pybackend.protocol.plan_cache import PlanCaches
 
@@ -81,7 +83,7 @@ class InferFrontend(Generic[_Engine_co]):
         self.guard = guard  # of the port; None if all calls may pass
         self.plans = PlanCaches() if fast_paths else None  # of earlier requests; None if nothing is remembered
 
-    def body(self, admission: ClientAdmission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body:
+    def body(self, admission: ClientAdmission, fields: HeadFields, nbytes: int | None, flow: Flow) -> Body[InferPlan]:
         """Receives a body that is large, compressed, or of unknown size.
 
         ``nbytes`` is the announced size, None if there is none. When the model has no memory left, a slow client is dropped.

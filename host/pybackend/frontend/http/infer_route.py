@@ -9,9 +9,8 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
-from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.compression import DEFLATED_SLICE_BYTES
-from pybackend.frontend.http.arrival import Arrival, admitted
+from pybackend.frontend.http.arrival import Arrival, admitted, begin_request
 from pybackend.frontend.http.content_coding import answer_coding, compressed
 from pybackend.frontend.http.infer_body import HTTP_CLIENT
 from pybackend.frontend.http.infer_frontend import HeadFields, RouteFrontend, read_fields
@@ -23,7 +22,6 @@ from pybackend.frontend.http.routes import (
     object_schema,
     written_headers,
 )
-from pybackend.frontend.request_log import begin_trace
 from pybackend.inference.response import InferenceResponse
 from pybackend.protocol.infer_plan import OutputFormat
 from pybackend.protocol.json.infer_response import EncodedResponse, encode_response
@@ -130,9 +128,7 @@ async def _submitted(
         fields.check()
         with closing(Arrival(frontend, request, admission)) as arrival:
             body = frontend.body(admission, fields, arrival.content_length, arrival.flow)
-            plan = await arrival.plan(body)
-        if forwarded is not None:
-            add_parameters(plan.request, forwarded)
-        begin_trace(frontend.engine.tracer, plan.request, admission.full_name, "HTTP", fields.context, sends=False)
+            plan = await arrival.read(body)
+        begin_request(frontend, request, admission, plan.request, forwarded, sends=False)
         response = await admission.infer(plan.request, partial(disconnected, request), plan.checked)
     return response, plan.output_format

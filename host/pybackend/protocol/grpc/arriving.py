@@ -6,11 +6,11 @@ tensor gets its room when its length has arrived; everything before the tensors 
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from pybackend.errors import invalid
-from pybackend.inference.tensor import InputTensor, obtain
+from pybackend.inference.tensor import InputTensor
 from pybackend.inference.validation import byte_size_error
+from pybackend.protocol.arriving_tensors import Allocate, ArrivingTensors
 from pybackend.protocol.grpc.message import (
     BYTES_FIELD,
     MOST_FIELDS,
@@ -41,41 +41,31 @@ class ArrivingMessage:
         nbytes: int,
         limits: BodyLimits,
         plan_of: PlanOf,
-        allocate: Callable[[InputTensor, int], memoryview],
+        allocate: Allocate,
         on_shortage: Callable[[], bool] = lambda: False,
     ) -> None:
         """Nothing has arrived.
 
         ``plan_of`` is called once, when all that precedes the first raw tensor has arrived, or at the end.
-        ``allocate`` stores memory of the given size in a tensor's ``data`` and returns it. ``on_shortage`` is called
-        when the model has no memory left; it returns True if some may be available now.
+        ``on_shortage`` is called when the model has no memory left; it returns True if some may be available now.
         """
         self._left_bytes = nbytes
         self._limits = limits
         self._plan_of = plan_of
-        self._allocate = allocate
-        self._on_shortage = on_shortage
         self._plan: InferPlan | None = None
         self._collected = bytearray()  # the head; later the tag and length of a raw tensor
         self._at = self._field_count = 0  # in the head
         self._is_unusual = False
         self._waiting: deque[tuple[InputTensor, int]] = deque()
-        self._tensor: InputTensor | None = None
-        self._room: memoryview | None = None
-        self._size = self._filled_bytes = self._tensor_bytes = 0
+        self._tensors = ArrivingTensors(allocate, on_shortage)
         self._surplus_bytes = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         while view:
-            room = self._room
-            if room is not None:
-                taken = min(len(view), len(room))
-                room[:taken] = view[:taken]
-                self.stored(taken)
-                view = view[taken:]
-                continue
-            if self._surplus_bytes:
+            if self._tensors.room is not None:
+                taken = self._tensors.feed(view)
+            elif self._surplus_bytes:
                 taken = min(len(view), self._surplus_bytes)
                 self._surplus_bytes -= taken
             elif self._plan is None:
@@ -88,35 +78,23 @@ class ArrivingMessage:
     @property
     def room(self) -> memoryview | None:
         """Memory for the next bytes, if they belong to a tensor. Bytes that are written there are not fed: see :meth:`stored`."""
-        return self._room
+        return self._tensors.room
 
     @property
     def private_bytes(self) -> int:
         """Bytes that are held outside the model's memory, but for tensors that have none there."""
-        return len(self._collected) + self._tensor_bytes
+        return len(self._collected) + self._tensors.private_bytes
 
     def stored(self, count: int) -> None:
         """Record that the next bytes were written to :attr:`room`."""
-        room = self._room
-        assert room is not None
-        assert self._tensor is not None
         self._left_bytes -= count
-        self._filled_bytes += count
-        lease = self._tensor.lease
-        if lease is not None:
-            self._tensor_bytes = obtain(partial(lease.arrived, self._filled_bytes), self._on_shortage)
-        room = room[count:]
-        if not room and self._filled_bytes < self._size:  # it was room for the first bytes
-            assert lease is not None
-            self._tensor.data = lease.view
-            room = lease.view[self._filled_bytes :]
-        self._room = room or None
+        self._tensors.stored(count)
 
     def finish(self) -> Steps[InferPlan]:
         """The request, once all bytes have arrived: tensors given as lists of values are converted in steps."""
         if self._plan is None:
             return (yield from self._plan_of(split_message(bytes(self._collected), self._limits), False))
-        if self._room is not None or self._surplus_bytes or self._collected:
+        if self._tensors.room is not None or self._surplus_bytes or self._collected:
             raise unreadable_error("its last field is cut off")
         if self._waiting:
             raise no_data_error(self._waiting[0][0].name, self._plan.request.model_name)
@@ -184,8 +162,4 @@ class ArrivingMessage:
         assert self._plan is not None
         if size != expected and ITEMSIZE[tensor.datatype]:
             raise byte_size_error(self._plan.request, tensor, size, self._plan.request.model_name)
-        if size:
-            self._tensor, self._size, self._filled_bytes = tensor, size, 0
-            self._room = obtain(partial(self._allocate, tensor, size), self._on_shortage)
-        else:
-            tensor.data = b""
+        self._tensors.begin(tensor, size)

@@ -45,12 +45,12 @@ def parse_large(
     model_version: str,
     limits: BodyLimits,
     available_bytes: int | None,
-    allocate: Callable[[InputTensor, int], memoryview],
+    room_for: Callable[[InputTensor, int], memoryview],
     regions: RegionFinder = NO_REGIONS,
 ) -> Generator[None, None, InferPlan]:
     """The work of ``parse_infer`` and then ``validate_header``, in steps.
 
-    The ``text`` must not change before the end. ``allocate`` stores memory of the given size in a tensor's ``data``
+    The ``text`` must not change before the end. ``room_for`` stores memory of the given size in a tensor's ``data``
     and returns it.
     """
     limits.check_json(len(text))
@@ -78,7 +78,7 @@ def parse_large(
             span = outline.spans[each.number]
             data = SlicedData(text, span, each.tensor.name, each.tensor.datatype, each.element_count)
             pieces = yield from data.encode_in_steps(limits)
-            yield from _copy(pieces, allocate(each.tensor, sum(map(len, pieces))))
+            yield from _copy(pieces, room_for(each.tensor, sum(map(len, pieces))))
     except BaseException:  # including GeneratorExit, when the request is abandoned
         plan.request.release()
         raise

@@ -27,7 +27,7 @@ class Admission:
         self.signature = signature
         self.model_name = signature.model_name
 
-    def room(self, *_, **__):
+    def allocate(self, *_, **__):
         return None
 
     def renew(self):

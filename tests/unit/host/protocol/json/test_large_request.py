@@ -51,7 +51,7 @@ def in_steps(text, signature=EVERY, *, binary_bytes=0):
         model_version="1",
         limits=BodyLimits(),
         available_bytes=binary_bytes,
-        allocate=allocate,
+        room_for=allocate,
     )
     while True:
         try:
@@ -259,7 +259,7 @@ def steps_until_refused(text, message, signature=EVERY):
         model_version="",
         limits=BodyLimits(),
         available_bytes=0,
-        allocate=allocate,
+        room_for=allocate,
     )
     done: list[None] = []
     with pytest.raises(InferenceError, match=message):
