@@ -129,12 +129,20 @@ class TestLevels:
                 "    @staticmethod\n"
                 "    def auto_complete_config(config):\n"
                 "        document = config.as_dict()\n"
-                "        document['parameters'] = {'SANDBOX': {'string_value': 'off'}}\n"
+                "        chosen = dict(SANDBOX='off', SANDBOX_MODEL_CONTROL='sly', PROCESS_GROUP='g', ZYGOTE='no',\n"
+                "                      EXECUTION_ENV_PATH='/nowhere')\n"
+                "        document['parameters'] = {key: {'string_value': value} for key, value in chosen.items()}\n"
+                "        document['instance_group'] = [{'name': 'more', 'count': 2, 'kind': 'KIND_CPU'}]\n"
+                "        config.add_input(dict(name='MORE', data_type='TYPE_FP32', dims=[1], optional=True))\n"
                 "        return config\n",
             )
         )
         with serving(tmp_path) as server:
             assert server.get("/v2/models/sly/sandbox").json["level"] == "strict"
+            config = server.get("/v2/models/sly/config").json
+            assert "MORE" in [each["name"] for each in config["input"]]  # what it may complete, it has completed
+            assert config["parameters"] == {"SANDBOX": {"string_value": "strict"}}
+            assert [group["name"] for group in config["instance_group"]] == ["sly_0"]
             answer = laboratory(server, "sly")("import socket; socket.socket(); return out(OUT=text('open'))")
             assert "PermissionError" in answer.error
 

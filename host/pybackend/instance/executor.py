@@ -58,7 +58,7 @@ class InstanceExecutor:
 
     def begin(self, session: StubSession, settings: InstanceSettings) -> None:
         self._concurrency = settings.initialize.concurrency
-        self._cancels_calls = settings.cancels_calls
+        self._cancels_calls = settings.options.cancels_calls
         self.executions.begin(session, settings)
 
     def lose(self, cause: str, code: ErrorCode = ErrorCode.INTERNAL) -> tuple[list[PendingRequest], int]:
@@ -272,7 +272,7 @@ class ExecutionMonitor:
         if settings.readiness_limit_s is None:
             return  # somebody sits at a debugger
         oldest, busy_ns = self._executor.oldest, self._executor.busy_ns(now_ns)
-        if oldest is not None and 0 < settings.execution_limit_s * 1e9 < busy_ns and self._ending is None:
+        if oldest is not None and 0 < settings.options.execution_limit_s * 1e9 < busy_ns and self._ending is None:
             self._ending = asyncio.create_task(self._end(settings, oldest.number))
         if self._long.notices(0 if oldest is None else oldest.number, busy_ns):
             self._telling = asyncio.create_task(self._tell(settings, busy_ns // 1_000_000_000))
@@ -310,7 +310,8 @@ class ExecutionMonitor:
     async def _end(self, settings: InstanceSettings, number: int) -> None:
         """Kill the stub because of an execution that takes too long, and say where it is."""
         where = await self._place(settings)
-        oldest, session, limit_s = self._executor.oldest, self._executor.executions.session, settings.execution_limit_s
+        oldest, session = self._executor.oldest, self._executor.executions.session
+        limit_s = settings.options.execution_limit_s
         self._ending = None
         if oldest is None or session is None or oldest.number != number:
             return  # it has ended meanwhile

@@ -165,7 +165,7 @@ class ModelInstance:
     async def initialize(self, settings: InstanceSettings) -> None:
         """Initialise the model in the stub that :meth:`load` started, or in a new one."""
         if self._settings is None:
-            self._backoff = RestartBackoff(settings.restart_limit, settings.restart_retry_s)
+            self._backoff = RestartBackoff(settings.options.restart_limit, settings.options.restart_retry_s)
         self._settings = settings
         if self.session is None:
             await self.load(settings.stub, None)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.debugging import Terminal
 from pybackend.ipc.arena import TensorBudget
+from pybackend.modelconfig.options import ModelOptions
 from pybackend.modelconfig.warmup import WarmupSample
 from pybackend.process.stub_process import StubLaunch
 from pybackend_wire.host_messages import Initialize, ModelToLoad
@@ -42,7 +43,10 @@ def no_clients(_is_part: Callable[[Buffer], bool], _nbytes: int, _then: Callable
 
 @dataclass(frozen=True)
 class StubSettings:
-    """What a stub of an instance loads: all that is known before the model has completed its configuration."""
+    """What a stub of an instance loads: all that is known before the model has completed its configuration.
+
+    Rights are here, and nowhere else: code of the model, which has not run, cannot have chosen them.
+    """
 
     launch: StubLaunch
     model: ModelToLoad
@@ -71,16 +75,15 @@ class OutputListener(Protocol):
 
 @dataclass(frozen=True)
 class InstanceSettings:
-    """How an instance serves once its model is loaded, and how it is brought back when its stub dies."""
+    """How an instance serves once its model is loaded, and how it is brought back when its stub dies.
+
+    The model has completed what is here, except for ``stub``.
+    """
 
     stub: StubSettings
     initialize: Initialize
-    execution_limit_s: float = 0  # how long ``execute`` may run before the stub is killed; 0 for as long as it likes
+    options: ModelOptions  # without a limit of ``execute`` if the model is debugged
     # how long ``is_ready`` may take to answer one who asks; None for as long as it likes
     readiness_limit_s: float | None = READINESS_LIMIT_S
-    # restarts in a row, none of which lived for a minute, before the instance is given up; 0 for none
-    restart_limit: int = 0
-    restart_retry_s: float = 0  # how often an instance that was given up is tried again; 0 for never
-    cancels_calls: bool = False  # a cancelled request cancels the calls that the model makes for it
     warmup: tuple[WarmupSample, ...] = ()
     outputs: OutputListener | None = None

@@ -165,16 +165,6 @@ def _names_group(directory: Path, name: str, config_name: str) -> bool:
         return False
 
 
-def joins_group(source: ModelSource) -> bool:
-    """Whether a version lives in the process of a group."""
-    return bool(process_group_of(source.config)) and can_join(source)
-
-
-def can_join(source: ModelSource) -> bool:
-    """Whether a version may live in the process of a group: not one that came with a load request, or is bounded."""
-    return source.is_as_installed and not source.bounds
-
-
 def terms_of_group(
     source: ModelSource, environment: Environment | None, options: SandboxOptions, gpus: tuple[GpuAccess, ...]
 ) -> GroupTerms:

@@ -20,7 +20,7 @@ from pybackend.gpus import NO_GPU, GpuAccess
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
 from pybackend.instance.settings import InstanceState, StubSettings
-from pybackend.model.groups import GroupTerms, ProcessGroup, can_join, joins_group, members_beside, terms_of_group
+from pybackend.model.groups import GroupTerms, ProcessGroup, members_beside, terms_of_group
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.options import preload_of, sandbox_options_of
@@ -202,7 +202,7 @@ class ModelProcesses:
             self._debugger_points = host.debugger.reserve(names)
         if self._program is not None:
             return  # threads of that program, which cannot be confined
-        if joins_group(source) and self._may_join:
+        if source.joins_group and self._may_join:
             self._group = await join_group(self, source, host, self._environment, planned)
             self.sandbox = self._group.sandbox
         else:
@@ -222,7 +222,7 @@ class ModelProcesses:
     def _group_terms(self) -> GroupTerms | None:
         """The terms under which the version would join a group; None if it never does. Blocking."""
         source, host = self._source, self._host
-        if not (can_join(source) and self._may_join) or self._program is not None or host.resources is not None:
+        if not (source.may_join_group and self._may_join) or self._program is not None or host.resources is not None:
             return None
         options = sandbox_options_of(source.config, source.directory)
         if host.sandbox is not None:

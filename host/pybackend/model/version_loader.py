@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pybackend.apart import apart
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class CompletedVersion:
     """A version whose model has completed its configuration.
+
+    The model's own code has chosen some of it: no rights are read from here, but from :class:`~pybackend.model.source.ModelSource`.
 
     Attributes:
         signature: with the labels of its outputs.
@@ -279,11 +281,8 @@ class VersionLoader:
         return InstanceSettings(
             stub=self._processes.stub_settings(instance, spec.policy_name),
             initialize=initialize,
-            execution_limit_s=0 if debugged else options.execution_limit_s,
+            options=replace(options, execution_limit_s=0) if debugged else options,
             readiness_limit_s=None if debugged else READINESS_LIMIT_S,
-            restart_limit=options.restart_limit,
-            restart_retry_s=options.restart_retry_s,
-            cancels_calls=options.cancels_calls,
             warmup=version.warmup,
             outputs=self.warnings,
         )

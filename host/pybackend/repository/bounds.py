@@ -14,12 +14,12 @@ from pybackend.environment.specification import is_specification
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.model.host import ModelHost
 from pybackend.model.model import Model
+from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import backend_file
 from pybackend.modelconfig.known_backends import DEFAULT_MODEL_FILENAME, PYTHON
 from pybackend.modelconfig.loader import load_config
 from pybackend.modelconfig.model_directory import config_file
 from pybackend.modelconfig.schema import ModelConfig, from_document
-from pybackend.repository.candidate import ModelReading
 from pybackend.sandbox.file_rules import contains
 from pybackend.sandbox.grant import Grant
 from pybackend.sandbox.options import rank
@@ -52,7 +52,7 @@ class Bounds:
             if had is not None and (is_repositorys or name not in self._had):
                 self._had[name] = had
 
-    def of_load(self, grant: Grant | None, reading: ModelReading, *, brings: bool) -> tuple[Grant, ...]:
+    def of_load(self, grant: Grant | None, source: ModelSource, *, brings: bool) -> tuple[Grant, ...]:
         """The limits for a model about to be loaded; empty if the operator installed it. Blocking.
 
         ``grant`` has the rights of the requesting model, None if it is as trusted as the operator; ``brings`` means
@@ -62,52 +62,52 @@ class Bounds:
             return ()
         if not brings:
             # A model that could have written the configuration may be its author, wherever the file is.
-            had = self._had.get(reading.full_name)
-            path = reading.directory / config_file(reading.directory, self._host.settings.config_name)
+            had = self._had.get(source.full_name)
+            path = source.directory / config_file(source.directory, self._host.settings.config_name)
             return tuple(one for one in (grant, had) if one is not None and one.may_change(path))
-        written = None if reading.is_brought else _written(reading.directory, self._host)
-        _check_files(grant, reading, written)
-        _check_code(grant, reading, written, self._host)
+        written = None if source.is_brought else _written(source.directory, self._host)
+        _check_files(grant, source, written)
+        _check_code(grant, source, written, self._host)
         return (grant.at_least(_level(written)),)
 
-    def of_client(self, reading: ModelReading) -> ModelReading:
+    def of_client(self, source: ModelSource) -> ModelSource:
         """Limit a model whose configuration, or files, came with a client's load request. Blocking.
 
         A client does not choose how code of the repository is confined, nor in which environment it runs: these
         parameters stay as they are written there. Code that a client sends has the server's usual sandbox, and runs on
         the server's Python or in an environment that was sent with it. A stricter level may be named.
         """
-        written = None if reading.is_brought else _written(reading.directory, self._host)
+        written = None if source.is_brought else _written(source.directory, self._host)
         kept = {} if written is None else _sandbox_parameters(written)
         if self._host.sandbox is not None:
             usual = self._host.sandbox.settings.level
-            for key, value in _sandbox_parameters(reading.config).items():
+            for key, value in _sandbox_parameters(source.config).items():
                 stricter = key == _LEVEL and value in LEVELS and rank(value) >= rank(kept.get(_LEVEL, usual))
                 if value != kept.get(key) and not stricter:
-                    raise _not_for_clients(key, value, reading)
+                    raise _not_for_clients(key, value, source)
                 kept[key] = value
-        _check_client_environment(reading, written)
-        document = reading.config.document
+        _check_client_environment(source, written)
+        document = source.config.document
         parameters = {**document["parameters"], **{key: {"string_value": value} for key, value in kept.items()}}
-        return replace(reading, config=from_document({**document, "parameters": parameters}, reading.config.source))
+        return replace(source, config=from_document({**document, "parameters": parameters}, source.config.source))
 
 
 def _sandbox_parameters(config: ModelConfig) -> dict[str, str]:
     return {key: value for key, value in config.parameters.items() if key.startswith(_LEVEL)}
 
 
-def _check_client_environment(reading: ModelReading, written: ModelConfig | None) -> None:
-    text, path = reading.config.parameters.get(_ENVIRONMENT), reading.environment
+def _check_client_environment(source: ModelSource, written: ModelConfig | None) -> None:
+    text, path = source.config.parameters.get(_ENVIRONMENT), source.environment_path
     if not text or path is None or (written is not None and text == written.parameters.get(_ENVIRONMENT)):
         return
-    inside = contains(os.path.realpath(reading.directory), os.path.realpath(path))
-    if not reading.is_brought or not inside or is_specification(path):
-        raise _not_for_clients(_ENVIRONMENT, text, reading)
+    inside = contains(os.path.realpath(source.directory), os.path.realpath(path))
+    if not source.is_brought or not inside or is_specification(path):
+        raise _not_for_clients(_ENVIRONMENT, text, source)
 
 
-def _not_for_clients(key: str, value: str, reading: ModelReading) -> ModelLoadError:
+def _not_for_clients(key: str, value: str, source: ModelSource) -> ModelLoadError:
     return ModelLoadError(
-        f"parameters {key} is '{value}' in {reading.config.source}: a client cannot choose a model's environment or give "
+        f"parameters {key} is '{value}' in {source.config.source}: a client cannot choose a model's environment or give "
         "it more rights than the server's operator does. Leave it out, or write it into the config.pbtxt in the repository",
         ErrorCode.INVALID_ARG,
     )
@@ -131,14 +131,14 @@ def _level(written: ModelConfig | None) -> str:
     return level if level in LEVELS else OFF
 
 
-def _check_files(grant: Grant, reading: ModelReading, written: ModelConfig | None) -> None:
+def _check_files(grant: Grant, source: ModelSource, written: ModelConfig | None) -> None:
     """Refuse files that the requesting model could not read: it must not learn their content or run code with them."""
-    if reading.is_brought or grant.reaches(os.path.realpath(reading.directory)):
+    if source.is_brought or grant.reaches(os.path.realpath(source.directory)):
         return
     known = _USUAL if written is None else _USUAL | set(_references(written))
-    for name, text in sorted(set(_references(reading.config)) - known):
+    for name, text in sorted(set(_references(source.config)) - known):
         raise ModelLoadError(
-            f"'{name}' is '{text}' in {reading.config.source}, and not in the repository's configuration: model "
+            f"'{name}' is '{text}' in {source.config.source}, and not in the repository's configuration: model "
             f"'{grant.model}' may not choose files of a model whose directory it cannot read. Leave it out"
         )
 
@@ -160,9 +160,9 @@ def _named(value: Any) -> Iterator[tuple[str, str]]:
             yield from _named(inner)
 
 
-def _check_code(grant: Grant, reading: ModelReading, written: ModelConfig | None, host: ModelHost) -> None:
+def _check_code(grant: Grant, source: ModelSource, written: ModelConfig | None, host: ModelHost) -> None:
     """Require code that the requesting model could use itself, that the repository selects, or that came along."""
-    config = reading.config
+    config = source.config
     if config.is_ensemble:
         return
     same = {"backend": written is not None and config.backend == written.backend}
@@ -171,7 +171,7 @@ def _check_code(grant: Grant, reading: ModelReading, written: ModelConfig | None
     code = backend_file(config, host.backends)
     if code is not None and not same["backend"] and not _may_use(grant, code):
         raise _unreachable(grant, "backend", code, config)
-    path = reading.environment
+    path = source.environment_path
     if not text or path is None or same[_ENVIRONMENT]:
         return
     if is_specification(path):
@@ -179,7 +179,7 @@ def _check_code(grant: Grant, reading: ModelReading, written: ModelConfig | None
             f"{_ENVIRONMENT} is '{text}', which lists packages: no packages are installed for a configuration that a "
             f"model sends. Name a packed environment, or leave it out ({config.source})"
         )
-    inside = reading.is_brought and contains(os.path.realpath(reading.directory), os.path.realpath(path))
+    inside = source.is_brought and contains(os.path.realpath(source.directory), os.path.realpath(path))
     if not inside and not _may_use(grant, path):
         raise _unreachable(grant, _ENVIRONMENT, path, config)
 

@@ -10,16 +10,17 @@ from pathlib import Path
 from pybackend.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.host import ModelHost
+from pybackend.model.source import ModelSource
 from pybackend.modelconfig.ensemble import circle_of, part_names
 from pybackend.observability.log_lines import about_model
 from pybackend.repository.bounds import Bounds
-from pybackend.repository.candidate import Candidate, ModelReading, candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import FileContents, OverrideDirectories
 from pybackend.repository.layout import model_directory
 from pybackend.repository.life_cycle import MakeModel, ModelLifeCycle, VersionsFailedError
 from pybackend.repository.model_files import ModelFiles
+from pybackend.repository.reading import read_model, served_versions
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
@@ -120,11 +121,11 @@ class ModelChanges:
             self._catalogue.note_failure(name, "")
         self._directories.hold(directory)
         try:
-            reading = await self._read(name, directory, request)
+            source = await self._read(name, directory, request)
             try:
-                reading, bounds = await self._bounded(reading, request)
-                candidates = await candidates_of(reading, self._host, bounds)
-                parts = part_names(reading.config)
+                source, bounds = await self._bounded(source, request)
+                versions = await served_versions(source, self._host, bounds)
+                parts = part_names(source.config)
                 if parts:
                     parts = await self._check_parts(name, parts)
             except ModelLoadError as error:
@@ -136,7 +137,7 @@ class ModelChanges:
                 for part in sorted(lacking):
                     bound.check_control(part)
             if not lacking:
-                await self._replace(name, candidates, as_part=as_part)
+                await self._replace(name, versions, as_part=as_part)
             return lacking
         finally:
             await self._directories.let_go(directory)
@@ -149,14 +150,14 @@ class ModelChanges:
         await apart(f"the parts of ensemble '{name}'", self._catalogue.ensembles.check, name, parts, directories)
         return parts
 
-    async def _bounded(self, reading: ModelReading, request: LoadRequest) -> tuple[ModelReading, tuple[Grant, ...]]:
+    async def _bounded(self, source: ModelSource, request: LoadRequest) -> tuple[ModelSource, tuple[Grant, ...]]:
         brings = request.config_json is not None
-        what = f"the configuration of model '{reading.full_name}'"
+        what = f"the configuration of model '{source.full_name}'"
         if request.of_client and brings:
-            reading = await apart(what, self._bounds.of_client, reading)
-        bounds = await apart(what, self._bounds.of_load, request.grant, reading, brings=brings)
-        reading.note_environment(self._host)
-        return reading, bounds
+            source = await apart(what, self._bounds.of_client, source)
+        bounds = await apart(what, self._bounds.of_load, request.grant, source, brings=brings)
+        self._host.environments.uses.note(source.directory, source.environment_path)
+        return source, bounds
 
     async def _place(self, name: str, request: LoadRequest) -> Path:
         if not request.files:
@@ -167,7 +168,7 @@ class ModelChanges:
         _, plain = self._catalogue.names.split(name)
         return await asyncio.to_thread(self._directories.make, plain, request.files)
 
-    async def _read(self, name: str, directory: Path, request: LoadRequest) -> ModelReading:
+    async def _read(self, name: str, directory: Path, request: LoadRequest) -> ModelSource:
         try:
             namespace, _ = self._catalogue.names.split(name)
             is_brought = bool(request.files)
@@ -179,26 +180,26 @@ class ModelChanges:
                 self._catalogue.note_failure(name, error.reason())
             raise _poll_error(name, error) from error
 
-    async def _replace(self, name: str, candidates: Mapping[int, Candidate], *, as_part: bool) -> None:
+    async def _replace(self, name: str, versions: Mapping[int, ModelSource], *, as_part: bool) -> None:
         entry = self._catalogue.entries.get(name) or self._catalogue.new_entry(name)
         entry.as_part = as_part
         try:
-            await self.change(entry, candidates)
+            await self.change(entry, versions)
             entry.failed_change = None
         except ModelLoadError as error:
             raise InferenceError(error.message, error.code) from error
         finally:
             self._catalogue.ensembles.on_change(name)
 
-    async def change(self, entry: ModelEntry, candidates: Mapping[int, Candidate]) -> None:
+    async def change(self, entry: ModelEntry, versions: Mapping[int, ModelSource]) -> None:
         """Make a model serve exactly these versions; its lock must be held.
 
         Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         try:
-            await self._life_cycle.load(entry, candidates, self._make)
+            await self._life_cycle.load(entry, versions, self._make)
         finally:
-            bounded = any(candidate.source.bounds for candidate in candidates.values())
+            bounded = any(source.bounds for source in versions.values())
             self._bounds.note(entry.full_name, entry.versions.values(), is_repositorys=not bounded)
 
     # Unloading

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.model.model import UNLOADED, Model, ModelState
+from pybackend.model.source import ModelSource
 from pybackend.model.traffic import Traffic
 from pybackend.modelconfig.schema import full_name
 from pybackend.modelconfig.traffic import TrafficChange, TrafficReport, TrafficRules, traffic_problem
-from pybackend.repository.candidate import Candidate
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class ModelEntry:
     name: str
     # by number, including those that failed to load or were unloaded
     versions: Mapping[int, Model] = field(default_factory=dict)
-    # by number, the candidate that each version was loaded from
-    origins: Mapping[int, Candidate] = field(default_factory=dict)
+    # by number, what each version was loaded from
+    sources: Mapping[int, ModelSource] = field(default_factory=dict)
     reason: str = ""  # the reason why there are no versions, e.g. a configuration error.
     newest_first: tuple[Model, ...] = ()  # the same versions, highest number first
     as_part: bool = False  # True if it was loaded only as a part of ensembles
@@ -78,11 +78,11 @@ class ModelEntry:
     def full_name(self) -> str:
         return full_name(self.namespace, self.name)
 
-    def set_versions(self, models: Mapping[int, Model], origins: Mapping[int, Candidate]) -> None:
+    def set_versions(self, models: Mapping[int, Model], sources: Mapping[int, ModelSource]) -> None:
         for model in self.newest_first:
             model.be_newest(newest=False)
         self.versions = dict(sorted(models.items()))
-        self.origins = origins
+        self.sources = sources
         self.reason = ""
         self.newest_first = tuple(reversed(self.versions.values()))
         self._direct()
@@ -179,7 +179,7 @@ class ModelEntry:
             for version, model in self.versions.items()
             if model.state is not ModelState.UNAVAILABLE or model.reason == UNLOADED
         }
-        self.set_versions(known, self.origins)
+        self.set_versions(known, self.sources)
 
     def table(self) -> list[ModelStatus]:
         """The state of each version; one row if there is none."""

@@ -15,7 +15,6 @@ from pybackend.model.source import ModelSource
 from pybackend.modelconfig.traffic import TrafficRules, configured_traffic
 from pybackend.observability.log_lines import about_model
 from pybackend.observability.logging import DETAIL
-from pybackend.repository.candidate import Candidate
 from pybackend.repository.entry import ModelEntry
 from pybackend.repository.file_override import OverrideDirectories
 from pybackend.repository.model_files import ModelFiles
@@ -66,7 +65,7 @@ class ModelLifeCycle:
 
     # Loading
 
-    async def load(self, entry: ModelEntry, candidates: Mapping[int, Candidate], make: MakeModel) -> None:
+    async def load(self, entry: ModelEntry, sources: Mapping[int, ModelSource], make: MakeModel) -> None:
         """Make an entry serve exactly these versions; only one change of an entry may run at a time.
 
         Serving versions whose files have not changed stay as they are. New versions are loaded while old ones serve,
@@ -75,17 +74,17 @@ class ModelLifeCycle:
         Raises ModelLoadError: a version failed; the old versions keep serving.
         """
         serving = {int(model.version): model for model in entry.ready_versions()}
-        candidates, entry.origins = self._without_own_files(candidates), self._without_own_files(entry.origins)
-        await self._change_instances(entry, serving, candidates)
+        sources, entry.sources = self._without_own_files(sources), self._without_own_files(entry.sources)
+        await self._change_instances(entry, serving, sources)
         new = {
-            version: self._create(candidate, make)
-            for version, candidate in candidates.items()
-            if not (version in serving and serving[version].is_ready and candidate.equals(entry.origins[version]))
+            version: self._create(source, make)
+            for version, source in sources.items()
+            if not (version in serving and serving[version].is_ready and source.equals(entry.sources[version]))
         }
         if not serving:
             self.retire(entry.versions.values())  # instances that gave up may still have processes
-            entry.set_versions(new, candidates)
-            entry.configure_rules(_rules_of(candidates))
+            entry.set_versions(new, sources)
+            entry.configure_rules(_rules_of(sources))
         outcomes = await self._load_versions(new.values())
         for attempt in range(self._settings.load_retry_count):
             again = [
@@ -100,9 +99,9 @@ class ModelLifeCycle:
                 attempt + 1,
                 self._settings.load_retry_count,
             )
-            new |= {version: self._create(candidates[version], make) for version in again}
+            new |= {version: self._create(sources[version], make) for version in again}
             if not serving:
-                entry.set_versions(new, candidates)
+                entry.set_versions(new, sources)
             outcomes = await self._load_versions([new[version] for version in again])
         unexpected = [outcome for outcome in outcomes if outcome is not None]
         failed = [model for model in new.values() if model.state is not ModelState.READY]
@@ -115,9 +114,9 @@ class ModelLifeCycle:
         if serving:
             # Versions that are no longer served stay visible as unloaded.
             before = entry.versions.values()
-            entry.set_versions({**serving, **new}, {**entry.origins, **candidates})
-            entry.configure_rules(_rules_of(candidates))
-            kept = {model for version, model in entry.versions.items() if version in candidates}
+            entry.set_versions({**serving, **new}, {**entry.sources, **sources})
+            entry.configure_rules(_rules_of(sources))
+            kept = {model for version, model in entry.versions.items() if version in sources}
             replaced = [model for model in before if model not in kept]  # also what was given up, and is tried again
             for model in replaced:
                 if isinstance(model, PythonModel):
@@ -125,31 +124,27 @@ class ModelLifeCycle:
             self.retire(replaced)
             self._pass_sequences_on(entry.full_name)
 
-    def _without_own_files(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
+    def _without_own_files(self, sources: Mapping[int, ModelSource]) -> dict[int, ModelSource]:
         own = self._own_files
-        return {version: each.without(own.of(each.source.directory)) for version, each in candidates.items()}
+        return {version: each.without(own.of(each.directory)) for version, each in sources.items()}
 
     async def _change_instances(
-        self, entry: ModelEntry, serving: Mapping[int, Model], candidates: Mapping[int, Candidate]
+        self, entry: ModelEntry, serving: Mapping[int, Model], sources: Mapping[int, ModelSource]
     ) -> None:
         """Bring serving versions up to date if nothing but their instances has changed.
 
         Raises ModelLoadError: an instance could not be started; its version keeps those that it has.
         """
         for version, model in serving.items():
-            candidate = candidates.get(version)
-            if (
-                candidate is None
-                or not isinstance(model, PythonModel)
-                or not model.can_change_instances(candidate.source)
-            ):
+            source = sources.get(version)
+            if source is None or not isinstance(model, PythonModel) or not model.can_change_instances(source):
                 continue
-            origin = entry.origins[version]
-            if candidate.equals(origin) or not candidate.differs_in_instances(origin):
+            origin = entry.sources[version]
+            if source.equals(origin) or not source.differs_in_instances(origin):
                 continue
             before = len(model.instances)
             try:
-                await model.change_instances(candidate.source)
+                await model.change_instances(source)
             except ModelLoadError as error:
                 log.error(  # noqa: TRY400  no bug of ours
                     "failed to change the instances of '%s' version %s: %s",
@@ -163,7 +158,7 @@ class ModelLifeCycle:
                     f"{error.reason()};\n",
                     ErrorCode.INVALID_ARG,
                 ) from error
-            entry.origins = {**entry.origins, version: candidate}
+            entry.sources = {**entry.sources, version: source}
             log.info(
                 "'%s' version %s has %d instances now, and had %d",
                 model.full_name,
@@ -177,10 +172,10 @@ class ModelLifeCycle:
         """Load versions; returns unexpected errors, and None for a version that is ready or has failed."""
         return await asyncio.gather(*map(self._load_version, models), return_exceptions=True)
 
-    def _create(self, candidate: Candidate, make: MakeModel) -> Model:
-        model = make(candidate.source)
-        self._alive[model] = candidate.source.directory
-        self._directories.hold(candidate.source.directory)
+    def _create(self, source: ModelSource, make: MakeModel) -> Model:
+        model = make(source)
+        self._alive[model] = source.directory
+        self._directories.hold(source.directory)
         return model
 
     async def _load_version(self, model: Model) -> None:
@@ -298,9 +293,9 @@ class ModelLifeCycle:
             model.trim(now_ns)
 
 
-def _rules_of(candidates: Mapping[int, Candidate]) -> TrafficRules | None:
-    """The traffic rules of the configuration that all candidates share."""
-    return next((configured_traffic(each.source.config, candidates) for each in candidates.values()), None)
+def _rules_of(sources: Mapping[int, ModelSource]) -> TrafficRules | None:
+    """The traffic rules of the configuration that all sources share."""
+    return next((configured_traffic(each.config, sources) for each in sources.values()), None)
 
 
 def _say_slow(model: Model) -> None:

@@ -13,9 +13,9 @@ from pybackend.modelconfig.bounds import MOST_CONFIG_BYTES
 from pybackend.modelconfig.ensemble import part_names_on_disk
 from pybackend.modelconfig.loader import load_policy
 from pybackend.modelconfig.model_directory import config_file
-from pybackend.repository.candidate import choose_versions
 from pybackend.repository.layout import RepositoryScan
 from pybackend.repository.names import ModelNames
+from pybackend.repository.reading import choose_versions
 from pybackend.repository.remote import LATE_S, InUse, RemoteRepositories, moment
 
 

@@ -14,6 +14,7 @@ from time import monotonic
 
 from pybackend.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
+from pybackend.model.fingerprint import Fingerprint, file_stamp, fingerprint
 from pybackend.model.host import ModelHost
 from pybackend.modelconfig.loader import load_policy
 from pybackend.modelconfig.model_directory import config_file
@@ -21,7 +22,6 @@ from pybackend.modelconfig.schema import ModelConfig
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import LoadRequest, ModelChanges
 from pybackend.repository.entry import ModelEntry
-from pybackend.repository.fingerprint import Fingerprint, file_stamp, fingerprint
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
 from pybackend.threads import start_thread
 
@@ -288,7 +288,7 @@ class Poller:
             return False
         if known is None or look.config == known.config:
             return False
-        had = [_tensors_of(candidate.source.config) for candidate in entry.origins.values()]
+        had = [_tensors_of(source.config) for source in entry.sources.values()]
         what = f"the configuration of model '{name}'"
         return await apart(what, _lacks_tensors, look.directory, self._config_name, frozenset().union(*had))
 
@@ -334,7 +334,7 @@ class Poller:
 
 def _outside(entry: ModelEntry) -> tuple[str, ...]:
     """The files outside the model's directory from which its versions were loaded."""
-    sources = [origin.source for origin in entry.origins.values()]
+    sources = entry.sources.values()
     paths = [path for source in sources for path in (source.backend_file, source.environment_path) if path is not None]
     return tuple(dict.fromkeys(map(str, paths)))
 

@@ -16,7 +16,6 @@ from pybackend.model.model import Model
 from pybackend.model.python_model import PythonModel
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.ensemble import part_names
-from pybackend.repository.candidate import candidates_of, read_model
 from pybackend.repository.catalogue import ModelCatalogue
 from pybackend.repository.changes import ModelChanges
 from pybackend.repository.control import ModelControl
@@ -26,6 +25,7 @@ from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan, model_
 from pybackend.repository.life_cycle import ModelLifeCycle
 from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.poller import Poller
+from pybackend.repository.reading import read_model, served_versions
 from pybackend.repository.remote import RemoteRepositories
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 
@@ -133,22 +133,22 @@ class RepositoryStart:
         try:
             await self._changes.files.fetch(name, directory=self._scan.models.get(name))
             # Before taking the lock, so that the first model to load knows which others share its environment.
-            reading = await read_model(model_directory(self._scan, name), self._host, namespace=entry.namespace)
-            reading.note_environment(self._host)
+            source = await read_model(model_directory(self._scan, name), self._host, namespace=entry.namespace)
+            self._host.environments.uses.note(source.directory, source.environment_path)
             async with self._changes.locks.loading(name):
-                candidates = await candidates_of(reading, self._host)
-                if not reading.config.is_ensemble:
+                versions = await served_versions(source, self._host)
+                if not source.config.is_ensemble:
                     with suppress(ModelLoadError):  # the failed version has logged the reason; the others serve
-                        await self._changes.change(entry, candidates)
+                        await self._changes.change(entry, versions)
                     return
-            parts = self._catalogue.names.parts(part_names(reading.config), entry.namespace, self._scan.models)
+            parts = self._catalogue.names.parts(part_names(source.config), entry.namespace, self._scan.models)
             await self._start_parts(name, parts)
         except ModelLoadError as error:
             entry.reason = error.reason()
             log.error("failed to load '%s': %s", name, error.reason())  # noqa: TRY400  no bug of ours
             return
         with suppress(ModelLoadError):
-            await self._changes.change(entry, candidates)
+            await self._changes.change(entry, versions)
 
     async def _start_parts(self, name: str, parts: Sequence[str]) -> None:
         """Wait for an ensemble's parts, without holding a place among the loads, because the parts need those."""

@@ -27,11 +27,11 @@ from pybackend.observability.logging import collected_warnings
 from pybackend.plugins import signature_extras
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
-from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.catalogue import Ensembles
 from pybackend.repository.host_settings import make_host
 from pybackend.repository.layout import DUPLICATE_REASON, RepositoryScan
 from pybackend.repository.names import ModelNames, only
+from pybackend.repository.reading import read_model, served_versions
 from pybackend.scheduler.sequence_inputs import ImplicitStates
 from pybackend.settings import Settings
 from pybackend_tools.doctor.model_code import OWN_PYTHON, CodeReport, examine_code
@@ -119,12 +119,11 @@ class _Checker:
             self._check_code_alone(directory, report)
             return
         try:
-            candidates = await candidates_of(reading, self._host)
+            versions = await served_versions(reading, self._host)
         except ModelLoadError as error:
             report.add_error(error)
             return
-        report.versions = list(candidates)
-        sources = [candidate.source for candidate in candidates.values()]
+        report.versions, sources = list(versions), list(versions.values())
         if reading.config.is_ensemble:
             config = sources[-1].config
             report.warnings += config.warnings
@@ -146,15 +145,17 @@ class _Checker:
                 report.errors += code.errors
                 report.warnings += code.warnings
 
-    def _check_environment(self, reading: ModelReading, report: ModelReport) -> str | None:
+    def _check_environment(self, reading: ModelSource, report: ModelReport) -> str | None:
         """Check the environment; returns the version of its Python, None for the server's own."""
-        if reading.environment is None:
+        if reading.environment_path is None:
             return None
-        found = report.attempt(survey, reading.environment, packs_lists=self._packs_lists)
+        found = report.attempt(survey, reading.environment_path, packs_lists=self._packs_lists)
         if found is None:
             return ""
         if found.modules is not None:
-            report.attempt(require_framework, reading.config, self._host.backends, reading.environment, found.modules)
+            report.attempt(
+                require_framework, reading.config, self._host.backends, reading.environment_path, found.modules
+            )
         return found.python
 
     def _check_file(self, source: ModelSource, report: ModelReport) -> None:

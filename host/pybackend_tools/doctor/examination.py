@@ -22,10 +22,10 @@ from pybackend.modelconfig.ensemble import part_names
 from pybackend.observability.log_lines import one_line
 from pybackend.observability.logging import collected_warnings
 from pybackend.prepared import remote_repositories
-from pybackend.repository.candidate import ModelReading, candidates_of, read_model
 from pybackend.repository.layout import RepositoryScan, model_directory, scan_repositories
 from pybackend.repository.model_files import ModelFiles
 from pybackend.repository.names import ModelNames, only
+from pybackend.repository.reading import read_model, served_versions
 from pybackend.repository.remote import RemoteRepositories
 from pybackend.settings import LOCAL_ADDRESS, GrpcSettings, HttpSettings, Settings
 from pybackend_tools.doctor import machine, trial
@@ -200,7 +200,7 @@ async def _models(
         )
     names, stored = ModelNames({}, scan.namespaces), {*scan.models, *scan.duplicates}
     at_start = stored if host.settings.startup_models is None else names.at_start(host.settings.startup_models, stored)
-    readings: dict[str, ModelReading | Finding] = {}
+    readings: dict[str, ModelSource | Finding] = {}
     for name in sorted({*scan.models, *at_start}):
         try:
             await files.fetch(name)
@@ -208,9 +208,8 @@ async def _models(
         except PybackendError as error:
             readings[name] = _unloadable(name, error, is_fatal=all_must_load and name in at_start)
         else:
-            reading.note_environment(
-                host
-            )  # models that share an environment must be known before the first is prepared
+            # models that share an environment must be known before the first is prepared
+            host.environments.uses.note(reading.directory, reading.environment_path)
             readings[name] = reading
     process_count = 0
     for name, read in readings.items():
@@ -227,11 +226,11 @@ async def _models(
 
 
 async def _prepared(
-    reading: ModelReading, host: ModelHost, names: ModelNames, models: Mapping[str, Path]
+    reading: ModelSource, host: ModelHost, names: ModelNames, models: Mapping[str, Path]
 ) -> tuple[Finding, int]:
     name, count, told = reading.full_name, 0, []
     with collected_warnings() as warnings:
-        for version, candidate in (await candidates_of(reading, host)).items():
+        for version, source in (await served_versions(reading, host)).items():
             if reading.config.is_ensemble:
                 named = part_names(reading.config)
                 parts = [only(each, names.to_load(each, reading.namespace, models)) for each in named]
@@ -240,10 +239,10 @@ async def _prepared(
                     raise ModelLoadError(f"the ensemble needs model '{missing[0]}', which is in no repository")
                 told.append(f"version {version}: ensemble of {', '.join(dict.fromkeys(parts))}")
                 continue
-            fact, processes, missing = await _rehearsed(candidate.source, host)
+            fact, processes, lacking = await _rehearsed(source, host)
             count += processes
             told.append(f"version {version}: {fact}")
-            warnings += not_in_force(missing)
+            warnings += not_in_force(lacking)
     found = "; ".join(told)
     return warn(_row(name), found, " ".join(dict.fromkeys(warnings))) if warnings else ok(_row(name), found), count
 

@@ -157,7 +157,7 @@ def test_kinds_on_a_machine_with_two_gpus(tmp_path, monkeypatch, group, expected
             settings=ModelSettings(memory_limit_bytes=1 << 24),
             gpus=Gpus(tuple(Gpu(f"GPU-{number}", f"GPU-{number}", "", 0, ()) for number in (0, 1))),
         )
-        model = PythonModel(ModelSource("gpus", 1, directory, config), host, services_without_models(launcher))
+        model = PythonModel(ModelSource(directory, config, 1), host, services_without_models(launcher))
         await model.load()
         try:
             seen = set()

@@ -5,7 +5,7 @@ import pytest
 from pybackend.errors import ErrorCode, ModelLoadError
 from pybackend.modelconfig.parser import parse_config_text
 from pybackend.modelconfig.schema import ModelConfig, from_document
-from pybackend.repository.candidate import choose_versions
+from pybackend.repository.reading import choose_versions
 
 
 def config(policy: str) -> ModelConfig:

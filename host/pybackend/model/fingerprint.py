@@ -31,15 +31,15 @@ FileStamps = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The files of one model's directory."""
+    """The files of one model's directory; two fingerprints are equal if no file was changed, added or removed."""
 
     folders: Mapping[str, FileStamps]  # the files below each of its subdirectories, by subdirectory name
     others: FileStamps  # all other files except configurations, which are compared by content
 
-    def of_version(self, version: int) -> VersionFingerprint:
+    def of_version(self, version: int) -> Fingerprint:
         """The part that affects one version: the version's directory, and everything outside version directories."""
         shared = {name: stamps for name, stamps in self.folders.items() if not name.isdecimal()}
-        return VersionFingerprint(self.folders.get(str(version), {}), shared, self.others)
+        return Fingerprint({**shared, str(version): self.folders.get(str(version), {})}, self.others)
 
     def without(self, paths: Collection[str]) -> Fingerprint:
         """The same without some files, given by their paths in the model's directory."""
@@ -56,22 +56,6 @@ class Fingerprint:
     def _stamps(self) -> set[tuple[str, tuple[int, ...]]]:
         below = {(f"{name}/{path}", stamp) for name, stamps in self.folders.items() for path, stamp in stamps.items()}
         return below | set(self.others.items())
-
-
-@dataclass(frozen=True, slots=True)
-class VersionFingerprint:
-    """The files that affect one version; two fingerprints are equal if no file was changed, added or removed."""
-
-    own: FileStamps
-    shared: Mapping[str, FileStamps]
-    others: FileStamps
-
-    def without(self, version: int, paths: Collection[str]) -> VersionFingerprint:
-        """The same as in :meth:`Fingerprint.without`."""
-        if not paths:
-            return self
-        shared = {name: _without(stamps, paths, f"{name}/") for name, stamps in self.shared.items()}
-        return VersionFingerprint(_without(self.own, paths, f"{version}/"), shared, _without(self.others, paths, ""))
 
 
 def _without(stamps: FileStamps, paths: Collection[str], prefix: str) -> FileStamps:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pybackend.repository.fingerprint import fingerprint
+from pybackend.model.fingerprint import fingerprint
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Describes the versions that a load would use: which the policy chooses, and how they differ from the serving ones."""
+"""Reads a model's directory for a load, and chooses the versions of it that are served."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pybackend.apart import apart
 from pybackend.author_files import open_file_beneath
 from pybackend.environment.provider import environment_path
 from pybackend.errors import ErrorCode, ModelConfigError, ModelLoadError
-from pybackend.model.groups import joins_group
+from pybackend.model.fingerprint import file_stamp, fingerprint
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.backends import backend_file, default_environment, require_framework
@@ -21,114 +20,11 @@ from pybackend.modelconfig.bounds import MOST_SERVED_VERSIONS
 from pybackend.modelconfig.known_backends import PYTHON, known_backend
 from pybackend.modelconfig.loader import finish_ensemble, load_config
 from pybackend.modelconfig.model_directory import scan_versions
-from pybackend.modelconfig.schema import ModelConfig, VersionChoice, full_name
-from pybackend.modelconfig.traffic import TRAFFIC_KEYS, configured_traffic
-from pybackend.repository.fingerprint import Fingerprint, VersionFingerprint, file_stamp, fingerprint
+from pybackend.modelconfig.schema import ModelConfig, VersionChoice
+from pybackend.modelconfig.traffic import configured_traffic
 from pybackend.sandbox.grant import Grant
 
 log = logging.getLogger(__name__)
-
-_INSTANCES = "instance_group"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A version that could be loaded."""
-
-    source: ModelSource  # its files and configuration
-    files: VersionFingerprint | None  # fingerprint of its files; None if nothing will be compared with it
-    code: tuple[int, ...]  # stamp of the file to import, which may lie outside the model's directory
-    environment: tuple[int, ...]  # stamp of its environment, which may also lie outside
-
-    def equals(self, other: Candidate) -> bool:
-        """True if a version loaded from ``other`` would be identical to one loaded from this candidate."""
-        return self.differs_in_instances(other) and self._groups == other._groups
-
-    def differs_in_instances(self, other: Candidate) -> bool:
-        """True if a version loaded from ``other`` would be identical, except perhaps for its instances."""
-        return (
-            self.files is not None
-            and self.source.directory == other.source.directory
-            and self.source.bounds == other.source.bounds
-            and joins_group(self.source) == joins_group(other.source)
-            and (self.files, self.code, self.environment) == (other.files, other.code, other.environment)
-            and self._rest == other._rest
-        )
-
-    def without(self, paths: Collection[str]) -> Candidate:
-        """The same, with a fingerprint that leaves some files out, given by their paths in the model's directory."""
-        return self if self.files is None else replace(self, files=self.files.without(self.source.version, paths))
-
-    @property
-    def _groups(self) -> Any:
-        return self.source.config.document.get(_INSTANCES)
-
-    @property
-    def _rest(self) -> dict[str, Any]:
-        """The configuration without its instances, and without the settings that only select versions."""
-        document = self.source.config.document
-        rest = {field: value for field, value in document.items() if field not in {_INSTANCES, "version_policy"}}
-        rest["parameters"] = {key: value for key, value in rest["parameters"].items() if key not in TRAFFIC_KEYS}
-        return rest
-
-
-@dataclass(frozen=True)
-class ModelReading:
-    """The current contents of a model's directory, read for a load."""
-
-    directory: Path
-    config: ModelConfig  # read from disk or the load request, not yet completed by the model
-    versions: Collection[int]
-    files: Fingerprint | None  # fingerprint taken before any file was read
-    # the environment that it names, or that its backend brings; None for the host's own Python
-    environment: Path | None
-    is_brought: bool = False  # True if the directory was made from files that came with the load request
-    is_as_installed: bool = True  # False if that, or the configuration, came with the load request
-    namespace: str = ""  # of the model; ``""`` on a server without namespaces
-
-    @property
-    def full_name(self) -> str:
-        return full_name(self.namespace, self.config.name)
-
-    def candidates(self, host: ModelHost, bounds: tuple[Grant, ...] = ()) -> dict[int, Candidate]:
-        config, versions = self.config, self.versions
-        if config.is_ensemble:
-            config = finish_ensemble(config)
-            if not versions:  # ensembles need no files there, and version control drops empty directories
-                log.warning(
-                    "ensemble '%s' has no version directory in %s: it is version 1", self.full_name, self.directory
-                )
-                versions = (1,)
-        served = choose_versions(config, versions)
-        configured_traffic(config, served.versions)  # it is wrong before a version is loaded
-        for warning in served.warnings:
-            log.warning("%s", warning)
-        return {version: self._candidate(config, version, host, bounds) for version in served.versions}
-
-    def _candidate(self, config: ModelConfig, version: int, host: ModelHost, bounds: tuple[Grant, ...]) -> Candidate:
-        source = ModelSource(
-            name=config.name,
-            version=version,
-            directory=self.directory,
-            config=config,
-            backend_file=None if config.is_ensemble else backend_file(config, host.backends),
-            environment_path=self.environment,
-            bounds=bounds,
-            is_brought=self.is_brought,
-            is_as_installed=self.is_as_installed,
-            namespace=self.namespace,
-        )
-        files = None if self.files is None else self.files.of_version(version)
-        return Candidate(
-            source,
-            files,
-            () if config.is_ensemble else file_stamp(str(source.model_file)),
-            () if source.environment_path is None else file_stamp(str(source.environment_path)),
-        )
-
-    def note_environment(self, host: ModelHost) -> None:
-        """Register this model's environment, so that models sharing it are known."""
-        host.environments.uses.note(self.directory, self.environment)
 
 
 async def read_model(
@@ -138,18 +34,20 @@ async def read_model(
     *,
     is_brought: bool = False,
     namespace: str = "",
-) -> ModelReading:
+) -> ModelSource:
     """Read a model's directory. ``is_brought``: it was made from files that came with the load request."""
-    reading = await apart(files_of(directory), _read, directory, host, config_json, is_brought=is_brought)
-    return replace(reading, namespace=namespace)
+    source = await apart(files_of(directory), _read, directory, host, config_json, is_brought=is_brought)
+    return replace(source, namespace=namespace)
 
 
-async def candidates_of(reading: ModelReading, host: ModelHost, bounds: tuple[Grant, ...] = ()) -> dict[int, Candidate]:
+async def served_versions(
+    source: ModelSource, host: ModelHost, bounds: tuple[Grant, ...] = ()
+) -> dict[int, ModelSource]:
     """The versions of a model to serve, by number, ascending.
 
     All ``bounds`` limit their rights; there are none if the operator installed them.
     """
-    return await apart(files_of(reading.directory), reading.candidates, host, bounds)
+    return await apart(files_of(source.directory), _versions, source, host, bounds)
 
 
 def files_of(directory: Path) -> str:
@@ -157,7 +55,7 @@ def files_of(directory: Path) -> str:
     return f"the files of model '{directory.name}'"
 
 
-def _read(directory: Path, host: ModelHost, config_json: str | None, *, is_brought: bool) -> ModelReading:
+def _read(directory: Path, host: ModelHost, config_json: str | None, *, is_brought: bool) -> ModelSource:
     files = fingerprint(directory) if host.settings.tracks_files else None
     config = load_config(
         directory,
@@ -170,9 +68,41 @@ def _read(directory: Path, host: ModelHost, config_json: str | None, *, is_broug
     scan = scan_versions(directory)
     for warning in scan.warnings:
         log.warning("%s", warning)
-    environment = _environment(directory, config, host)
-    is_as_installed = config_json is None and not is_brought
-    return ModelReading(directory, config, tuple(scan.versions), files, environment, is_brought, is_as_installed)
+    return ModelSource(
+        directory,
+        config,
+        environment_path=_environment(directory, config, host),
+        is_brought=is_brought,
+        is_as_installed=config_json is None and not is_brought,
+        versions=tuple(scan.versions),
+        files=files,
+    )
+
+
+def _versions(source: ModelSource, host: ModelHost, bounds: tuple[Grant, ...]) -> dict[int, ModelSource]:
+    config, versions = source.config, source.versions
+    if config.is_ensemble:
+        config = finish_ensemble(config)
+        if not versions:  # ensembles need no files there, and version control drops empty directories
+            log.warning(
+                "ensemble '%s' has no version directory in %s: it is version 1", source.full_name, source.directory
+            )
+            versions = (1,)
+    served = choose_versions(config, versions)
+    configured_traffic(config, served.versions)  # it is wrong before a version is loaded
+    for warning in served.warnings:
+        log.warning("%s", warning)
+    code = None if config.is_ensemble else backend_file(config, host.backends)
+    source = replace(source, config=config, backend_file=code, bounds=bounds)
+    return {version: _of_version(source, version) for version in served.versions}
+
+
+def _of_version(source: ModelSource, version: int) -> ModelSource:
+    files = None if source.files is None else source.files.of_version(version)
+    source = replace(source, version=version, files=files)
+    code = () if source.config.is_ensemble else file_stamp(str(source.model_file))
+    environment = () if source.environment_path is None else file_stamp(str(source.environment_path))
+    return replace(source, outside=(code, environment))
 
 
 def _environment(directory: Path, config: ModelConfig, host: ModelHost) -> Path | None:
