@@ -16,6 +16,7 @@ from typing import Any
 
 from pybackend.threads import start_thread
 from pybackend_wire.confinement import LIBRARY_PATH
+from pybackend_wire.installation import install_command
 
 VISIBLE, LIBRARIES = "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"
 
@@ -31,7 +32,6 @@ _DRIVER = Path("/proc/driver/nvidia")
 _MINOR = re.compile(r"DeviceFileMinor: (\d+)")
 
 _NO_DRIVER = f"This machine has no NVIDIA driver: there is no {_CONTROL}."
-_NOT_INSTALLED = "The server cannot ask the NVIDIA driver for its GPUs: pip install '.[gpu]' in a clone of pybackend."
 
 _WAYS_OUT = {  # by NVML's number of the error
     4: "Let the server's user read and write /dev/nvidia*: the driver's option NVreg_DeviceFileMode=0666 does so.",
@@ -129,7 +129,8 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> Gpus:
     try:
         import pynvml
     except ImportError:
-        return Gpus(reason=_NOT_INSTALLED, is_fault=True)
+        reason = f"The server cannot ask the NVIDIA driver for its GPUs: {install_command('gpu')}."
+        return Gpus(reason=reason, is_fault=True)
     answers: list[Gpus] = []
     start_thread(lambda: answers.append(_ask(pynvml, environment)), "pybackend-gpus").join(ANSWER_LIMIT_S)
     late = f"The NVIDIA driver has not named its GPUs within {ANSWER_LIMIT_S:g} s. See whether nvidia-smi does."

@@ -16,6 +16,7 @@ from pybackend_client.inference import array_of
 from pybackend_client.tensors import Answer, Ask, Metadata
 from pybackend_client.values import Tensor, WantedTensor
 from pybackend_wire.dtypes import DATATYPES
+from pybackend_wire.installation import install_command
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -27,9 +28,7 @@ def import_grpc() -> Any:
         import grpc
         import grpc.aio
     except ImportError:
-        raise ClientError(
-            "gRPC needs the package grpcio: `pip install '.[client]'` in a clone of pybackend installs it"
-        ) from None
+        raise ClientError(f"gRPC needs the package grpcio: {install_command('client')} installs it") from None
     return grpc
 
 

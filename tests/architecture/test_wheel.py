@@ -1,5 +1,6 @@
 """What `pip install .` puts on a machine: the wheel's contents, its metadata, and that it works when installed."""
 
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -94,3 +95,20 @@ def test_wheel_alone_is_importable(wheel, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(str(tmp_path)) == 2
+
+
+def test_an_installed_wheel_names_itself_where_it_says_how_to_install_more(wheel, tmp_path):
+    """pip notes where a package came from, and takes the command that is made of that."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", tmp_path, wheel], check=True, capture_output=True)
+    code = "from pybackend_wire.installation import install_command\nprint(install_command('onnx'))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    command = done.stdout.strip().strip("`")
+    assert command == f"{sys.executable} -m pip install '{wheel}[onnx]'"
+    subprocess.run([*pip, "--dry-run", *shlex.split(command)[4:]], check=True, capture_output=True)

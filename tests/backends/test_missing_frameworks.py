@@ -13,6 +13,7 @@ import pytest
 
 from pybackend.modelconfig.backends import backends_with_recipes
 from pybackend.modelconfig.known_backends import known_backend
+from pybackend_wire.installation import install_command
 from tests.support.server import serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -78,7 +79,8 @@ def test_the_load_is_refused_with_the_commands_that_mend_it(reasons, backend):
     extra = known_backend(backend).extra
     way_out = (
         rf"Make an environment with `pybackend pack --backend {backend} -o {backend}\.tar\.gz` and serve with --backend-config={backend},"
-        rf"environment={backend}\.tar\.gz; or install it beside the server with `pip install '.\[{extra}\]'` in a clone of pybackend"
+        rf"environment={backend}\.tar\.gz; or install it beside the server with "
+        rf"(?:{re.escape(install_command(extra))}|`pip install '.\[{extra}\]'` in a clone of pybackend)"
     )
     lacks = rf"backend '{backend}' needs the Python package {LACKING[backend][1]}, which \S+/bin/python\S* does not have\. {way_out}"
     assert re.fullmatch(rf".*{lacks}; or add it to the environment that the model names", reasons[backend])

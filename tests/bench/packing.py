@@ -62,7 +62,7 @@ def measure_pack(plan: Plan, scratch: Path) -> list[PackSample]:
     """Pack, and do each part alone, in turn.
 
     Raises:
-        PackingError: there is no package index in reach, or ``pybackend[pack]`` is not installed.
+        PackingError: there is no package index in reach.
     """
     archive, tree = scratch / "env.tar.gz", scratch / "tree"
     _pack(scratch, archive)  # what is downloaded the first time of all is in uv's cache from now on

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pybackend_stub.sandbox import landlock
+from pybackend_wire.installation import install_command
 from tests.sandbox.hosts import (
     IS_ROOT,
     OTHER_UID,
@@ -183,7 +184,7 @@ def test_an_interpreter_in_another_users_home(base):
     for name in ("standard", "strict", "host"):
         assert f" enter {home}, where the server's Python lies. Run the server as the user who owns it: " in found[name]
         assert (
-            "Or install the server where all may enter, in a clone of pybackend, `python3 -m venv /opt/pybackend && "
+            "Or install the server where all may enter, `python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install "
             in found[name]
         )
     assert f"cannot enter {home}, where the server's Python lies. Install the server where all" in found["third"]
@@ -205,8 +206,7 @@ def test_an_interpreter_in_a_directory_of_root(base):
             reason = server.get(f"/v2/models/{name}/sandbox").json["not_in_force"]["uid"]
             assert reason == (
                 f"other users cannot enter {closed}, where the server's Python lies. Install the server where all may enter, "
-                "in a clone of pybackend, "
-                "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install .`. Or let it pass, "
+                f"{install_command(pip='python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip')}. Or let it pass, "
                 f"`chmod o+x {closed}`"
             )
 

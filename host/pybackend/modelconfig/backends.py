@@ -18,6 +18,7 @@ from pybackend.modelconfig.model_directory import scan_versions
 from pybackend.modelconfig.schema import ModelConfig
 from pybackend.settings import DEFAULT_BACKEND_DIRECTORY
 from pybackend.spelling import closest
+from pybackend_wire.installation import install_command
 
 ENVIRONMENT = "environment"
 """The setting of a backend that names an environment for its models."""
@@ -128,7 +129,7 @@ def require_framework(
         f"backend '{row.name}' of model '{config.name}' needs the Python package {' or '.join(row.modules)}, which the "
         f"server's own Python ({sys.executable}) does not have. Make an environment with `pybackend pack --backend "
         f"{row.name} -o {archive}` and serve with --backend-config={row.name},environment={archive}; or install it beside "
-        f"the server with `pip install '.[{row.extra}]'` in a clone of pybackend ({config.source})",
+        f"the server with {install_command(row.extra)} ({config.source})",
         ErrorCode.UNAVAILABLE,
     )
 

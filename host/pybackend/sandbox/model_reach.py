@@ -25,6 +25,7 @@ from pybackend.sandbox.file_access import (
 )
 from pybackend.sandbox.file_rules import contains
 from pybackend_wire.confinement import STRICT
+from pybackend_wire.installation import install_command
 
 log = logging.getLogger(__name__)
 
@@ -212,8 +213,8 @@ class ModelReach:
         if blocked.part is Part.MODEL and not user.listed_as:
             return [f"move the models where all may enter, `mv {self._repository()} {place}`"]
         if blocked.part is Part.PYTHON:
-            install = "`python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install .`"
-            return [f"install the server where all may enter, in a clone of pybackend, {install}"]
+            install = install_command(pip="python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip")
+            return [f"install the server where all may enter, {install}"]
         if blocked.part is Part.ENVIRONMENT and self._needs.is_unpacked:
             return ["have it unpacked where all may enter, `--environment-cache-directory=/var/cache/pybackend`"]
         if blocked.part is Part.ENVIRONMENT:

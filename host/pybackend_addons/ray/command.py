@@ -19,6 +19,7 @@ from typing import Any
 from pybackend.errors import ServerError
 from pybackend.settings import KeyExemption
 from pybackend_addons.ray.cluster import APPLICATION, Cluster, Pool
+from pybackend_wire.installation import install_command
 
 _HOME = Path.home() / ".ray" / "pybackend"
 _ADDRESS = _HOME / "address"
@@ -210,7 +211,7 @@ def _resources(node: Any) -> dict[str, Any]:
 
 def _require_ray() -> None:
     if find_spec("ray") is None or find_spec("aiohttp") is None:
-        raise ServerError("Ray is not installed: `pip install '.[ray]'` in a clone of pybackend")
+        raise ServerError(f"Ray is not installed: {install_command('ray')}")
 
 
 def _say(sentence: str) -> None:

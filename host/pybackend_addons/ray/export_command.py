@@ -179,10 +179,7 @@ def _yaml_of(form: str, wanted: Deployment, repository: str, flags: Sequence[str
 
 
 def _yaml(documents: Sequence[Mapping[str, Any]]) -> str:
-    try:
-        import yaml
-    except ImportError:
-        raise ServerError("`pybackend export` writes YAML: install it with: pip install PyYAML") from None
+    import yaml
 
     class Dumper(yaml.SafeDumper):
         """Texts of several lines stay readable."""

@@ -31,12 +31,13 @@ from pybackend.protocol.grpc.outgoing import (
     encode_question,
     encode_request,
 )
+from pybackend_wire.installation import install_command
 
 try:
     import grpc
     import grpc.aio
 except ImportError:
-    raise ServerError("--pools-file needs the package grpcio: `pip install '.[ray]'` in a clone of pybackend") from None
+    raise ServerError(f"--pools-file needs the package grpcio: {install_command('ray')}") from None
 
 PATH = "pybackend_path"
 """The parameter of calls that names the models that wait for the answer, as a JSON list, after a signature with the servers' headers: one

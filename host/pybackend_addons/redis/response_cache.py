@@ -14,6 +14,7 @@ from pybackend.model.cache.response_cache import CachedResponse, ResponseCache
 from pybackend.observability.log_lines import one_line
 from pybackend_wire.bytes_tensor import element_problem
 from pybackend_wire.dtypes import ITEMSIZE
+from pybackend_wire.installation import install_command
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class RedisCache(ResponseCache):
             from redis.exceptions import AuthenticationError, RedisError
         except ImportError:
             raise ServerError(
-                "--cache-config=redis needs Redis's client, which is not installed: pip install '.[redis]' in a clone of pybackend"
+                f"--cache-config=redis needs Redis's client, which is not installed: {install_command('redis')}"
             ) from None
         self._place = f"{options['host']}:{options['port']}"
         self._errors = (RedisError, OSError, TimeoutError)

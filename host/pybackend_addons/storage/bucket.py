@@ -18,6 +18,7 @@ from pybackend import __version__
 from pybackend.errors import ErrorCode, ModelLoadError, ServerError
 from pybackend_addons.storage.remote_files import MOST_FILES, RemoteFile
 from pybackend_addons.storage.url import AZURE, GCS, S3, Configuration, RepositoryUrl, environment_configuration
+from pybackend_wire.installation import install_command
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -106,7 +107,7 @@ class Bucket:
         except ImportError:
             raise ServerError(
                 f"the model repository {url.text} is in cloud storage, and the package obstore is missing: "
-                "`pip install '.[cloud]'` in a clone of pybackend installs it"
+                f"{install_command('cloud')} installs it"
             ) from None
         self._library = obstore
         self._complaint = ""

@@ -19,6 +19,7 @@ from pybackend_tools.analyzer.goal import ENOUGH, Goal, Say, Turns, gain, in_tur
 from pybackend_tools.analyzer.measurement import Bench, Load, MeasurementError, Rung, rung_of
 from pybackend_tools.analyzer.page import write_whole
 from pybackend_tools.analyzer.servers import Servers
+from pybackend_wire.installation import install_command
 
 Choice = Mapping[str, Candidate]
 """A candidate for each model that is varied; an empty one leaves all of them as they are."""
@@ -283,7 +284,7 @@ def imported_optuna() -> Any:
         import optuna
     except ImportError:
         raise ServerError(
-            "`pybackend analyze` needs optuna and matplotlib: install them with: pip install '.[analyze]' in a clone of pybackend"
+            f"`pybackend analyze` needs optuna and matplotlib: install them with {install_command('analyze')}"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 
 from pybackend.errors import ServerError
+from pybackend_wire.installation import install_command
 
 _PACKAGES = ("nicegui", "PIL")
 
@@ -19,5 +20,5 @@ def require_extra() -> None:
     """Raise ServerError if the packages of the console are not installed."""
     if not has_console():
         raise ServerError(
-            f"the console needs packages that are not installed beside {sys.executable}: pip install '.[console]' in a clone of pybackend"
+            f"the console needs packages that are not installed beside {sys.executable}: {install_command('console')}"
         )

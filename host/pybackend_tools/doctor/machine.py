@@ -19,6 +19,8 @@ from pybackend.gpus import Gpus, needed_mode
 from pybackend.ipc.segment import Segment
 from pybackend.settings import usual_front_ends
 from pybackend_tools.doctor.finding import Finding, fail, ok, warn
+from pybackend_tools.pack.needed import install_missing, missing_packages
+from pybackend_wire.installation import install_command
 
 _NEEDED = (
     "numpy",
@@ -32,7 +34,6 @@ _NEEDED = (
     "httptools",
     "rapidjson",
 )
-_PACKING = ("rattler", "conda_pack", "zstandard")
 
 _FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 4096, 256
 _DESCRIPTORS_OF_PROCESS = 5
@@ -53,7 +54,7 @@ def python() -> Finding:
         return fail(
             "python",
             f"{found}; without {', '.join(missing)}",
-            "reinstall: pip install --force-reinstall . in a clone of pybackend",
+            f"reinstall: {install_command()}",
         )
     if build:
         return warn("python", found, f"{COST}; {OPTIMISED_BUILDS}")
@@ -165,9 +166,9 @@ def environment_cache(directory: Path) -> Finding:
 
 def packing() -> Finding:
     """Whether environments can be packed on this machine. Servers do not need this."""
-    missing = [name for name in _PACKING if importlib.util.find_spec(name) is None]
+    missing = missing_packages()
     if missing:
-        return ok("packing", "not installed; to pack environments here: pip install '.[pack]' in a clone of pybackend")
+        return ok("packing", f"{', '.join(missing)} not installed; to pack environments here: {install_missing()}")
     return ok("packing", "installed")
 
 

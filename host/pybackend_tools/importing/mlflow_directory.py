@@ -113,12 +113,8 @@ def _matrix_of(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    try:
-        import yaml
-    except ImportError:
-        raise ServerError(
-            f"{path} is a directory of MLflow, and reading {MLMODEL} needs PyYAML: `pip install '.[pack]'` in a clone of pybackend"
-        ) from None
+    import yaml
+
     try:
         document = yaml.safe_load((path / MLMODEL).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):

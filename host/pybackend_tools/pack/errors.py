@@ -1,7 +1,7 @@
 """Errors of packing: every step raises these. Each kind has its own exit status, so that scripts can tell them apart.
 
 PackError
-├── MissingExtraError       `pybackend[pack]` is not installed
+├── MissingPackagesError    what packing needs was taken out of this installation
 ├── SpecificationError      the file contains a mistake, or cannot be packed
 ├── UnsolvableError         no set of packages satisfies the file
 │   └── ConflictError       because its packages contradict each other
@@ -57,7 +57,7 @@ class UnpackableError(PackError):
     status = 6
 
 
-class MissingExtraError(PackError):
+class MissingPackagesError(PackError):
     """The packages needed for packing are not installed."""
 
     status = 7

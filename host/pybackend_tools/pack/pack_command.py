@@ -21,7 +21,7 @@ _DEFAULT_LOCK = ""
 
 _EPILOG = """\
 Exit status: 0 packed; 2 the file or the command line is wrong; 3 no such packages; 4 a channel or index is unreachable;
-5 no space or not writable; 6 the environment cannot be packed; 7 pybackend[pack] is not installed; 1 anything else.
+5 no space or not writable; 6 the environment cannot be packed; 7 packages for packing are not installed; 1 anything else.
 """
 
 

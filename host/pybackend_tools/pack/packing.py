@@ -10,8 +10,8 @@ from pybackend_tools.pack.assembly import Assembled, assemble, look_up
 from pybackend_tools.pack.bytecode import SourceFile, compile_modules
 from pybackend_tools.pack.contents import Contents, file_of, file_with
 from pybackend_tools.pack.errors import SpecificationError, output_error
-from pybackend_tools.pack.extra import require_extra
 from pybackend_tools.pack.lock import Lock, read_lock
+from pybackend_tools.pack.needed import require_packages
 from pybackend_tools.pack.options import FORMATS, PackOptions, PackResult
 from pybackend_tools.pack.reader import read_specification
 from pybackend_tools.pack.relocation import relocate_conda, relocate_tree, sources_to_compile
@@ -29,7 +29,7 @@ def pack(specification: Path, archive: Path, options: PackOptions | None = None)
     failed; the kind of error says why, and ``status`` is the exit status of a command.
     """
     options = options or PackOptions()
-    require_extra()
+    require_packages()
     given = read_specification(specification)
     if options.dry_run:
         with options.progress.step("look up packages"):

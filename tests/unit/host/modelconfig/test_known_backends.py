@@ -14,6 +14,7 @@ from pybackend.modelconfig import backends
 from pybackend.modelconfig.backends import BackendPlaces, backend_file, default_environment, require_framework
 from pybackend.modelconfig.known_backends import KNOWN_BACKENDS, KnownBackend
 from pybackend.modelconfig.loader import load_config
+from pybackend_wire.installation import install_command
 
 MakeModel = Callable[..., Path]
 
@@ -213,7 +214,7 @@ def test_a_missing_framework_is_refused_with_the_commands_that_mend_it(
         f"backend 'onnxruntime' of model 'm' needs the Python package no_such_module, which the server's own Python "
         f"({sys.executable}) does not have. Make an environment with `pybackend pack --backend onnxruntime -o "
         "onnxruntime.tar.gz` and serve with --backend-config=onnxruntime,environment=onnxruntime.tar.gz; or install it beside "
-        "the server with `pip install '.[onnx]'` in a clone of pybackend ("
+        f"the server with {install_command('onnx')} ("
     )
     assert caught.value.code is ErrorCode.UNAVAILABLE
 

@@ -8,6 +8,7 @@ import pytest
 
 from pybackend.sandbox.file_access import Obstacle
 from pybackend.sandbox.model_reach import Blocked, ModelReach, Needs, Part, given_user, separate_user
+from pybackend_wire.installation import install_command
 
 NUMBER = 1_879_000_000
 OTHERS = separate_user(NUMBER, NUMBER)
@@ -27,7 +28,7 @@ NEEDS = Needs(
     command="/opt/pybackend/bin/pybackend",
 )
 
-INSTALL = "in a clone of pybackend, `python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip install .`"
+INSTALL = install_command(pip="python3 -m venv /opt/pybackend && /opt/pybackend/bin/pip")
 
 
 @pytest.mark.parametrize(

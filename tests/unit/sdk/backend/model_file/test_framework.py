@@ -7,6 +7,7 @@ import pytest
 
 from pybackend_sdk.backend import require
 from pybackend_sdk.error import TritonModelException
+from pybackend_wire.installation import install_command
 
 
 def test_it_is_imported():
@@ -19,7 +20,7 @@ def test_it_is_missing():
     assert str(caught.value).startswith(
         f"backend 'b' needs the Python package no_such_framework, which {sys.executable} does not have. Make an environment "
         "with `pybackend pack --backend b -o b.tar.gz` and serve with --backend-config=b,environment=b.tar.gz; or install it "
-        "beside the server with `pip install '.[e]'` in a clone of pybackend"
+        f"beside the server with {install_command('e')}"
     )
 
 
