@@ -53,12 +53,16 @@ _MOST_ROUTES = 256
 Shape = tuple[str, str, Sequence[int]]
 """An input's name, datatype and shape."""
 
+Kinds = tuple[tuple[str, str], ...]
+"""The names and datatypes of inputs."""
+
 
 class Routes:
     """The ways to a model for requests like earlier ones, which were completely checked."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Shape, ...], tuple[ModelRoute, int]] = {}
+        self._accepted: set[Kinds] = set()
 
     def find(self, shapes: tuple[Shape, ...]) -> tuple[ModelRoute, int] | None:
         """The route, and the batch size; None if there is none, or it must be tried without."""
@@ -69,6 +73,16 @@ class Routes:
         if len(self._known) >= _MOST_ROUTES:
             self._known.clear()
         self._known[shapes] = route, batch_size
+
+    def accepts(self, kinds: Kinds) -> bool:
+        """Whether a request with such inputs was right before: callers do not wait until the next one is checked."""
+        return kinds in self._accepted
+
+    def note_accepted(self, kinds: Kinds) -> None:
+        """Remember that a request with such inputs is right."""
+        if len(self._accepted) >= _MOST_ROUTES:
+            self._accepted.clear()
+        self._accepted.add(kinds)
 
 
 class Call:
@@ -82,7 +96,7 @@ class Call:
         deliver: takes the answers.
         backlog: the number of answers that nobody has read.
         copies: copies that run; the engine's loop waits for them at its end.
-        on_taken: called once the caller's memory was read.
+        on_taken: called once the caller's memory was read, and the request checked.
         rest: takes the answers once the caller reads no more from ``deliver``.
     """
 
@@ -102,6 +116,7 @@ class Call:
         "_routes",
         "crossing",
         "is_paused",
+        "is_refused",
     )
 
     def __init__(
@@ -131,6 +146,7 @@ class Call:
         self._copying: asyncio.Task[None] | None = None
         self._is_cancelled = False
         self.is_paused = False  # the model waits for the reader
+        self.is_refused = False  # the request is wrong: the only answer is the reason
 
     @property
     def request_id(self) -> str:
@@ -150,6 +166,7 @@ class Call:
                     route, request.batch_size = known
                     self._pending = route.submit(request, self._on_response)
                     if self._pending is not None:
+                        self._taken()
                         return
             self._admission = admission = self._engine.open(request.model_name, request.model_version, SENDER)
             if shapes is None and any(is_large(tensor) for tensor in request.inputs):
@@ -193,12 +210,15 @@ class Call:
 
     def _submit(self, admission: ModelAdmission) -> None:
         request = self._request
-        self._taken()
         request.model_name, request.model_version = admission.model_name, admission.model_version
         tracer = self._engine.tracer
         if tracer.active and tracer.takes(admission.full_name):
             request.trace = tracer.begin(admission.full_name, "", sends=False)
+        kinds = None if self._on_taken is None else kinds_of(request.inputs)
         self._pending = admission.submit(request, self._on_response)
+        if kinds is not None:
+            self._routes.note_accepted(kinds)
+            self._taken()
 
     def _taken(self) -> None:
         if self._on_taken is not None:
@@ -209,6 +229,7 @@ class Call:
         self._engine.refusals.add_error(PROTOCOL, self._request.model_name, error)
         if self._admission is not None:
             self._admission.release()
+        self.is_refused = True
         self._taken()
         self._pass(Answer({}, None, error, final=True))
 
@@ -302,6 +323,11 @@ def _lend(admission: ModelAdmission, tensor: InputTensor) -> Buffer | None:
         return data
     tensor.data[:] = data
     return None
+
+
+def kinds_of(tensors: Sequence[InputTensor]) -> Kinds:
+    """The names and datatypes of inputs, in their order."""
+    return tuple([(tensor.name, tensor.datatype) for tensor in tensors])
 
 
 def _shapes_if_small(tensors: Sequence[InputTensor]) -> tuple[Shape, ...] | None:

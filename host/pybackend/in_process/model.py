@@ -14,7 +14,7 @@ from typing import Any
 
 from pybackend.engine.description import ModelDescription
 from pybackend.in_process.answers import AsyncResponseIterator, InferenceResponse, Mailbox, ResponseIterator
-from pybackend.in_process.call import Answer, Call, Deliver, Routes, is_large, nowhere
+from pybackend.in_process.call import Answer, Call, Deliver, Routes, is_large, kinds_of, nowhere
 from pybackend.in_process.crossing import Crossing, crossing_to_caller
 from pybackend.in_process.errors import InvalidArgumentError, TritonError, WrongTypeError, error_of
 from pybackend.in_process.host_thread import HostThread
@@ -89,8 +89,8 @@ class Model:
     ) -> ResponseIterator:
         """Send a request, and return an iterator over its responses; see :class:`InferenceRequest` for the fields.
 
-        Large arrays were read when this returns. Raises TritonError: the request is wrong, or there is no server. Errors of the
-        model are raised by the iterator, or are in its responses unless ``raise_on_error``.
+        Large arrays were read when this returns. Raises TritonError: there is no server, no such model or input, or the request is
+        wrong otherwise. Other errors are raised by the iterator. Unless ``raise_on_error``, errors are in its responses.
         """
         host, sent, queue, place = self._request(inference_request, fields)
         answers: SimpleQueue[Answer] = SimpleQueue()
@@ -105,9 +105,8 @@ class Model:
             deliver, backlog = partial(self._deliver_twice, deliver, queue.put, sent.id), int
             rest = partial(self._deliver_twice, nowhere, queue.put, sent.id)
         taken: SimpleQueue[None] | None = None
-        for tensor in sent.inputs:
-            if is_large(tensor):
-                taken = SimpleQueue()
+        if not self._routes.accepts(kinds_of(sent.inputs)) or any(map(is_large, sent.inputs)):
+            taken = SimpleQueue()
         on_taken = None if taken is None else partial(taken.put, None)
         call = Call(
             host.server.engine, host.crossing, sent, self._routes, deliver, backlog, host.copies, on_taken, rest
@@ -115,6 +114,8 @@ class Model:
         responses = ResponseIterator(self, call, answers, place, raises=raise_on_error)
         if taken is not None:
             taken.get()
+            if call.is_refused and raise_on_error:
+                next(responses)
         return responses
 
     def async_infer(
