@@ -134,11 +134,11 @@ class Server:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
-    async def run(self, on_ready: Callable[[], None], *, is_told: bool = True) -> int:
+    async def run(self, on_ready: Callable[[], None], *, is_told: bool = True, takes_signals: bool = True) -> int:
         """Serve until :meth:`stop`, and return the exit status.
 
         ``on_ready`` is called once the models are loaded and the server is ready. ``is_told``: the reader of an error has
-        read the log. Raises ServerError: a port is unavailable, or a model failed to load and the server must exit.
+        read the log. ``takes_signals``: a second one ends it at once. Raises ServerError: a port is unavailable, or a model failed to load and the server must exit.
         """
         asyncio.get_running_loop().set_exception_handler(log_unexpected)
         if self._cache is not None:
@@ -172,7 +172,7 @@ class Server:
                     on_ready()
                     self._serve_caller()
                 await self._stop.wait()
-            status = await self._shut_down()
+            status = await self._shut_down(takes_signals=takes_signals)
         finally:
             for task in background:
                 task.cancel()
@@ -463,7 +463,7 @@ class Server:
 
     # End
 
-    async def _shut_down(self) -> int:
+    async def _shut_down(self, *, takes_signals: bool) -> int:
         """Become not ready, refuse connections, answer, drain, finalize; the metrics port stays open until the end."""
         loop = asyncio.get_running_loop()
         limit_s = DEBUGGING_LIMIT_S if self._settings.debug.models else self._settings.models.exit_timeout_s
@@ -471,7 +471,9 @@ class Server:
         self.engine.state = EngineState.EXITING
         for port in self._ports():
             port.stop_listening()
-        report = StopReport(self._repository.life_cycle.unfinished, self._connection_count, deadline_s)
+        report = StopReport(
+            self._repository.life_cycle.unfinished, self._connection_count, deadline_s, takes_signals=takes_signals
+        )
         reporting = asyncio.create_task(report.run())
         try:
             return await self._drain_or_hurry(deadline_s)

@@ -13,6 +13,8 @@ from tests.support.server import ServerProcess
 
 ANSWERS = {
     "plain": "Y: [2.0, 4.0, 6.0]",
+    "text": "A great film! positive (0.92)\nI was bored: awful. negative (0.92)",
+    "image": "red (0.96)",
     "decoupled": "WORD: once\nWORD: upon\nWORD: a\nWORD: time",
     "bls": "Y: [200.0]",
     "sequence": "TOTAL: 3.0\nTOTAL: 7.0\nTOTAL: 12.0",
@@ -47,7 +49,7 @@ def test_models_load_and_answer_their_clients(written):
     assert set(ANSWERS) == set(TEMPLATES)
     server = ServerProcess([written], command="dev")
     try:
-        server.wait_for(r"8 of 8 models are ready")
+        server.wait_for(r"10 of 10 models are ready")
         for template, answer in ANSWERS.items():
             done = run(written / f"client_a_{template}_1.py", f"http://{server.url}")
             assert (done.stderr, done.stdout.strip(), done.returncode) == ("", answer, 0), template
@@ -82,7 +84,7 @@ def test_code_and_configurations_are_clean(written, pybackend):
         done = run("-m", "ruff", *arguments, "--isolated", "--no-cache", written)
         assert done.returncode == 0, done.stdout
     done = pybackend("check", "--strict", str(written))
-    assert done.stdout.endswith("8 models, 0 errors, 0 warnings\n"), done.stdout
+    assert done.stdout.endswith("10 models, 0 errors, 0 warnings\n"), done.stdout
 
 
 def test_the_directory_is_named_after_the_model(tmp_path, monkeypatch, capsys):
@@ -104,10 +106,11 @@ def test_the_directory_is_named_after_the_model(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "scale/test_scale.py").read_text() == before
 
 
-def test_pytest_is_installed_first_where_it_is_not_there(tmp_path):
-    code = "import sys; sys.modules['pytest'] = None; from pybackend.cli import main; sys.exit(main())"
-    done = run("-c", code, "new", "scale", cwd=tmp_path)
-    assert "\npython -m pip install pytest && pytest scale " in done.stdout, done
+def test_what_is_not_there_is_installed_first(tmp_path):
+    code = "import sys; sys.modules['pytest'] = sys.modules['PIL'] = None; from pybackend.cli import main; sys.exit(main())"
+    done = run("-c", code, "new", "look", "--template=image", cwd=tmp_path)
+    assert "\npython -m pip install pytest && pytest look " in done.stdout, done
+    assert "\npython -m pip install pillow && pybackend dev look " in done.stdout, done
 
 
 @pytest.mark.parametrize(

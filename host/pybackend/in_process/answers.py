@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from html import escape
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from pybackend.in_process.memory import Place
 from pybackend.in_process.tensor import Tensor
 
 
-@dataclass
+@dataclass(repr=False)
 class InferenceResponse:
     """One response of a model."""
 
@@ -27,6 +28,22 @@ class InferenceResponse:
     outputs: dict[str, Tensor] = field(default_factory=dict)  # by name; empty if the model has only ended its answer
     error: TritonError | None = None  # if errors are not raised
     final: bool = True  # no response follows
+
+    def __repr__(self) -> str:
+        return f"InferenceResponse({', '.join([f'{name}: {text}' for name, text in self._rows()])})"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        rows = [f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows()]
+        return f"<table>{''.join(rows)}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [(name, repr(tensor)) for name, tensor in self.outputs.items()]
+        if self.error is not None:
+            rows.append(("error", f"{type(self.error).__name__}: {self.error}"))
+        if self.parameters:
+            rows.append(("parameters", repr(self.parameters)))
+        return rows or [("outputs", "none")]
 
 
 _END = Answer({}, None, None, final=True)
@@ -38,6 +55,8 @@ class _Reader:
 
     __slots__ = ("_call", "_error", "_is_over", "_model", "_only", "_place", "_raises")
 
+    _READING = "not read: a `for` loop reads the responses, `.outputs` waits for the only one"
+
     def _begin(self, model: Any, call: Call, place: Place | None, *, raises: bool) -> None:
         self._model = model
         self._call = call
@@ -47,6 +66,20 @@ class _Reader:
         self._only: InferenceResponse | None = None
         self._error: TritonError | None = None
         call.crossing.send(call.begin)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._told()})"
+
+    def _repr_html_(self) -> str:
+        """The table of the only response once it was read; this reads nothing."""
+        return f"<code>{escape(repr(self))}</code>" if self._only is None else self._only._repr_html_()
+
+    def _told(self) -> str:
+        if self._only is not None:
+            return repr(self._only)
+        if self._error is not None:
+            return f"{type(self._error).__name__}: {self._error}"
+        return "read" if self._is_over else self._READING
 
     def cancel(self) -> None:
         """Tell the model that nobody wants the answer; an error says so in its place unless it comes before."""
@@ -189,6 +222,8 @@ class AsyncResponseIterator(_Reader):
     """The responses to a call, in order, without blocking the event loop; ``await`` it for the only response."""
 
     __slots__ = ("_answers",)
+
+    _READING = "not read: `async for` reads the responses, `await` waits for the only one"
 
     def __init__(self, model: Any, call: Call, answers: Mailbox, place: Place | None, *, raises: bool) -> None:
         self._answers = answers

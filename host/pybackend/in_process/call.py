@@ -54,9 +54,15 @@ MOST_ROUTES = 256
 Shape = tuple[str, str, Sequence[int]]
 """An input's name, datatype and shape."""
 
+Kinds = tuple[tuple[str, str], ...]
+"""The names and datatypes of inputs."""
+
 
 Routes = Recurring[tuple[Shape, ...], tuple[ModelRoute, int]]
 """The ways to a model for requests like earlier ones, which were completely checked, and their batch sizes."""
+
+Accepted = Recurring[Kinds, None]
+"""The inputs of requests that were right: callers do not wait until one like them is checked."""
 
 
 class Call:
@@ -67,10 +73,11 @@ class Call:
         crossing: leads to its loop.
         request: its inputs may be memory of the caller's.
         routes: of requests to this model.
+        accepted: inputs of requests to this model.
         deliver: takes the answers.
         backlog: the number of answers that nobody has read.
         copies: copies that run; the engine's loop waits for them at its end.
-        on_taken: called once the caller's memory was read.
+        on_taken: called once the caller's memory was read, and the request checked.
         rest: takes the answers once the caller reads no more from ``deliver``.
     """
 
@@ -87,9 +94,11 @@ class Call:
         "_request",
         "_responses",
         "_rest",
+        "_accepted",
         "_routes",
         "crossing",
         "is_paused",
+        "is_refused",
     )
 
     def __init__(
@@ -98,6 +107,7 @@ class Call:
         crossing: Crossing,
         request: InferenceRequest,
         routes: Routes,
+        accepted: Accepted,
         deliver: Deliver,
         backlog: Callable[[], int],
         copies: set[asyncio.Task[None]],
@@ -108,6 +118,7 @@ class Call:
         self.crossing = crossing  # to the engine's loop
         self._request = request
         self._routes = routes
+        self._accepted = accepted
         self._deliver = deliver
         self._backlog = backlog
         self._copies = copies
@@ -119,6 +130,7 @@ class Call:
         self._copying: asyncio.Task[None] | None = None
         self._is_cancelled = False
         self.is_paused = False  # the model waits for the reader
+        self.is_refused = False  # the request is wrong: the only answer is the reason
 
     @property
     def request_id(self) -> str:
@@ -138,6 +150,7 @@ class Call:
                     route, request.batch_size = known
                     self._pending = route.submit(request, self._on_response)
                     if self._pending is not None:
+                        self._taken()
                         return
             self._admission = admission = self._engine.open(request.model_name, request.model_version, SENDER)
             if shapes is None and any(is_large(tensor) for tensor in request.inputs):
@@ -181,12 +194,15 @@ class Call:
 
     def _submit(self, admission: ModelAdmission) -> None:
         request = self._request
-        self._taken()
         request.model_name, request.model_version = admission.model_name, admission.model_version
         tracer = self._engine.tracer
         if tracer.active and tracer.takes(admission.full_name):
             request.trace = tracer.begin(admission.full_name, "", sends=False)
+        kinds = None if self._on_taken is None else kinds_of(request.inputs)
         self._pending = admission.submit(request, self._on_response)
+        if kinds is not None:
+            self._accepted.remember(kinds, None)
+            self._taken()
 
     def _taken(self) -> None:
         if self._on_taken is not None:
@@ -197,6 +213,7 @@ class Call:
         self._engine.refusals.add_error(PROTOCOL, self._request.model_name, error)
         if self._admission is not None:
             self._admission.release()
+        self.is_refused = True
         self._taken()
         self._pass(Answer({}, None, error, final=True))
 
@@ -290,6 +307,11 @@ def _lend(admission: ModelAdmission, tensor: InputTensor) -> Buffer | None:
         return data
     tensor.data[:] = data
     return None
+
+
+def kinds_of(tensors: Sequence[InputTensor]) -> Kinds:
+    """The names and datatypes of inputs, in their order."""
+    return tuple([(tensor.name, tensor.datatype) for tensor in tensors])
 
 
 def _shapes_if_small(tensors: Sequence[InputTensor]) -> tuple[Shape, ...] | None:

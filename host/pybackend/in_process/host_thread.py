@@ -160,7 +160,7 @@ class HostThread:
             self._loop = asyncio.get_running_loop()
             if self._stops:
                 self.server.stop()
-            status = await self.server.run(self._on_ready, is_told=False)
+            status = await self.server.run(self._on_ready, is_told=False, takes_signals=False)
             while self.copies:  # whose callers wait for an answer
                 await asyncio.wait(self.copies)
             return status

@@ -14,7 +14,7 @@ from typing import Any
 
 from pybackend.engine.description import ModelDescription
 from pybackend.in_process.answers import AsyncResponseIterator, InferenceResponse, Mailbox, ResponseIterator
-from pybackend.in_process.call import MOST_ROUTES, Answer, Call, Deliver, Routes, is_large, nowhere
+from pybackend.in_process.call import MOST_ROUTES, Accepted, Answer, Call, Deliver, Routes, is_large, kinds_of, nowhere
 from pybackend.in_process.crossing import Crossing, crossing_to_caller
 from pybackend.in_process.errors import InvalidArgumentError, TritonError, WrongTypeError, error_of
 from pybackend.in_process.host_thread import HostThread
@@ -74,6 +74,7 @@ class Model:
         self.state = state  # as the repository index had it, ``""`` if it was not read
         self.reason = reason
         self._routes: Routes = Recurring(MOST_ROUTES)
+        self._accepted: Accepted = Recurring(MOST_ROUTES)
         self._version = "" if version == -1 else str(version)
 
     def __repr__(self) -> str:
@@ -90,8 +91,8 @@ class Model:
     ) -> ResponseIterator:
         """Send a request, and return an iterator over its responses; see :class:`InferenceRequest` for the fields.
 
-        Large arrays were read when this returns. Raises TritonError: the request is wrong, or there is no server. Errors of the
-        model are raised by the iterator, or are in its responses unless ``raise_on_error``.
+        Large arrays were read when this returns. Raises TritonError: there is no server, no such model or input, or the request is
+        wrong otherwise. Other errors are raised by the iterator. Unless ``raise_on_error``, errors are in its responses.
         """
         host, sent, queue, place = self._request(inference_request, fields)
         answers: SimpleQueue[Answer] = SimpleQueue()
@@ -106,16 +107,26 @@ class Model:
             deliver, backlog = partial(self._deliver_twice, deliver, queue.put, sent.id), int
             rest = partial(self._deliver_twice, nowhere, queue.put, sent.id)
         taken: SimpleQueue[None] | None = None
-        for tensor in sent.inputs:
-            if is_large(tensor):
-                taken = SimpleQueue()
+        if kinds_of(sent.inputs) not in self._accepted or any(map(is_large, sent.inputs)):
+            taken = SimpleQueue()
         on_taken = None if taken is None else partial(taken.put, None)
         call = Call(
-            host.server.engine, host.crossing, sent, self._routes, deliver, backlog, host.copies, on_taken, rest
+            host.server.engine,
+            host.crossing,
+            sent,
+            self._routes,
+            self._accepted,
+            deliver,
+            backlog,
+            host.copies,
+            on_taken,
+            rest,
         )
         responses = ResponseIterator(self, call, answers, place, raises=raise_on_error)
         if taken is not None:
             taken.get()
+            if call.is_refused and raise_on_error:
+                next(responses)
         return responses
 
     def async_infer(
@@ -139,7 +150,17 @@ class Model:
             put = partial(_put_across, crossing, queue)
             deliver, backlog = partial(self._deliver_twice, deliver, put, sent.id), int
             rest = partial(self._deliver_twice, nowhere, put, sent.id)
-        call = Call(host.server.engine, host.crossing, sent, self._routes, deliver, backlog, host.copies, rest=rest)
+        call = Call(
+            host.server.engine,
+            host.crossing,
+            sent,
+            self._routes,
+            self._accepted,
+            deliver,
+            backlog,
+            host.copies,
+            rest=rest,
+        )
         return AsyncResponseIterator(self, call, answers, place, raises=raise_on_error)
 
     def _deliver_twice(self, first: Any, second: Any, request_id: str, answer: Answer) -> None:

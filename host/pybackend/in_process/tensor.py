@@ -20,6 +20,9 @@ from pybackend_wire.dtypes import BY_NUMPY, DATATYPES, ITEMSIZE
 DataType = StrEnum("DataType", [(name, name) for name in DATATYPES])  # type: ignore[misc]  # the table is the only list
 DataType.__doc__ = "The datatypes of tensors, by their names in the protocol."
 
+_MOST_SHOWN_BYTES, _MOST_SHOWN_CHARACTERS = 64 * 1024, 80
+"""Strings that people are shown: all of a tensor's bytes, and the characters of one of them."""
+
 _CPU = (DLDeviceType.kDLCPU, 0)
 """DLPack's device type and number of host memory."""
 
@@ -62,7 +65,18 @@ class Tensor:
         return tensor
 
     def __repr__(self) -> str:
-        return f"Tensor({self._datatype}{list(self._shape)})"
+        return f"Tensor({self._datatype}{list(self._shape)}: {self.shown()})"
+
+    def shown(self) -> str:
+        """The first and the last elements, for people."""
+        if DATATYPES[self._datatype].numpy is None or (
+            self._datatype == _STRINGS and len(self._data) > _MOST_SHOWN_BYTES
+        ):
+            return "..."
+        array = self._array()
+        if self._datatype == _STRINGS:
+            array = np.array([_text(element) for element in array.ravel()], dtype=object).reshape(array.shape)
+        return np.array2string(array, threshold=10, edgeitems=3, precision=6, separator=", ").replace("\n", "")
 
     @property
     def data_type(self) -> DataType:
@@ -170,6 +184,12 @@ class Tensor:
         return Tensor(_STRINGS, found.shape, _encoded("the tensor", found.ravel().tolist()))
 
     from_string_array = from_bytes_array
+
+
+def _text(element: bytes) -> str:
+    """A string for people."""
+    text = element[: 4 * _MOST_SHOWN_CHARACTERS].decode("utf-8", "backslashreplace")
+    return text if len(text) <= _MOST_SHOWN_CHARACTERS else text[:_MOST_SHOWN_CHARACTERS] + "..."
 
 
 def tensor_of(name: str, value: Any) -> InputTensor:

@@ -44,6 +44,7 @@ class StopReport:
         unfinished: returns the versions that are not released yet.
         connection_count: returns the number of connections in the middle of a request or response.
         deadline_s: when the server stops waiting, by the loop's clock.
+        takes_signals: whether a second signal ends the wait; else that is its caller's business.
     """
 
     def __init__(
@@ -51,10 +52,13 @@ class StopReport:
         unfinished: Callable[[], Sequence[Unfinished]],
         connection_count: Callable[[], int],
         deadline_s: float,
+        *,
+        takes_signals: bool = True,
     ) -> None:
         self._unfinished = unfinished
         self._connection_count = connection_count
         self._deadline_s = deadline_s
+        self._way_out = "; a second Ctrl-C or SIGTERM ends it at once" if takes_signals else ""
         self._said = ""
         self._said_s = 0.0
 
@@ -76,10 +80,8 @@ class StopReport:
         if not waits or left_s <= 0 or (waits == self._said and now_s < self._said_s + REPEAT_S):
             return ""
         self._said, self._said_s = waits, now_s
-        return (
-            f"Timeout {left_s}: Found {waits}. The server waits at most {left_s} s for this, its exit timeout; a second "
-            "Ctrl-C or SIGTERM ends it at once."
-        )
+        wait = f"The server waits at most {left_s} s for this, its exit timeout{self._way_out}."
+        return f"Timeout {left_s}: Found {waits}. {wait}"
 
     def _waits(self) -> str:
         unfinished = self._unfinished()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,11 +15,16 @@ from pybackend.errors import ServerError
 
 TEMPLATES = {
     "plain": "one response to each request",
+    "text": "labels for texts",
+    "image": "labels for pictures, with Pillow",
     "decoupled": "any number of responses to each request",
     "bls": "a model that calls another one",
     "sequence": "requests that build on each other",
     "ensemble": "two models as the steps of one",
 }
+
+_NEEDS = {"image": {"PIL": "pillow"}}
+"""Packages of a template's files by module, beside those of pybackend."""
 
 _DIRECTORY = Path(__file__).resolve().parents[1] / "templates"
 _PLACEHOLDER = "my_model"
@@ -51,16 +56,17 @@ def run_new(arguments: Sequence[str]) -> int:
         print_text(f"wrote {path}")
     shown, client = directory, next(path for path in written if path.name.startswith("client_"))
     print_text(
-        f"\npybackend dev {shown}   # serves the directory, and loads what you save\n"
+        f"\n{_install(_NEEDS.get(given.template, {}))}pybackend dev {shown}   # serves the directory, and loads what you save\n"
         f"python {client}   # sends a request\n"
-        f"{_install_pytest()}pytest {shown}   # tests without a server"
+        f"{_install({'pytest': 'pytest'})}pytest {shown}   # tests without a server"
     )
     return 0
 
 
-def _install_pytest() -> str:
-    """The command before that of the tests, ``""`` where pytest is."""
-    return "" if find_spec("pytest") else "python -m pip install pytest && "
+def _install(packages: Mapping[str, str]) -> str:
+    """The command before one that needs packages, by module; ``""`` where they are."""
+    missing = [package for module, package in packages.items() if not find_spec(module)]
+    return f"python -m pip install {' '.join(missing)} && " if missing else ""
 
 
 def _files(template: str, name: str) -> dict[Path, str]:

@@ -184,11 +184,52 @@ def test_of_several_outputs_of_one_name_the_first_counts(server: pybackend.Serve
     assert (np.asarray(response.outputs["OUT"]) == 1).all()
 
 
-def test_an_unknown_model_is_an_error(server: pybackend.Server) -> None:
-    responses = server.model("nothing").infer(inputs={})
+@pytest.mark.parametrize(
+    ("name", "inputs", "kind", "message"),
+    [
+        ("nothing", {}, pybackend.NotFoundError, "unknown model: 'nothing' is not found"),
+        ("echo", {"WRONG": np.zeros(1)}, pybackend.InvalidArgumentError, "unexpected inference input 'WRONG'"),
+        ("echo", {"IN_FP32": ["text"]}, pybackend.InvalidArgumentError, "data-type is 'BYTES'"),
+        ("echo", {"IN_FP32": np.zeros(300_000)}, pybackend.InvalidArgumentError, "data-type is 'FP64'"),
+    ],
+    ids=["model", "input", "strings", "a large input"],
+)
+def test_infer_itself_raises_what_is_wrong_with_a_request(
+    server: pybackend.Server, name: str, inputs: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    model = server.model(name)  # which the reference does not look up either
     for _ in range(2):
-        with pytest.raises(pybackend.NotFoundError, match="unknown model: 'nothing' is not found"):
-            _ = responses.response
+        with pytest.raises(kind, match=message):
+            model.infer(inputs=inputs)
+
+
+def test_results_show_themselves(server: pybackend.Server) -> None:
+    inputs = {"IN_FP32": np.arange(300, dtype=np.float32), "IN_STRING": ["<b>", "ü" * 100]}
+    responses = server.model("echo").infer(inputs=inputs)
+    assert repr(responses) == (
+        "ResponseIterator(not read: a `for` loop reads the responses, `.outputs` waits for the only one)"
+    )
+    response = responses.response
+    response.parameters.clear()
+    shown = {name: repr(tensor) for name, tensor in response.outputs.items()}
+    assert shown == {
+        "OUT_FP32": "Tensor(FP32[300]: [  0.,   1.,   2., ..., 297., 298., 299.])",
+        "OUT_STRING": f"Tensor(BYTES[2]: ['<b>', '{'ü' * 80}...'])",
+    }
+    assert repr(response) == f"InferenceResponse(OUT_FP32: {shown['OUT_FP32']}, OUT_STRING: {shown['OUT_STRING']})"
+    assert repr(responses) == f"ResponseIterator({response!r})"
+    html = responses._repr_html_()
+    assert html == response._repr_html_()
+    assert html.startswith(f"<table><tr><th>OUT_FP32</th><td>{shown['OUT_FP32']}</td></tr><tr><th>OUT_STRING</th>")
+    assert "&lt;b&gt;" in html
+    (failed,) = server.model("nothing").infer(raise_on_error=False)
+    assert repr(failed) == (
+        "InferenceResponse(error: NotFoundError: Request for unknown model: 'nothing' is not found)"
+    )
+    assert repr(pybackend.Tensor("BF16", [1], b"  ")) == "Tensor(BF16[1]: ...)"
+
+
+def test_errors_are_in_responses_on_request(server: pybackend.Server) -> None:
     (response,) = server.model("nothing").infer(raise_on_error=False)
     assert isinstance(response.error, pybackend.NotFoundError)
 

@@ -454,6 +454,8 @@ class TritonPythonModel:
     gate = Gate(write_model(tmp_path, "held", code, 'backend: "python"'), "execute")
     with program(
         """
+        import logging
+        logging.basicConfig(level=logging.INFO)
         with server:
             responses = server.model("held").infer()
             report("sent")
@@ -469,6 +471,9 @@ class TritonPythonModel:
             threading.Event().wait(0.2)
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert "KeyboardInterrupt" in errors
+    assert re.search(
+        r"The server waits at most \d+ s for this, its exit timeout\.$", errors, re.MULTILINE
+    )  # who stops, decides
     gate.open()
 
 
