@@ -190,7 +190,7 @@ def test_mistakes_are_explained(run, arguments, snapshot):
     status, _, err = run(*arguments)
     assert status == 2
     assert err.startswith("error: ")
-    assert err == snapshot
+    assert err.rstrip("\n") == snapshot
     assert "Traceback" not in err
 
 
