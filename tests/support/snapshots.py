@@ -13,6 +13,7 @@ from syrupy.extensions.amber import AmberSnapshotExtension
 
 _OF_THE_RUN = (
     (re.compile(r"(?:/[\w.+-]+)+/pytest-of-[^/]+/pytest-\d+(?:/popen-gw\d+)?/[\w-]+?\d+(?=[/'\"\s:,.;)\]]|$)"), "TMP"),
+    (re.compile(r"/tmp/pybackend-[a-z]+-\w{8}(?=[/'\"\s:,.;)\]]|$)"), "TMP"),
     (re.compile(r"(?<=127\.0\.0\.1:)\d{4,5}|(?<=localhost:)\d{4,5}|(?<=\[::1\]:)\d{4,5}"), "PORT"),
     (re.compile(r"\b(process|pid|PID)( |=)\d+"), r"\1\2PID"),
 )

@@ -16,27 +16,24 @@ WRONG = {
     "an unknown flag": (("serve", "--x", "models"), 'Bad option: "--x". `pybackend serve --help` lists the flags'),
     "an unknown flag with a value": (("serve", "--x=1", "models"), 'Bad option: "--x".'),
     "an unknown flag before the command": (("--x", "serve"), 'Bad option: "--x".'),
-    "a misspelt flag": (("serve", "--http-prot=1"), 'Bad option: "--http-prot". Did you mean --http-port?'),
+    "a misspelt flag": (("serve", "--http-prot=1"), 'Bad option: "--http-prot"'),
     "a prefix of several flags": (("serve", "--http=1"), 'Bad option: "--http". could match --http-'),
     "a stray argument": (("serve", "models", "more"), "Unexpected argument: more"),
-    "a misspelt command": (("stauts",), "Unexpected argument: stauts. Did you mean `pybackend status`?"),
-    "a command of several words": (
-        ("export_config",),
-        "Unexpected argument: export_config. Did you mean `pybackend export-config`?",
-    ),
-    "no command": (("models",), "Unexpected argument: models. To serve models write `pybackend serve DIRECTORY`"),
+    "a misspelt command": (("stauts",), "Unexpected argument: stauts"),
+    "a command of several words": (("export_config",), "Unexpected argument: export_config"),
+    "no command": (("models",), "Unexpected argument: models"),
     "a bool that is none": (
         ("serve", "--exit-on-error=maybe"),
         'Bad option: "--exit-on-error". invalid value for bool option: maybe',
     ),
-    "a number that is none": (("serve", "--http-port=web"), 'Bad option: "--http-port". Invalid option value. Got web'),
+    "a number that is none": (("serve", "--http-port=web"), 'Bad option: "--http-port". Invalid option value'),
     "a number with a fraction": (
         ("serve", "--exit-timeout-secs", "1.5"),
-        'Bad option: "--exit-timeout-secs". Invalid option value. Got 1.5',
+        'Bad option: "--exit-timeout-secs". Invalid option value',
     ),
     "a port too large": (
         ("serve", "--metrics-port=65536"),
-        'Bad option: "--metrics-port". Provided option value is out of bound. Got 65536',
+        'Bad option: "--metrics-port". Provided option value is out of bound',
     ),
     "a number beyond 64 bits": (
         ("serve", f"--model-memory-limit={2**64}"),
@@ -44,36 +41,27 @@ WRONG = {
     ),
     "a size with a unit": (
         ("serve", "--http-max-input-size=64MB"),
-        'Bad option: "--http-max-input-size". Invalid option value. Got 64MB, expected a whole number without a unit: 64 MiB '
-        "are 67108864",
+        'Bad option: "--http-max-input-size". Invalid option value. Got 64MB, expected a whole number without '
+        "a unit: 64 MiB are 67108864",
     ),
-    "a flag without its value": (
-        ("serve", "--http-port"),
-        'Bad option: "--http-port". expected one argument: write --http-port=PORT',
-    ),
-    "a control mode that is none": (
-        ("serve", "--model-control-mode=some"),
-        'Bad option: "--model-control-mode". Invalid model control mode: some. Write none, poll or explicit',
-    ),
+    "a flag without its value": (("serve", "--http-port"), 'Bad option: "--http-port"'),
+    "a control mode that is none": (("serve", "--model-control-mode=some"), 'Bad option: "--model-control-mode"'),
     "a configuration's name that is a path": (
         ("serve", "--model-config-name=a/b"),
-        'Bad option: "--model-config-name". Invalid name: a/b. Write the name of a file in the folder',
+        'Bad option: "--model-config-name"',
     ),
     "a setting of metrics without a value": (
         ("serve", "--metrics-config=summary_latencies"),
-        "Bad option: \"--metrics-config\". --metrics-config option format is '<setting>=<value>'. Got summary_latencies.",
+        "Bad option: \"--metrics-config\". --metrics-config option format is '<setting>=<value>'",
     ),
-    "quantiles that are none": (
-        ("serve", "--metrics-config=summary_quantiles=0.5"),
-        "Bad option: \"--metrics-config\". summary_quantiles are pairs '<quantile>:<error>' of numbers from 0 to 1. Got 0.5.",
-    ),
+    "quantiles that are none": (("serve", "--metrics-config=summary_quantiles=0.5"), 'Bad option: "--metrics-config"'),
     "a restricted group that is none": (
         ("serve", "--http-restricted-api=health,all:k=v"),
         "Bad option: \"--http-restricted-api\". unknown restricted api 'all': it is one of health, metadata, inference, shared-memory,",
     ),
     "a restricted protocol that is none": (
         ("serve", "--grpc-restricted-protocol=infer:k=v"),
-        "Bad option: \"--grpc-restricted-protocol\". unknown restricted protocol 'infer': it is one of health,",
+        'Bad option: "--grpc-restricted-protocol"',
     ),
     "a restriction without a value": (
         ("serve", "--http-restricted-api=health:key"),
@@ -85,64 +73,46 @@ WRONG = {
     ),
     "a restriction by a header that none is": (
         ("serve", "--http-restricted-api=health:a header=value"),
-        "Bad option: \"--http-restricted-api\". 'a header' is no name of a header: use letters, digits and hyphens",
+        'Bad option: "--http-restricted-api"',
     ),
     "a restriction by a value that cannot be sent": (
         ("serve", "--http-restricted-api=health:key=secret "),
-        "Bad option: \"--http-restricted-api\". the value of header 'key' cannot be sent",
+        'Bad option: "--http-restricted-api"',
     ),
     "a pattern that is none": (
         ("serve", "--http-header-forward-pattern=(a"),
-        'Bad option: "--http-header-forward-pattern". Got (a, which is no regular expression in RE2\'s syntax: missing ): (a',
+        'Bad option: "--http-header-forward-pattern"',
     ),
     "a pattern that RE2 lacks": (
         ("serve", "--grpc-header-forward-pattern=(?=a)"),
-        'Bad option: "--grpc-header-forward-pattern". Got (?=a), which is no regular expression in RE2\'s syntax',
+        'Bad option: "--grpc-header-forward-pattern"',
     ),
     "an origin with a slash": (
         ("serve", "--http-cors-origin=https://example.org/"),
-        'Bad option: "--http-cors-origin". Got https://example.org/, but an origin ends without a slash: write https://example.org',
+        'Bad option: "--http-cors-origin"',
     ),
-    "an origin that is none": (
-        ("serve", "--http-cors-origin=example.org"),
-        'Bad option: "--http-cors-origin". Got example.org, expected * or an origin as browsers send it',
-    ),
-    "an exemption that is none": (
-        ("serve", "--api-key-exempt=metrics,infer"),
-        'Bad option: "--api-key-exempt". Got metrics,infer, expected a list of health, metrics',
-    ),
+    "an origin that is none": (("serve", "--http-cors-origin=example.org"), 'Bad option: "--http-cors-origin"'),
+    "an exemption that is none": (("serve", "--api-key-exempt=metrics,infer"), 'Bad option: "--api-key-exempt"'),
     "a verbosity that is none": (
         ("serve", "--log-verbose=much"),
         'Bad option: "--log-verbose". invalid value for bool option: much',
     ),
     "a trace setting without a value": (
         ("serve", "--trace-config=triton,file"),
-        "Bad option: \"--trace-config\". --trace-config option format is '<mode>,<setting>=<value>' or '<setting>=<value>'. "
-        "Got triton,file",
+        "Bad option: \"--trace-config\". --trace-config option format is '<mode>,<setting>=<value>' or "
+        "'<setting>=<value>'",
     ),
-    "a trace mode that is none": (
-        ("serve", "--trace-config=jaeger,url=x"),
-        "Bad option: \"--trace-config\". unknown trace mode 'jaeger'. Write triton or opentelemetry",
-    ),
-    "a trace setting that is none": (
-        ("serve", "--trace-config=triton,url=x"),
-        "Bad option: \"--trace-config\". unknown trace setting 'url'. The settings of mode triton are file, log-frequency",
-    ),
-    "a trace level that is none": (
-        ("serve", "--trace-config=level=MIN"),
-        'Bad option: "--trace-config". invalid value for trace level option: MIN. Write OFF, TIMESTAMPS or TENSORS',
-    ),
+    "a trace mode that is none": (("serve", "--trace-config=jaeger,url=x"), 'Bad option: "--trace-config"'),
+    "a trace setting that is none": (("serve", "--trace-config=triton,url=x"), 'Bad option: "--trace-config"'),
+    "a trace level that is none": (("serve", "--trace-config=level=MIN"), 'Bad option: "--trace-config"'),
     "a log format that is none": (
         ("serve", "--log-format=xml"),
-        'Bad option: "--log-format". invalid argument for --log_format, got: xml. Write default, ISO8601, json or short',
+        'Bad option: "--log-format". invalid argument for --log_format, got: xml',
     ),
 }
 
 CONTRADICTIONS = {
-    "no repository": (
-        ("serve",),
-        "error: creating server: Invalid argument - --model-repository must be specified",
-    ),
+    "no repository": (("serve",), "error: creating server: Invalid argument - --model-repository must be specified"),
     "an input limit of nothing": (
         ("serve", "models", "--http-max-input-size=0"),
         "Error: --http-max-input-size must be greater than 0.",
@@ -208,23 +178,24 @@ CONTRADICTIONS = {
 
 @pytest.mark.spec("srv-P02")
 @pytest.mark.parametrize(("arguments", "text"), WRONG.values(), ids=WRONG)
-def test_usage_errors(pybackend, arguments, text):
+def test_usage_errors(pybackend, arguments, text, snapshot):
     """Usage, then the reason as the last line, on stderr; status 1."""
     done = pybackend(*arguments)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("usage: pybackend")
     assert done.stderr.splitlines()[-1].startswith(text)
+    assert done.stderr.splitlines()[-1] == snapshot
 
 
 @pytest.mark.spec("srv-P02")
 @pytest.mark.parametrize(("arguments", "text"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_settings_that_contradict_each_other(pybackend, arguments, text):
+def test_settings_that_contradict_each_other(pybackend, arguments, text, snapshot):
     done = pybackend(*arguments)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith(text)
-    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.splitlines() == [snapshot]
 
 
 def test_no_arguments_at_all(pybackend):

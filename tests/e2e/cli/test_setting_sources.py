@@ -71,44 +71,28 @@ def test_switches_and_other_names(settings, tmp_path):
 
 
 WRONG = {
-    "a variable with a wrong value": (
-        {"http_port": "web"},
-        "",
-        "Error: the variable PYBACKEND_HTTP_PORT: Invalid option value. Got web, expected a whole number",
-    ),
-    "a variable with a wrong list": (
-        {"debug": "[a"},
-        "",
-        "Error: the variable PYBACKEND_DEBUG begins with '[' and is not a list of texts in JSON",
-    ),
-    "an unknown key": ({}, "http-prot = 1", "server.toml: there is no setting 'http-prot'. Did you mean http-port?"),
-    "a key with underscores": ({}, "http_port = 1", "there is no setting 'http_port'. Did you mean http-port?"),
-    "a key like none": ({}, "colour = 1", "'colour'. The keys are the flags of `pybackend serve`."),
-    "a file that names a file": ({}, 'config-file = "x"', "there is no setting 'config-file'."),
-    "a number that is none": (
-        {},
-        'http-port = "web"',
-        "server.toml, http-port: Invalid option value. Got web, expected a whole number",
-    ),
-    "a boolean for a number": ({}, "http-port = true", "server.toml, http-port: Invalid option value. Got true"),
-    "a number for text": ({}, "id = 5", "server.toml, id: expected text in quotes, got 5"),
-    "a list for one value": ({}, "http-port = [1, 2]", "server.toml, http-port: expected one value, got a list"),
-    "a table": ({}, "[http]\nport = 1", "there is no setting 'http'."),
-    "a table for a value": ({}, "http-port.x = 1", "http-port: expected text, a number, true or false, got a table"),
-    "no TOML": ({}, "http-port: 1", "server.toml is not TOML: "),
-    "settings that contradict each other": (
-        {"http_port": "5"},
-        "metrics-port = 5",
-        "The server cannot listen to HTTP requests and Metrics requests at the same address and port",
-    ),
+    "a variable with a wrong value": ({"http_port": "web"}, ""),
+    "a variable with a wrong list": ({"debug": "[a"}, ""),
+    "an unknown key": ({}, "http-prot = 1"),
+    "a key with underscores": ({}, "http_port = 1"),
+    "a key like none": ({}, "colour = 1"),
+    "a file that names a file": ({}, 'config-file = "x"'),
+    "a number that is none": ({}, 'http-port = "web"'),
+    "a boolean for a number": ({}, "http-port = true"),
+    "a number for text": ({}, "id = 5"),
+    "a list for one value": ({}, "http-port = [1, 2]"),
+    "a table": ({}, "[http]\nport = 1"),
+    "a table for a value": ({}, "http-port.x = 1"),
+    "no TOML": ({}, "http-port: 1"),
+    "settings that contradict each other": ({"http_port": "5"}, "metrics-port = 5"),
 }
 
 
-@pytest.mark.parametrize(("variables", "file", "text"), WRONG.values(), ids=WRONG)
-def test_mistakes_name_their_source(settings, variables, file, text):
+@pytest.mark.parametrize(("variables", "file"), WRONG.values(), ids=WRONG)
+def test_mistakes_name_their_source(settings, variables, file, snapshot):
     with pytest.raises(ServerError) as caught:
         settings("models", file=file, **variables)
-    assert text in str(caught.value)
+    assert str(caught.value) == snapshot
     assert "\n" not in str(caught.value)
 
 

@@ -416,49 +416,37 @@ def test_the_name_that_a_misspelt_member_should_have(server, document, message):
 
 
 ADVICE = [
-    (b"{'inputs': []}", "at 1. JSON takes double quotes, not single ones"),
-    (b'{"inputs": [],}', "at 14. Remove the comma before the }"),
-    (b'{"inputs": [{"name": "INPUT0", "shape": [4, ]}]}', ". Remove the comma before the ]"),
-    (b"inputs=1", """. The body must be JSON, such as {"inputs": [{"name": "IN", """),
-    (
-        b'{"inputs": []}abcd',
-        ". Bytes of tensors after the JSON need the header Inference-Header-Content-Length, with",
-    ),
-    ([1], "non-object as object. Write an object in { }"),
-    ({"inputs": {"INPUT0": [1]}}, "non-array as array. Write a list in [ ]"),
-    (
-        request(tensor(data=["1", "2", "3", "4"])),
-        "non-number as double. Write numbers without quotes, in input 'INPUT0'",
-    ),
-    (request(tensor(shape="4")), "non-array as array. Write a list in [ ], in input 'INPUT0'"),
-    (
-        request(tensor(), tensor("INPUT1", datatype="BYTES", data=[1] * 4)),
-        "Unable to parse JSON bytes array: attempt to access JSON non-string as string, in input 'INPUT1'",
-    ),
-    (
-        request(tensor(), tensor("INPUT1", data=[1, 2, 3, "4"]), parameters={"long": "x" * 300_000}),
-        "Unable to parse 'data': attempt to access JSON non-number as double. Write numbers without quotes, in input 'INPUT1'",
-    ),
-    (request(tensor(shape=[-1])), "Write whole numbers of at least 0, without fraction or quotes"),
-    (request(parameters={"timeout": "5"}), "Write whole numbers of at least 0, without fraction or quotes"),
-    (request(parameters={"sequence_id": 1, "sequence_start": "true"}), "Write true or false, without quotes"),
-    (request(id=5), "non-string as string. Write text in double quotes"),
-    (request(tensor(datatype="float32")), "invalid datatype for input INPUT0: did you mean FP32? it must be one of "),
-    (request(tensor(datatype="TYPE_FP32")), "did you mean FP32?"),
-    (request(tensor(datatype="TYPE_STRING")), "did you mean BYTES?"),
-    (request(tensor(data=[1, 2, 3])), "By 'shape' there are 4 elements, and 'data' has fewer, in input 'INPUT0'"),
-    (request(tensor(data=[1, 2, 3, 4, 5])), "By 'shape' there are 4 elements, and 'data' has more, in input 'INPUT0'"),
-    (request(tensor(), tensor("INPUT2")), "input 'INPUT2' for model 'add_sub'. Its inputs are ['INPUT0','INPUT1']"),
-    (request(outputs=[{"name": "O"}]), "output 'O' for model 'add_sub'. Its outputs are ['OUTPUT0','OUTPUT1']"),
-    (request(tensor(), tensor("INPUT1"), tensor("X")), "The model has no input(s) ['X']."),
+    b"{'inputs': []}",
+    b'{"inputs": [],}',
+    b'{"inputs": [{"name": "INPUT0", "shape": [4, ]}]}',
+    b"inputs=1",
+    b'{"inputs": []}abcd',
+    [1],
+    {"inputs": {"INPUT0": [1]}},
+    request(tensor(data=["1", "2", "3", "4"])),
+    request(tensor(shape="4")),
+    request(tensor(), tensor("INPUT1", datatype="BYTES", data=[1] * 4)),
+    request(tensor(), tensor("INPUT1", data=[1, 2, 3, "4"]), parameters={"long": "x" * 300_000}),
+    request(tensor(shape=[-1])),
+    request(parameters={"timeout": "5"}),
+    request(parameters={"sequence_id": 1, "sequence_start": "true"}),
+    request(id=5),
+    request(tensor(datatype="float32")),
+    request(tensor(datatype="TYPE_FP32")),
+    request(tensor(datatype="TYPE_STRING")),
+    request(tensor(data=[1, 2, 3])),
+    request(tensor(data=[1, 2, 3, 4, 5])),
+    request(tensor(), tensor("INPUT2")),
+    request(outputs=[{"name": "O"}]),
+    request(tensor(), tensor("INPUT1"), tensor("X")),
 ]
 
 
 @pytest.mark.spec("srv-H10", "srv-H11")
-@pytest.mark.parametrize(("document", "advice"), ADVICE)
-def test_a_refusal_says_what_to_write(server, document, advice):
+@pytest.mark.parametrize("document", ADVICE, ids=lambda document: str(document)[:120])
+def test_a_refusal_says_what_to_write(server, document, snapshot):
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    assert advice in server.infer("add_sub", body).error
+    assert server.infer("add_sub", body).error == snapshot
 
 
 @pytest.mark.spec("srv-H10")

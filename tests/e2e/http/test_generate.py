@@ -213,16 +213,15 @@ REFUSED = {
         "tells",
         {"Text_Input": "a"},
         400,
-        "[request id: <id_unknown>] expected number of inputs between 1 and 3 but got 0 inputs for model 'tells'. Got "
-        "input(s) [], but missing required input(s) ['text_input']. Please provide all required input(s). There is no "
-        "input 'Text_Input', did you mean 'text_input'?",
+        "[request id: <id_unknown>] expected number of inputs between 1 and 3 but got 0 inputs for model "
+        "'tells'. Got input(s) [], but missing required input(s) ['text_input']. Please provide all required "
+        "input(s)",
     ),
     "misspelt list": (
         "batched",
         {"Rows": [1, 2]},
         400,
-        "parameter 'Rows' has invalid type. It should be either 'int', 'bool', or 'string'. There is no input 'Rows', did "
-        "you mean 'rows'?",
+        "parameter 'Rows' has invalid type. It should be either 'int', 'bool', or 'string'",
     ),
     "nested parameter": (
         "tells",
@@ -272,10 +271,11 @@ REFUSED = {
 
 @pytest.mark.spec("srv-H33")
 @pytest.mark.parametrize(("model", "document", "status", "text"), REFUSED.values(), ids=REFUSED)
-def test_refusals(server, model, document, status, text):
+def test_refusals(server, model, document, status, text, snapshot):
     reply = generate(server, model, document)
     assert (reply.status, reply.headers["content-type"]) == (status, "application/json")
     assert reply.error.startswith(text)
+    assert reply.error == snapshot
 
 
 @pytest.mark.spec("srv-H33")

@@ -468,12 +468,13 @@ def test_a_model_that_dies(server, lab):
         ),
     ],
 )
-def test_a_call_that_does_not_reach_the_other_model(lab, expression, text):
+def test_a_call_that_does_not_reach_the_other_model(lab, expression, text, snapshot):
     if not text:
         assert lab(f"return value({expression}.exec())") == [2]  # any negative number lets the server choose
         return
     _, message = lab(f"return failure({expression}.exec())")
     assert message.startswith(text)
+    assert message == snapshot
 
 
 @pytest.mark.spec("pb-B01", "pb-B02")

@@ -61,7 +61,7 @@ def test_a_change_answers_with_all_settings(change):
 
 
 REFUSED = [
-    ("", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+    ("", 500, "failed to parse the request JSON buffer: The document is empty"),
     ("[]", 500, "Unable to parse 'settings': attempt to access JSON non-object as object"),
     ({"log_file": "/tmp/x"}, 501, "log file location can not be updated through network protocol"),
     ({"log_format": "xml"}, 503, "invalid argument for --log_format, got: xml"),
@@ -72,20 +72,21 @@ REFUSED = [
         500,
         "Unable to parse 'log_verbose_level': attempt to access JSON non-unsigned-integer as unsigned-integer",
     ),
-    ({"log_verbose_level": 2**32}, 400, "log_verbose_level is 4294967296: write a number up to 4294967295"),
-    ({"log_verbose": 1}, 400, "'log_verbose' is no setting of the log. Did you mean 'log_verbose_level'?"),
-    ({"x": 1}, 400, "'x' is no setting of the log. The settings are log_info, log_warning, log_error"),
+    ({"log_verbose_level": 2**32}, 400, "log_verbose_level is 4294967296"),
+    ({"log_verbose": 1}, 400, "'log_verbose' is no setting of the log"),
+    ({"x": 1}, 400, "'x' is no setting of the log"),
     ("x" * 70_000, 400, "the body exceeds 8192 bytes"),
 ]
 
 
 @pytest.mark.spec("srv-H32")
 @pytest.mark.parametrize(("body", "status", "text"), REFUSED, ids=range(len(REFUSED)))
-def test_changes_that_cannot_be(server, body, status, text):
+def test_changes_that_cannot_be(server, body, status, text, snapshot):
     if isinstance(body, dict):
         body = {**body, "log_error": False}
     reply = server.request("POST", "/v2/logging", body)
     assert (reply.status, reply.error[: len(text)]) == (status, text)
+    assert reply.error == snapshot
     assert server.get("/v2/logging").json == DEFAULTS
 
 

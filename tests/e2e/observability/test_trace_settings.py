@@ -75,7 +75,7 @@ def test_a_model_differs_until_null_clears_it(change, server, defaults):
 
 
 REFUSED = [
-    ("", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+    ("", 500, "failed to parse the request JSON buffer: The document is empty"),
     ({"trace_file": "x"}, 501, "trace file location can not be updated through network protocol"),
     ({"trace_level": ["OFF", "TIMESTAMPS"]}, 400, "Expect only one trace level 'OFF' is specified"),
     ({"trace_level": ["MUCH"]}, 400, "Unable to parse 'trace_level', got: MUCH"),
@@ -87,11 +87,7 @@ REFUSED = [
         400,
         "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 4294967296",
     ),
-    (
-        {"log_frequency": "-1"},
-        400,
-        "Unable to parse 'log_frequency', value is out of range [ 0, 4294967295 ], got: -1",
-    ),
+    ({"log_frequency": "-1"}, 400, "Unable to parse 'log_frequency', value is out of range [ 0, 4294967295 ], got: -1"),
     ({"trace_count": "-2"}, 400, "Unable to parse 'trace_count'. Expecting value >= -1, got:-2"),
     ({"trace_count": "y"}, 400, "Unable to parse 'trace_count', got: y"),
     (
@@ -106,9 +102,10 @@ REFUSED = [
 @pytest.mark.spec("srv-H31")
 @pytest.mark.parametrize("path", [SERVER, MODEL])
 @pytest.mark.parametrize(("body", "status", "text"), REFUSED, ids=range(len(REFUSED)))
-def test_changes_that_cannot_be(server, defaults, path, body, status, text):
+def test_changes_that_cannot_be(server, defaults, path, body, status, text, snapshot):
     reply = server.request("POST", path, body)
     assert (reply.status, reply.error[: len(text)]) == (status, text)
+    assert reply.error == snapshot
     assert server.get(path).json == defaults
 
 

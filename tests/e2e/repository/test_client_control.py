@@ -200,9 +200,10 @@ def test_tritons_clients_bring_configurations_and_files(server, client):
         ),
     ],
 )
-def test_refused_loads(server, name, parameters, status, message):
+def test_refused_loads(server, name, parameters, status, message, snapshot):
     reply = control(server, name, "load", parameters)
     assert (reply.status, reply.error[: len(message)]) == (status, message)
+    assert reply.error == snapshot
 
 
 @pytest.mark.spec("srv-H25")

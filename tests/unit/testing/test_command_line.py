@@ -167,35 +167,30 @@ def test_an_output_that_is_not_as_configured(run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    "arguments",
     [
-        (
-            (),
-            "expected 1 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing required input(s) ['IN'].",
-        ),
-        (("--input", "N=1"), "unexpected inference input 'N' for model 'm'."),
-        (("--input", "IN"), "--input IN: expected NAME=VALUE"),
-        (("--input", "=1"), "--input =1: expected NAME=VALUE"),
-        (("--input", "IN=1", "--input", "IN=2"), "--input IN is given twice"),
-        (("--input", "IN=no.npy"), "--input IN=no.npy: there is no such file"),
-        (
-            ("--input", "IN=words"),
-            "--input IN=words: this is neither a .npy file, nor text:..., nor bytes:..., nor JSON",
-        ),
-        (("--input", "IN={}"), "--input IN={}: expected a JSON list, number, text or truth value"),
-        (("--input", "IN=bytes:no"), "--input IN=bytes:no: No such file or directory"),
-        (("--input", "IN=[1, [2]]"), "input 'IN' for model 'm'"),
-        (("--input", "IN=1", "--output", "X=f.npy"), "--output X: model 'm' has no such output; it has OUT"),
-        (("--input", "IN=1", "--output", "OUT=/no/dir/f.npy"), "--output OUT=/no/dir/f.npy: No such file or directory"),
-        (("--config", "no.json"), "failed to read no.json: "),
-        (("--version", "9"), "has no version 9; it has [1]"),
+        (),
+        ("--input", "N=1"),
+        ("--input", "IN"),
+        ("--input", "=1"),
+        ("--input", "IN=1", "--input", "IN=2"),
+        ("--input", "IN=no.npy"),
+        ("--input", "IN=words"),
+        ("--input", "IN={}"),
+        ("--input", "IN=bytes:no"),
+        ("--input", "IN=[1, [2]]"),
+        ("--input", "IN=1", "--output", "X=f.npy"),
+        ("--input", "IN=1", "--output", "OUT=/no/dir/f.npy"),
+        ("--config", "no.json"),
+        ("--version", "9"),
     ],
+    ids=str,
 )
-def test_mistakes_are_explained(run, arguments, text):
+def test_mistakes_are_explained(run, arguments, snapshot):
     status, _, err = run(*arguments)
     assert status == 2
     assert err.startswith("error: ")
-    assert text in err
+    assert err.rstrip("\n") == snapshot
     assert "Traceback" not in err
 
 

@@ -122,27 +122,25 @@ def test_config_pbtxt_without_the_server_says_what_to_do(write, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    "given",
     [
-        ("{", "failed to read model configuration from config=: it is not JSON"),
-        ({"input": [{"name": "IN"}], "output": [{}]}, "model input 'IN' must specify 'data_type' for m"),
-        (
-            {"input": [{"name": "IN", "data_type": "TYPE_FP32"}], "output": [{}]},
-            "model input 'IN' must specify 'dims' for m",
-        ),
-        (configuration("FP32 0"), "model input 'IN' dimension must be integer >= 1, or -1 to indicate a variable-size"),
-        (configuration("FP99 1"), "TYPE_FP99"),
-        ({"input": [{"data_type": "TYPE_FP32", "dims": [1]}], "output": [{}]}, "model input must specify 'name' for m"),
-        ({"input": {}, "output": []}, "field 'input': expected a list"),
-        ({"input": [{"nam": "IN"}]}, "there is no field"),
-        (5, "config= must be a dict, JSON text, or the path of a .pbtxt or .json file, not int"),
-        ("nothing.json", "failed to read nothing.json: "),
+        "{",
+        {"input": [{"name": "IN"}], "output": [{}]},
+        {"input": [{"name": "IN", "data_type": "TYPE_FP32"}], "output": [{}]},
+        configuration("FP32 0"),
+        configuration("FP99 1"),
+        {"input": [{"data_type": "TYPE_FP32", "dims": [1]}], "output": [{}]},
+        {"input": {}, "output": []},
+        {"input": [{"nam": "IN"}]},
+        5,
+        "nothing.json",
     ],
+    ids=str,
 )
-def test_what_is_wrong_is_explained(write, server, given, text):
+def test_what_is_wrong_is_explained(write, server, given, snapshot):
     with pytest.raises(HarnessError) as caught:
         ModelHarness(write(MODEL), config=given).open()
-    assert text in str(caught.value)
+    assert str(caught.value) == snapshot
 
 
 def test_parameters_are_texts(write):

@@ -59,29 +59,24 @@ def test_other_models_are_none_of_openais(inputs: str, outputs: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "text"),
+    "parameters",
     [
-        ({"PROMPT": "q"}, "parameters OPENAI_PROMPT is unknown: did you mean OPENAI_PROMPT_INPUT?"),
-        ({"PROMPT_INPUT": "p"}, "parameters OPENAI_PROMPT_INPUT names 'p', which is no input: there are 'q', 'n'"),
-        ({"TEXT_OUTPUT": "answr"}, "which is no output: did you mean 'answer'?"),
-        ({"PROMPT_INPUT": "n"}, "names input 'n', which must be TYPE_STRING, it is TYPE_FP32"),
-        ({"PROMPT_INPUT": "q"}, "parameters OPENAI_PROMPT_INPUT lead nowhere: OpenAI's routes need an output"),
-        ({"PROMPT_INPUT": "q", "TEXT_OUTPUT": "answer"}, "input 'n' is required, and OpenAI's routes do not send it"),
-        (
-            {"EMBEDDING_TOKENS_INPUT": "q", "EMBEDDING_OUTPUT": "answer"},
-            "must be TYPE_INT32 or TYPE_INT64, it is TYPE_STRING",
-        ),
-        (
-            {"PROMPT_INPUT": "q", "TEXT_OUTPUT": "answer", "CHAT_PARTS": "file"},
-            "needs an input for messages: name it by OPENAI_CHAT_INPUT",
-        ),
-        ({"EMBEDDING_INPUT": "q", "EMBEDDING_OUTPUT": "answer"}, "which must be TYPE_FP16 or TYPE_FP32 or TYPE_FP64"),
+        {"PROMPT": "q"},
+        {"PROMPT_INPUT": "p"},
+        {"TEXT_OUTPUT": "answr"},
+        {"PROMPT_INPUT": "n"},
+        {"PROMPT_INPUT": "q"},
+        {"PROMPT_INPUT": "q", "TEXT_OUTPUT": "answer"},
+        {"EMBEDDING_TOKENS_INPUT": "q", "EMBEDDING_OUTPUT": "answer"},
+        {"PROMPT_INPUT": "q", "TEXT_OUTPUT": "answer", "CHAT_PARTS": "file"},
+        {"EMBEDDING_INPUT": "q", "EMBEDDING_OUTPUT": "answer"},
     ],
+    ids=str,
 )
-def test_wrong_names_are_refused_with_the_way_out(parameters: dict[str, str], text: str) -> None:
+def test_wrong_names_are_refused_with_the_way_out(parameters: dict[str, str], snapshot) -> None:
     with pytest.raises(ModelConfigError) as raised:
         tensors("q:STRING n:FP32", "answer:STRING", **parameters)
-    assert text in str(raised.value)
+    assert str(raised.value) == snapshot
     assert str(raised.value).startswith("model 'm': ")
 
 

@@ -14,17 +14,19 @@ from tests.support.repositories import write_model
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    "arguments",
     [
-        (["--allow-client-shm=true"], "--allow-client-shm cannot be used with --on=ray: a load balancer may send"),
-        (["--http-port=9"], "--http-port is the entrance's, not the replicas': write http_port=... instead"),
-        (["--api-key-file=keys"], "--api-key-file is the entrance's, not the replicas': write api_keys=... instead"),
-        (["--http-restricted-api=trace:a=b"], "the entrance knows API keys, but no groups of calls"),
+        ["--allow-client-shm=true"],
+        ["--http-port=9"],
+        ["--api-key-file=keys"],
+        ["--http-restricted-api=trace:a=b"],
     ],
+    ids=str,
 )
-def test_flags_that_replicas_cannot_have_are_refused(arguments: list[str], reason: str) -> None:
-    with pytest.raises(ServerError, match=reason):
+def test_flags_that_replicas_cannot_have_are_refused(arguments: list[str], snapshot) -> None:
+    with pytest.raises(ServerError) as refused:
         cluster_of(["models"], arguments)
+    assert str(refused.value) == snapshot
 
 
 @pytest.mark.parametrize(("least", "most"), [(0, 1), (3, 2)])
@@ -51,27 +53,23 @@ def test_the_command_line_becomes_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "reason"),
+    "flags",
     [
-        (["--replicas=2"], "--replicas needs --on=ray: one machine has one server"),
-        (
-            ["--on=ray", "--allow-client-shm=true"],
-            "--allow-client-shm cannot be used with --on=ray: a load balancer may",
-        ),
-        (
-            ["--on=ray", "--http-address=::1", "--grpc-address=0.0.0.0"],
-            "the entrance has one address, and the flags name several",
-        ),
-        (["--on=ray", "--pool=a,modle=b"], "Got modle=b, expected model=MODEL, replicas=N..M, cpus=N or gpus=N"),
-        (["--on=ray", "--pool=a,model=b", "--model-namespacing=true"], "--pool names models without namespaces"),
-        (["--on=ray", "--pools-file=a"], "--pools-file cannot be used with --on=ray: replicas get theirs"),
-        (["--pool=a,model=b"], "--pool needs --on=ray"),
-        (["--on=ray", "--replicas=3..2"], "expected a number such as 2, or a range such as 2..8"),
+        ["--replicas=2"],
+        ["--on=ray", "--allow-client-shm=true"],
+        ["--on=ray", "--http-address=127.0.0.1", "--grpc-address=0.0.0.0"],
+        ["--on=ray", "--pool=a,modle=b"],
+        ["--on=ray", "--pool=a,model=b", "--model-namespacing=true"],
+        ["--on=ray", "--pools-file=a"],
+        ["--pool=a,model=b"],
+        ["--on=ray", "--replicas=3..2"],
     ],
+    ids=str,
 )
-def test_flags_that_do_not_fit_are_refused(flags: list[str], reason: str) -> None:
-    with pytest.raises(ServerError, match=reason):
+def test_flags_that_do_not_fit_are_refused(flags: list[str], snapshot) -> None:
+    with pytest.raises(ServerError) as refused:
         serve_settings(["serve", "/models", *flags])
+    assert str(refused.value) == snapshot
 
 
 def test_a_pool_has_what_its_flag_says_and_the_gpus_of_its_models(tmp_path: Path) -> None:

@@ -54,49 +54,44 @@ def test_an_environment_belongs_to_one_backend(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text",
     [
-        (
-            "onnxruntime,enviroment=/env",
-            "there is no setting 'enviroment', so it is ignored: did you mean environment?",
-        ),
-        (
-            "python,unknown=1",
-            "there is no setting 'unknown', so it is ignored: known settings are shm-default-byte-size, ",
-        ),
-        ("unknown=1", "there is no setting 'unknown', so it is ignored: known settings are shm-default-byte-size, "),
-        ("python,thread-pool=1", "'thread-pool', so it is ignored: did you mean thread-pool-size?"),
-        ("python,shm-message-queue-size=1", "so it is ignored: did you mean shm_message_queue_size?"),
-        ("pyhton,thread-pool-size=1", "the setting is for a backend 'pyhton': did you mean python?"),
+        "onnxruntime,enviroment=/env",
+        "python,unknown=1",
+        "unknown=1",
+        "python,thread-pool=1",
+        "python,shm-message-queue-size=1",
+        "pyhton,thread-pool-size=1",
     ],
 )
-def test_settings_that_do_not_exist_are_warned_of(text: str, expected: str) -> None:
+def test_settings_that_do_not_exist_are_warned_of(text: str, snapshot) -> None:
     (warning,) = parsed(f"--backend-config={text}").warnings
     assert warning.startswith(f"--backend-config={text}: ")
-    assert expected in warning
+    assert warning == snapshot
 
 
 @pytest.mark.parametrize("backend", ["python,", ""])
 @pytest.mark.parametrize(
     ("setting", "value", "expected"),
     [
-        ("shm-default-byte-size", "1048575", "shm-default-byte-size can't be smaller than 4 MiBs. Got 1048575"),
-        ("shm-growth-byte-size", "0", "shm-growth-byte-size can't be smaller than or equal to zero. Got 0"),
-        ("shm-growth-byte-size", "-5", "shm-growth-byte-size can't be smaller than or equal to zero. Got -5"),
-        ("default-max-batch-size", "-1", "default-max-batch-size can't be negative. Got -1"),
-        ("thread-pool-size", "0", "thread-pool-size can't be less than 1. Got 0"),
-        ("stub-timeout-seconds", "0", "stub-timeout-seconds can't be smaller than or equal to zero. Got 0"),
-        ("shm-default-byte-size", "64MB", "shm-default-byte-size must be a whole number. Got 64MB"),
-        ("shm-growth-byte-size", "1.5", "shm-growth-byte-size must be a whole number. Got 1.5"),
-        ("shm_message_queue_size", "many", "shm_message_queue_size must be a whole number. Got many"),
-        ("thread-pool-size", "4x", "thread-pool-size must be a whole number. Got 4x"),
-        ("stub-timeout-seconds", "soon", "stub-timeout-seconds must be a whole number. Got soon"),
+        ("shm-default-byte-size", "1048575", "shm-default-byte-size can't be smaller than 4 MiBs"),
+        ("shm-growth-byte-size", "0", "shm-growth-byte-size can't be smaller than or equal to zero"),
+        ("shm-growth-byte-size", "-5", "shm-growth-byte-size can't be smaller than or equal to zero"),
+        ("default-max-batch-size", "-1", "default-max-batch-size can't be negative"),
+        ("thread-pool-size", "0", "thread-pool-size can't be less than 1"),
+        ("stub-timeout-seconds", "0", "stub-timeout-seconds can't be smaller than or equal to zero"),
+        ("shm-default-byte-size", "64MB", "shm-default-byte-size must be a whole number"),
+        ("shm-growth-byte-size", "1.5", "shm-growth-byte-size must be a whole number"),
+        ("shm_message_queue_size", "many", "shm_message_queue_size must be a whole number"),
+        ("thread-pool-size", "4x", "thread-pool-size must be a whole number"),
+        ("stub-timeout-seconds", "soon", "stub-timeout-seconds must be a whole number"),
     ],
 )
-def test_values_are_checked(backend: str, setting: str, value: str, expected: str) -> None:
+def test_values_are_checked(backend: str, setting: str, value: str, expected: str, snapshot) -> None:
     with pytest.raises(UsageError) as caught:
         parsed(f"--backend-config={backend}{setting}={value}")
     assert str(caught.value).startswith(f'Bad option: "--backend-config". {expected}')
+    assert str(caught.value) == snapshot
 
 
 @pytest.mark.parametrize("text", ["python", "python,x", "python,=1", "x=", "=3", "python,shm-region-prefix-name="])

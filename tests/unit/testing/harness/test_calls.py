@@ -270,35 +270,22 @@ def test_errors_of_models_keep_text_and_code(front, write):
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (
-            "return passed_on(call('nobody', [1]))",
-            "Model nobody - Error when running inference: Failed for execute the inference request. Model 'nobody' is not "
-            "ready. Request for unknown model: 'nobody' is not found",
-        ),
-        (
-            "return passed_on(call('other'))",
-            "Model other - Error when running inference: expected 1 inputs but got 0 inputs for model 'other'.",
-        ),
-        (
-            "return passed_on(call('other', [1], outputs=['X']))",
-            "Model other - Error when running inference: unexpected inference output 'X' for model 'other'",
-        ),
-        (
-            "return passed_on(call('other', [1], model_version=7))",
-            "Model other - Error when running inference: Failed for execute the inference request. Model 'other' is not "
-            "ready. Request for unknown model: 'other' version 7 is not found",
-        ),
+        ("return passed_on(call('nobody', [1]))", "Model nobody - Error when running inference"),
+        ("return passed_on(call('other'))", "Model other - Error when running inference"),
+        ("return passed_on(call('other', [1], outputs=['X']))", "Model other - Error when running inference"),
+        ("return passed_on(call('other', [1], model_version=7))", "Model other - Error when running inference"),
         (
             "tensor = pb_utils.Tensor('IN', np.zeros(1, np.float32))\n"
             "return passed_on(pb_utils.InferenceRequest(inputs=[tensor, tensor], requested_output_names=[], "
             "model_name='other').exec())",
-            "Model other - Error when running inference: an input is given twice for model 'other'",
+            "Model other - Error when running inference",
         ),
     ],
 )
-def test_calls_that_do_not_reach_a_model(front, write, body, text):
+def test_calls_that_do_not_reach_a_model(front, write, body, text, snapshot):
     harness = front(body, other=ModelHarness(write(DOUBLE, "other"), config=configuration()))
     assert _error(harness).message().startswith(text)
+    assert _error(harness).message() == snapshot
 
 
 def test_an_unknown_model_says_how_to_make_it_known(front):
@@ -730,8 +717,8 @@ def test_a_model_is_loaded_from_files(control):
     [
         (
             ("nobody",),
-            "Failed to load model: Failed to process the request for model 'm_0', message: failed to load 'nobody', failed to "
-            "poll from model repository: there is no such model",
+            "Failed to load model: Failed to process the request for model 'm_0', message: failed to load "
+            "'nobody', failed to poll from model repository: there is no such model",
         ),
         (
             ("made", None, {"file:1/model.py": "x"}),
@@ -744,10 +731,11 @@ def test_a_model_is_loaded_from_files(control):
         ),
     ],
 )
-def test_models_that_cannot_be_loaded(control, arguments, text):
+def test_models_that_cannot_be_loaded(control, arguments, text, snapshot):
     with pytest.raises(InferenceFailed) as caught:
         control(*arguments).raise_for_error()
     assert f"TritonModelException: {text}" in str(caught.value)
+    assert str(caught.value) == snapshot
 
 
 def test_whether_a_model_is_ready(front):

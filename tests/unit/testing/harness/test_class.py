@@ -12,31 +12,22 @@ EXECUTE = "    def execute(self, requests):\n        return []\n"
 
 
 @pytest.mark.parametrize(
-    ("code", "text"),
+    "code",
     [
-        (
-            "class TritonPythonModel:\n    def exceute(self, requests): pass",
-            r"^Python model .*/m/1/model\.py does not implement `execute` method\. TritonPythonModel has no method execute; did "
-            r"you mean 'exceute'\?$",
-        ),
-        (
-            "class TritonPythonModel: pass",
-            r"does not implement `execute` method\. TritonPythonModel has no method execute$",
-        ),
-        ("class TritonPythonModel: execute = 3", r"TritonPythonModel\.execute cannot be called: it is of type 'int'$"),
-        (
-            f"class TritonPythonModle:\n{EXECUTE}",
-            r"must define class TritonPythonModel; did you mean 'TritonPythonModle'\?$",
-        ),
-        (f"class Classifier:\n{EXECUTE}", r"must define class TritonPythonModel; did you mean 'Classifier'\?$"),
-        ("from collections import OrderedDict", r"must define class TritonPythonModel$"),
-        ("TritonPythonModel = None", r"must define class TritonPythonModel$"),
-        ("TritonPythonModel = 'm'", r"^TritonPythonModel in .*model\.py must be a class, but it is of type 'str'$"),
+        "class TritonPythonModel:\n    def exceute(self, requests): pass",
+        "class TritonPythonModel: pass",
+        "class TritonPythonModel: execute = 3",
+        f"class TritonPythonModle:\n{EXECUTE}",
+        f"class Classifier:\n{EXECUTE}",
+        "from collections import OrderedDict",
+        "TritonPythonModel = None",
+        "TritonPythonModel = 'm'",
     ],
 )
-def test_a_class_that_cannot_execute_is_refused(write, code, text):
-    with pytest.raises(LoadError, match=text):
+def test_a_class_that_cannot_execute_is_refused(write, code, snapshot):
+    with pytest.raises(LoadError) as refused:
         ModelHarness(write(code), config=configuration()).open()
+    assert str(refused.value) == snapshot
 
 
 @pytest.mark.parametrize(

@@ -146,18 +146,18 @@ def test_harnesses_that_do_not_know_each_other_share_nothing(opened):
         ),
         (
             "pb_utils.MetricFamily('depth', '', pb_utils.MetricFamily.COUNTER)",
-            "Error when creating MetricFamily: Failed to process the request for model 'm_0', message: metric family 'depth' "
-            "is registered as a gauge, it cannot be a counter too.",
+            "Error when creating MetricFamily: Failed to process the request for model 'm_0', message: metric family 'depth' is registered as a gauge, it cannot be a counter too.",
         ),
         ("pb_utils.MetricFamily('0', '', pb_utils.MetricFamily.COUNTER)", "Error when creating MetricFamily: "),
     ],
 )
-def test_what_is_refused(opened, body, text):
+def test_what_is_refused(opened, body, text, snapshot):
     body = body.replace("\n", "\n            ")
     code = COUNTS.replace("for request in requests:\n", f"for request in requests:\n            {body}\n")
     with pytest.raises(InferenceFailed) as caught:
         opened(code).infer(IN=[1.0]).raise_for_error()
     assert text in str(caught.value)
+    assert str(caught.value) == snapshot
 
 
 def test_metrics_in_finalize_and_after(write):

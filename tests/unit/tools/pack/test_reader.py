@@ -54,30 +54,30 @@ def test_without_channels_it_is_conda_forge(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("dependencies: [python\n", "line 2: not YAML"),
-        ("- python\n", "contains no mapping"),
-        ("", "contains no mapping"),
-        ("name: x\n", "`dependencies` must be a list"),
-        ("dependencies: []\n", "`dependencies` must be a list"),
-        (YML + "dependecies: []\n", "the key 'dependecies' is unknown; did you mean 'dependencies'?"),
-        (YML + "zebra: 1\n", "the key 'zebra' is unknown: known keys are name, channels"),
-        ("dependencies: [python, {npm: [left-pad]}]\n", "the section 'npm' of `dependencies` is unknown"),
-        ("dependencies: [python, 3.12]\n", "3.12 in `dependencies` is not a package"),
-        ("dependencies: [python, {pip: numpy}]\n", "`pip` must be a list"),
-        (YML + "channels: conda-forge\n", "`channels` must be a list"),
-        (YML + "channels: [defaults]\n", "'defaults' is not a channel but a setting of conda"),
-        (YML + "variables: [A]\n", "`variables` must be a mapping"),
-        (YML + "variables: {A-B: 1}\n", "'A-B' in `variables` is not a valid name"),
-        (YML + "variables: {A: [1]}\n", "the variable 'A' does not have a plain value"),
-        (YML + "a: !!python/object/apply:os.getcwd []\n", "not YAML"),
+        "dependencies: [python\n",
+        "- python\n",
+        "",
+        "name: x\n",
+        "dependencies: []\n",
+        YML + "dependecies: []\n",
+        YML + "zebra: 1\n",
+        "dependencies: [python, {npm: [left-pad]}]\n",
+        "dependencies: [python, 3.12]\n",
+        "dependencies: [python, {pip: numpy}]\n",
+        YML + "channels: conda-forge\n",
+        YML + "channels: [defaults]\n",
+        YML + "variables: [A]\n",
+        YML + "variables: {A-B: 1}\n",
+        YML + "variables: {A: [1]}\n",
+        YML + "a: !!python/object/apply:os.getcwd []\n",
     ],
 )
-def test_wrong_environment_yml(text, message, tmp_path):
+def test_wrong_environment_yml(text, tmp_path, snapshot):
     with pytest.raises(SpecificationError) as caught:
         read_specification(_write(tmp_path, "environment.yml", text))
-    assert message in str(caught.value)
+    assert str(caught.value) == snapshot
     assert str(tmp_path / "environment.yml") in str(caught.value)
 
 

@@ -64,25 +64,26 @@ def test_everything_said(options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "expected"),
+    ("key", "value"),
     [
-        ("SANDBOX", "none", '"standard", "strict" or "off"'),
-        ("SANDBOX_NETWORK", "true", '"yes" or "no"'),
-        ("SANDBOX_READ", "data", "absolute paths"),
-        ("SANDBOX_READ", "/data:", "absolute paths"),
-        ("SANDBOX_WRITE", "/", "absolute paths"),
-        ("SANDBOX_WRITE", "/data/../..", "absolute paths"),
-        ("SANDBOX_MEMORY_MB", "0", "a whole number of at least 96, which Python and numpy need"),
-        ("SANDBOX_MEMORY_MB", "95", "a whole number of at least 96, which Python and numpy need"),
-        ("SANDBOX_MEMORY_MB", "200.5", "a whole number of at least 96, which Python and numpy need"),
-        ("SANDBOX_PROCESSES", "-1", "a whole number of at least 1"),
-        ("SANDBOX_UID", "root", "a numeric user id"),
-        ("SANDBOX_UID", "0", "a numeric user id"),
+        ("SANDBOX", "none"),
+        ("SANDBOX_NETWORK", "true"),
+        ("SANDBOX_READ", "data"),
+        ("SANDBOX_READ", "/data:"),
+        ("SANDBOX_WRITE", "/"),
+        ("SANDBOX_WRITE", "/data/../.."),
+        ("SANDBOX_MEMORY_MB", "0"),
+        ("SANDBOX_MEMORY_MB", "95"),
+        ("SANDBOX_MEMORY_MB", "200.5"),
+        ("SANDBOX_PROCESSES", "-1"),
+        ("SANDBOX_UID", "root"),
+        ("SANDBOX_UID", "0"),
     ],
 )
-def test_a_value_that_is_none(options, key, value, expected):
-    with pytest.raises(ModelConfigError, match=f"model 'm1': parameters {key} must be .*{expected}.*, it is '{value}'"):
+def test_a_value_that_is_none(options, key, value, snapshot):
+    with pytest.raises(ModelConfigError) as refused:
         options(**{key: value})
+    assert str(refused.value) == snapshot
 
 
 def test_a_key_that_does_not_exist_is_no_silent_lack_of_protection(options):
