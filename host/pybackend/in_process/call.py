@@ -82,6 +82,7 @@ class Call:
     """
 
     __slots__ = (
+        "_accepted",
         "_admission",
         "_backlog",
         "_copies",
@@ -94,7 +95,6 @@ class Call:
         "_request",
         "_responses",
         "_rest",
-        "_accepted",
         "_routes",
         "crossing",
         "is_paused",
