@@ -195,14 +195,14 @@ class ModelCatalogue:
 
     def table(self) -> list[ModelStatus]:
         """The state of every model, for the terminal."""
-        return [row for _, entry in sorted(self.entries.items()) for row in entry.table()]
+        return [row for _, entry in sorted(self.entries.items()) for row in entry.rows("-")]
 
     def known(self) -> Iterator[tuple[ModelStatus, Model | None]]:
         """A row for each known version, and for each model without one that has failed, with the version."""
         for name in sorted({*self.entries, *self._failures}):
             entry = self.entries.get(name)
             if entry is not None:
-                yield from zip(entry.index(), entry.versions.values() or (None,), strict=True)
+                yield from zip(entry.rows(), entry.versions.values() or (None,), strict=True)
             elif reason := self._why_unreadable(name):
                 yield self._row(name, ModelState.UNAVAILABLE.value, reason), None
 
@@ -240,7 +240,7 @@ class ModelCatalogue:
                 reason = self._why_unreadable(name)
                 rows.append(self._row(name, ModelState.UNAVAILABLE.value if reason else "", reason))
             else:
-                rows += entry.index()
+                rows += entry.rows()
         return rows
 
     def _row(self, name: str, state: str = "", reason: str = "") -> ModelStatus:

@@ -176,14 +176,8 @@ class ModelEntry:
         }
         self.set_versions(known, self.sources)
 
-    def table(self) -> list[ModelStatus]:
-        """The state of each version; one row if there is none."""
-        return self._rows("-")
-
-    def index(self) -> list[ModelStatus]:
-        return self._rows("")
-
-    def _rows(self, no_version: str) -> list[ModelStatus]:
+    def rows(self, no_version: str = "") -> list[ModelStatus]:
+        """The state of each version; one row with ``no_version`` if there is none."""
         if not self.versions:
             if self.not_loaded is None:  # it waits for its first load
                 return [ModelStatus(self.name, no_version, "", namespace=self.namespace)]
