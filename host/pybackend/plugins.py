@@ -1,6 +1,6 @@
 """The one table of what stands around the server: the server imports none of it, and runs and passes its tests without it.
 
-A row names an object of another package, which is imported when the row is first used. The row's Protocol lies beside the
+A row names an object of another package, which is imported when the row is first used. The row's type lies beside the
 server's code that uses the object; mypy holds the object against it, where the object is made.
 """
 

@@ -9,7 +9,7 @@ from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.process.orphans import Orphans
 from pybackend.repository.layout import RepositoryScan, scan_repositories
-from pybackend.repository.remote import NoRemoteRepositories, RemoteRepositories
+from pybackend.repository.remote import RemoteRepositories
 from pybackend.settings import CloudRepositorySettings, Settings
 from pybackend_wire.confinement import STRICT
 
@@ -34,7 +34,7 @@ def serve_prepared(settings: Settings, serve: Serve, *, own_process: bool = True
 def remote_repositories(settings: CloudRepositorySettings) -> RemoteRepositories:
     """The repositories that are not on this machine; to be opened. Raises ServerError: they cannot be reached from here."""
     if not settings.urls:
-        return NoRemoteRepositories()
+        return RemoteRepositories()
     return STORAGE.load().repositories(settings.urls, settings.cache_directory)
 
 

@@ -22,7 +22,7 @@ from pybackend.model.model import Model
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.launcher import StubLauncher
 from pybackend.repository.layout import scan_repositories
-from pybackend.repository.remote import NoRemoteRepositories, RemoteRepositories
+from pybackend.repository.remote import RemoteRepositories
 from pybackend.repository.repository import ModelRepository
 from pybackend.settings import ModelControlMode, ModelSettings
 from pybackend_wire.bytes_tensor import decode_elements, encode_elements
@@ -90,7 +90,7 @@ async def engine_on(
     )
     if runtime_places is not None:
         host = replace(host, runtime_places=runtime_places)
-    remote = remote or NoRemoteRepositories()
+    remote = remote or RemoteRepositories()
     scan = scan_repositories([repository, *more_repositories], (), remote.listings, namespacing=namespacing)
     models = ModelRepository(scan, host, remote)
     engine = InferenceEngine(models, server_id="test", strict_readiness=True)
@@ -107,7 +107,7 @@ async def engine_on(
 
 def services_without_models(launcher: StubLauncher) -> ModelServices:
     """The services of a server that has no models, for a model or a process beside it."""
-    remote = NoRemoteRepositories()
+    remote = RemoteRepositories()
     models = ModelRepository(scan_repositories([]), ModelHost(launcher=launcher), remote)
     return ModelServices(InferenceEngine(models, server_id="test", strict_readiness=True), models.catalogue)
 

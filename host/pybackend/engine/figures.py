@@ -161,7 +161,7 @@ class RepositoryFigures:
     def changes(self) -> Iterator[tuple[str, str, bool]]:
         """Each model that serves, or whose last change failed: name, namespace, and whether the change failed."""
         for full_name, entry in self._catalogue.entries.items():
-            failed = entry.failed_change is not None
+            failed = entry.has_failed_change
             if failed or any(version.is_ready for version in entry.versions.values()):
                 namespace, name = self._catalogue.names.split(full_name)
                 yield name, namespace, failed

@@ -1,5 +1,6 @@
 """The services and settings that a server's models share, and the way to run each other with the same rules as clients."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,17 +32,20 @@ from pybackend.settings import DebugSettings, MetricsSettings, ModelSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Absence:
-    """The reason why no version of a model serves.
+class NotLoaded:
+    """The reason why no version of a model serves, or why one serves that is not what its repository has.
 
     Attributes:
+        reason: in the words of the repository index.
         known: False if there is no such model, or several.
         on_purpose: True if it was unloaded.
+        since_s: in seconds since 1970.
     """
 
-    known: bool
-    on_purpose: bool
     reason: str
+    known: bool = True
+    on_purpose: bool = False
+    since_s: float = field(default_factory=time.time)
 
 
 class ModelRouter(Protocol):
@@ -56,7 +60,7 @@ class ModelRouter(Protocol):
             InferenceError: there is no such version.
         """
 
-    def absence(self, name: str, home: str = "") -> Absence:
+    def absence(self, name: str, home: str = "") -> NotLoaded:
         """The reason why :meth:`find` finds no version of a model."""
 
     def submit(

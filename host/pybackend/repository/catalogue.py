@@ -15,13 +15,16 @@ from pybackend.errors import (
     UnknownModelError,
 )
 from pybackend.model.ensemble.model import EnsembleModel
-from pybackend.model.host import Absence
+from pybackend.model.host import NotLoaded
 from pybackend.model.model import Model, ModelState, not_ready
 from pybackend.modelconfig.ensemble import circle_of, part_names_on_disk
 from pybackend.pools import Pools
 from pybackend.repository.entry import ModelEntry, ModelStatus
 from pybackend.repository.layout import DUPLICATE_REASON
 from pybackend.repository.names import ModelNames, Namespaces
+
+MOST_FAILURES = 10_000
+"""Models without an entry whose failures are kept: an ensemble's configuration may name any parts."""
 
 LONGEST_VERSION_DIGITS = 19
 """Versions are signed 64-bit numbers; longer text is invalid, and ``int`` raises on more than 4,300 digits."""
@@ -33,8 +36,10 @@ class ModelCatalogue:
     def __init__(self, config_name: str, namespaces: Namespaces | None = None, pools: Pools | None = None) -> None:
         self.entries: dict[str, ModelEntry] = {}  # by full name, in the current state
         self.names = ModelNames(self.entries, namespaces)
-        self.ensembles = Ensembles(self.entries, config_name, self.names, pools)
-        self._failures: dict[str, str] = {}
+        self.ensembles = Ensembles(self.entries, config_name, self.names)
+        self._pools = pools
+        self._failures: dict[str, NotLoaded] = {}
+        """Those of models without an entry."""
 
     def find(self, name: str, version: str = "") -> Model:
         """The version that answers a request.
@@ -76,15 +81,26 @@ class ModelCatalogue:
             if model.state is ModelState.UNAVAILABLE:
                 model.hurry()
 
-    def absence(self, name: str, home: str = "") -> Absence:
+    def absence(self, name: str, home: str = "") -> NotLoaded:
         """The reason why no version of a model serves.
 
         A model of the namespace ``home`` comes before others of its name.
         """
         try:
-            return self.ensembles.absence(self.names.known(name, home))
+            known = self.names.known(name, home)
         except AmbiguousModelError as error:
-            return Absence(False, False, error.message)
+            return NotLoaded(error.message, known=False)
+        entry = self.entries.get(known)
+        if entry is not None:
+            return entry.absence()
+        return self._failures.get(known) or NotLoaded(self._elsewhere(known), known=False)
+
+    def _elsewhere(self, name: str) -> str:
+        """The reason if a model is in another pool."""
+        pools = self._pools
+        if pools is None or pools.has(name):
+            return ""
+        return f"'{name}' is in pool '{pools.of(name)}', and this is '{pools.own}': put an ensemble and its parts into one pool"
 
     def known_versions(self, name: str, version: str = "") -> list[Model]:
         """A model's version in any state; all versions for ``""``; empty if there is no such model or version."""
@@ -116,7 +132,7 @@ class ModelCatalogue:
         except AmbiguousModelError:
             return False
         entry = self.entries.get(known)
-        return known in self._failures if entry is None else entry.is_broken
+        return self._why_unreadable(known) != "" if entry is None else entry.is_broken
 
     def entry(self, name: str) -> ModelEntry:
         entry = self.entries.get(name) or self.entries.get(self.names.known(name))
@@ -129,6 +145,7 @@ class ModelCatalogue:
         """Make the entry of a model, which is known from now on."""
         namespace, plain = self.names.split(name)
         entry = self.entries[name] = ModelEntry(plain, as_part=as_part, namespace=namespace)
+        self.forget_failure(name)
         self.names.on_change()
         return entry
 
@@ -178,23 +195,36 @@ class ModelCatalogue:
 
     def table(self) -> list[ModelStatus]:
         """The state of every model, for the terminal."""
-        return [row for _, entry in sorted(self.entries.items()) for row in entry.table()]
+        return [row for _, entry in sorted(self.entries.items()) for row in entry.rows("-")]
 
     def known(self) -> Iterator[tuple[ModelStatus, Model | None]]:
         """A row for each known version, and for each model without one that has failed, with the version."""
         for name in sorted({*self.entries, *self._failures}):
             entry = self.entries.get(name)
-            if entry is None:
-                yield self._row(name, ModelState.UNAVAILABLE.value, self._failures[name]), None
-            else:
-                yield from zip(entry.index(), entry.versions.values() or (None,), strict=True)
+            if entry is not None:
+                yield from zip(entry.rows(), entry.versions.values() or (None,), strict=True)
+            elif reason := self._why_unreadable(name):
+                yield self._row(name, ModelState.UNAVAILABLE.value, reason), None
 
-    def note_failure(self, name: str, reason: str) -> None:
-        """Show in the index why a model of the repositories could not be read, or ``""`` if it could."""
-        if reason:
-            self._failures[name] = reason
-        else:
-            self._failures.pop(name, None)
+    def note_failure(self, name: str, failure: NotLoaded) -> None:
+        """Note why a load has failed, until the model is loaded or unloaded."""
+        entry = self.entries.get(name)
+        if entry is not None:
+            entry.not_loaded = failure
+            return
+        self.forget_failure(name)
+        self._failures[name] = failure
+        if len(self._failures) > MOST_FAILURES:
+            del self._failures[next(iter(self._failures))]
+
+    def forget_failure(self, name: str) -> None:
+        """A model has an entry from now on, or nobody wants it any more."""
+        self._failures.pop(name, None)
+
+    def _why_unreadable(self, name: str) -> str:
+        """Why a model of the repositories that has no entry could not be read; ``""`` if it could, or there is none."""
+        failure = self._failures.get(name)
+        return failure.reason if failure is not None and failure.known else ""
 
     def index(self, on_disk: Collection[str], duplicates: Collection[str]) -> list[ModelStatus]:
         """One row for each known version, and one for each model without a version; sorted by full name.
@@ -206,12 +236,11 @@ class ModelCatalogue:
             entry = self.entries.get(name)
             if name in duplicates and (entry is None or entry.is_over):
                 rows.append(self._row(name, ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
-            elif entry is None and name in self._failures:
-                rows.append(self._row(name, ModelState.UNAVAILABLE.value, self._failures[name]))
             elif entry is None:
-                rows.append(self._row(name))
+                reason = self._why_unreadable(name)
+                rows.append(self._row(name, ModelState.UNAVAILABLE.value if reason else "", reason))
             else:
-                rows += entry.index()
+                rows += entry.rows()
         return rows
 
     def _row(self, name: str, state: str = "", reason: str = "") -> ModelStatus:
@@ -250,16 +279,12 @@ def _version_number(text: str) -> int:
 class Ensembles:
     """The dependencies between models."""
 
-    def __init__(
-        self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames, pools: Pools | None
-    ) -> None:
+    def __init__(self, entries: Mapping[str, ModelEntry], config_name: str, names: ModelNames) -> None:
         # called after a model's versions have changed, before anybody is told
         self.watchers: list[Callable[[], None]] = []
         self._entries = entries
         self._names = names
         self._config_name = config_name
-        self._pools = pools
-        self._unreadable: dict[str, str] = {}
 
     # Parts
 
@@ -272,28 +297,6 @@ class Ensembles:
     def lacking(self, parts: Sequence[str]) -> frozenset[str]:
         """The given models without a serving version."""
         return frozenset(part for part in parts if not self._is_served(part))
-
-    def absence(self, name: str) -> Absence:
-        """The reason why no version of a model serves."""
-        entry = self._entries.get(name)
-        if entry is None or entry.reason == DUPLICATE_REASON:
-            return Absence(False, False, self._unreadable.get(name) or self._elsewhere(name))
-        models = entry.versions.values()
-        if not models:
-            return Absence(True, False, entry.reason)
-        unloaded = all(model.is_off or model.state is ModelState.UNLOADING for model in models)
-        return Absence(True, unloaded, "".join(model.load_failure for model in models).strip())
-
-    def note_failure(self, name: str, reason: str) -> None:
-        """Record why a part could not be loaded, for parts without an entry that would give the reason."""
-        self._unreadable[name] = reason
-
-    def _elsewhere(self, name: str) -> str:
-        """The reason if a model is in another pool."""
-        pools = self._pools
-        if pools is None or pools.has(name):
-            return ""
-        return f"'{name}' is in pool '{pools.of(name)}', and this is '{pools.own}': put an ensemble and its parts into one pool"
 
     def is_mere_part(self, name: str) -> bool:
         """True if a model was loaded only because ensembles needed it, and none of those remains."""
@@ -313,7 +316,6 @@ class Ensembles:
 
     def on_change(self, name: str) -> None:
         """Update dependent ensembles after a model's versions changed: they may switch versions, stop or restart."""
-        self._unreadable.pop(name, None)
         changed = deque([name])
         while changed:
             part = changed.popleft()

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pybackend.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.model.host import ModelHost
+from pybackend.model.host import ModelHost, NotLoaded
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.ensemble import circle_of, part_names
 from pybackend.observability.log_lines import about_model
@@ -87,27 +87,16 @@ class ModelChanges:
             async with self.locks.loading(name, asked_by):
                 if as_part and not self._catalogue.ensembles.lacking([name]):
                     return
-                try:
-                    lacking = await self._load_locked(name, request, tried, as_part=as_part)
-                except InferenceError as error:
-                    self._note_failed_change(name, request, error.__cause__)
-                    raise
+                lacking = await self._load_locked(name, request, tried, as_part=as_part)
             if not lacking:
                 return
             # Without the lock: loading parts may require changes to this model.
             await asyncio.gather(*(self._load_part(part, request.grant, asked_by) for part in sorted(lacking)))
             tried |= lacking
 
-    def _note_failed_change(self, name: str, request: LoadRequest, cause: BaseException | None) -> None:
-        entry = self._catalogue.entries.get(name)
-        if entry is not None and request.reads_repository and isinstance(cause, ModelLoadError):
-            entry.note_failed_change(cause.why if isinstance(cause, VersionsFailedError) else cause.message)
-
     async def _load_part(self, name: str, grant: Grant | None, asked_by: str) -> None:
-        try:
+        with suppress(InferenceError):  # it is noted, and the ensemble says so
             await self.load(name, LoadRequest(grant=grant), asked_by, as_part=True)
-        except InferenceError as error:
-            self._catalogue.ensembles.note_failure(name, error.message.strip())
 
     async def _load_locked(
         self, name: str, request: LoadRequest, tried: frozenset[str], *, as_part: bool
@@ -116,9 +105,10 @@ class ModelChanges:
         try:
             directory = await self._place(name, request)
         except ModelLoadError as error:
+            is_known = name in self._catalogue.entries
+            if as_part or is_known:  # names in requests are not bounded
+                self._note_failure(name, request, error, known=is_known)
             raise _poll_error(name, error) from error
-        if not request.files:
-            self._catalogue.note_failure(name, "")
         self._directories.hold(directory)
         try:
             source = await self._read(name, directory, request)
@@ -139,8 +129,26 @@ class ModelChanges:
             if not lacking:
                 await self._replace(name, versions, as_part=as_part)
             return lacking
+        except InferenceError as error:
+            self._note_failure(name, request, error.__cause__)
+            raise
         finally:
             await self._directories.let_go(directory)
+
+    def _note_failure(
+        self, name: str, request: LoadRequest, error: BaseException | None, *, known: bool = True
+    ) -> None:
+        """Note why the model of the repositories is not loaded, if no version can say it."""
+        entry = self._catalogue.entries.get(name)
+        serves = entry is not None and bool(entry.ready_versions())
+        is_note = request.reads_repository if serves else not request.files
+        if not is_note or not isinstance(error, ModelLoadError):
+            return
+        if serves:
+            reason = error.why if isinstance(error, VersionsFailedError) else error.message
+            self._catalogue.note_failure(name, NotLoaded(reason))
+        elif not isinstance(error, VersionsFailedError):
+            self._catalogue.note_failure(name, NotLoaded(error.reason(), known))
 
     async def _check_parts(self, name: str, named: Sequence[str]) -> tuple[str, ...]:
         """The full names of an ensemble's parts, after a check that it does not contain itself."""
@@ -176,8 +184,6 @@ class ModelChanges:
                 directory, self._host, request.config_json, is_brought=is_brought, namespace=namespace
             )
         except ModelLoadError as error:
-            if not request.files:  # names of directories are bounded, those in requests are not
-                self._catalogue.note_failure(name, error.reason())
             raise _poll_error(name, error) from error
 
     async def _replace(self, name: str, versions: Mapping[int, ModelSource], *, as_part: bool) -> None:
@@ -185,7 +191,6 @@ class ModelChanges:
         entry.as_part = as_part
         try:
             await self.change(entry, versions)
-            entry.failed_change = None
         except ModelLoadError as error:
             raise InferenceError(error.message, error.code) from error
         finally:
@@ -224,11 +229,10 @@ class ModelChanges:
 
     def retire(self, name: str) -> None:
         """Begin to unload every version of a model; its lock must be held."""
-        self._catalogue.note_failure(name, "")
+        self._catalogue.forget_failure(name)
         entry = self._catalogue.entries.get(name)
         if entry is None:
             return
-        entry.failed_change = None
         self._life_cycle.retire(entry.versions.values())
         # Failures of an unloaded model must not keep the server from being ready.
         entry.forget_failures()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pybackend.errors import ErrorCode, InferenceError
+from pybackend.model.host import NotLoaded
 from pybackend.model.model import UNLOADED, Model, ModelState
 from pybackend.model.source import ModelSource
 from pybackend.model.traffic import Traffic
@@ -40,19 +41,6 @@ class ModelStatus:
         return self.state == ModelState.READY.value
 
 
-@dataclass(frozen=True)
-class FailedChange:
-    """A model on disk that failed to load while an earlier state of it serves."""
-
-    moment_s: float  # when it failed, in seconds since 1970
-    reason: str
-
-    def __str__(self) -> str:
-        then, now = time.localtime(self.moment_s), time.localtime()
-        moment = time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
-        return f"serves as before; the change at {moment} failed: {self.reason}"
-
-
 @dataclass
 class ModelEntry:
     """A name in the repository."""
@@ -62,7 +50,8 @@ class ModelEntry:
     versions: Mapping[int, Model] = field(default_factory=dict)
     # by number, what each version was loaded from
     sources: Mapping[int, ModelSource] = field(default_factory=dict)
-    reason: str = ""  # the reason why there are no versions, e.g. a configuration error.
+    # its last load failed: there are no versions, or those of before; None if it has not failed, or its versions say why
+    not_loaded: NotLoaded | None = None
     newest_first: tuple[Model, ...] = ()  # the same versions, highest number first
     as_part: bool = False  # True if it was loaded only as a part of ensembles
     # distributes the requests that name no version; None if the newest version answers them
@@ -71,8 +60,6 @@ class ModelEntry:
     # the rules that were set while the server runs; they replace the configured ones
     chosen_rules: TrafficRules | None = None
     namespace: str = ""  # of the model; ``""`` on a server without namespaces
-    # what is on disk failed to load, and an earlier state serves; None if it does not, or has loaded
-    failed_change: FailedChange | None = None
 
     @property
     def full_name(self) -> str:
@@ -83,7 +70,7 @@ class ModelEntry:
             model.be_newest(newest=False)
         self.versions = dict(sorted(models.items()))
         self.sources = sources
-        self.reason = ""
+        self.not_loaded = None
         self.newest_first = tuple(reversed(self.versions.values()))
         self._direct()
 
@@ -141,14 +128,22 @@ class ModelEntry:
         """True if a version does not serve although nobody has unloaded it, or what is on disk failed to load."""
         return (
             not self.versions
-            or self.failed_change is not None
+            or self.not_loaded is not None
             or any(model.state is ModelState.UNAVAILABLE and not model.is_off for model in self.versions.values())
         )
 
-    def note_failed_change(self, reason: str) -> None:
-        """Note that the files on disk failed to load, if an earlier state serves."""
-        if self.ready_versions():
-            self.failed_change = FailedChange(time.time(), reason)
+    @property
+    def has_failed_change(self) -> bool:
+        """True if it has versions, and what is on disk failed to load."""
+        return bool(self.versions) and self.not_loaded is not None
+
+    def absence(self) -> NotLoaded:
+        """The reason why no version serves."""
+        models = self.versions.values()
+        if self.not_loaded is not None and not (models and self.not_loaded.known):
+            return self.not_loaded
+        unloaded = bool(models) and all(model.is_off or model.state is ModelState.UNLOADING for model in models)
+        return NotLoaded("".join(model.load_failure for model in models).strip(), on_purpose=unloaded)
 
     @property
     def is_over(self) -> bool:
@@ -166,9 +161,9 @@ class ModelEntry:
         """The reason why no version of a model serves, for clients, to be appended to a sentence."""
         if loading := next((model.loading for model in self.newest_first if model.loading), ""):
             return f": {loading}"
-        if not self.versions and not self.reason:
+        if not self.versions and self.not_loaded is None:
             return ": it waits for its first load"
-        reasons = [self.reason] if self.reason else [model.reason for model in self.newest_first]
+        reasons = [model.reason for model in self.newest_first] if self.not_loaded is None else [self.not_loaded.reason]
         first = next((reason for reason in reasons if reason and reason != UNLOADED), "")
         return f". It failed: {first.splitlines()[0]} (the server's log has the rest)" if first else ""
 
@@ -181,17 +176,13 @@ class ModelEntry:
         }
         self.set_versions(known, self.sources)
 
-    def table(self) -> list[ModelStatus]:
-        """The state of each version; one row if there is none."""
-        return self._rows("-")
-
-    def index(self) -> list[ModelStatus]:
-        return self._rows("")
-
-    def _rows(self, no_version: str) -> list[ModelStatus]:
+    def rows(self, no_version: str = "") -> list[ModelStatus]:
+        """The state of each version; one row with ``no_version`` if there is none."""
         if not self.versions:
-            state = ModelState.UNAVAILABLE.value if self.reason else ""  # a model that waits to load has not failed
-            return [ModelStatus(self.name, no_version, state, self.reason, self.namespace)]
+            if self.not_loaded is None:  # it waits for its first load
+                return [ModelStatus(self.name, no_version, "", namespace=self.namespace)]
+            state, reason = ModelState.UNAVAILABLE.value, self.not_loaded.reason
+            return [ModelStatus(self.name, no_version, state, reason, self.namespace)]
         return [
             ModelStatus(self.name, str(version), *self._state_of(model), self.namespace)
             for version, model in self.versions.items()
@@ -203,7 +194,14 @@ class ModelEntry:
             return model.state.value, model.reason
         if model.own_objection:
             return ModelState.UNAVAILABLE.value, model.own_objection
-        return model.state.value, "" if self.failed_change is None else str(self.failed_change)
+        return model.state.value, "" if self.not_loaded is None else _as_before(self.not_loaded)
+
+
+def _as_before(failed: NotLoaded) -> str:
+    """The reason that a serving version has while its last change has failed."""
+    then, now = time.localtime(failed.since_s), time.localtime()
+    moment = time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
+    return f"serves as before; the change at {moment} failed: {failed.reason}"
 
 
 _NO_RULES = TrafficRules({})

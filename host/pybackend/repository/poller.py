@@ -15,7 +15,7 @@ from time import monotonic
 from pybackend.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
 from pybackend.model.fingerprint import Fingerprint, file_stamp, fingerprint
-from pybackend.model.host import ModelHost
+from pybackend.model.host import ModelHost, NotLoaded
 from pybackend.modelconfig.loader import load_policy
 from pybackend.modelconfig.model_directory import config_file
 from pybackend.modelconfig.schema import ModelConfig
@@ -312,7 +312,7 @@ class Poller:
             await self._changes.begin_unload(name, unload_dependents=False)
             if look is not None:
                 entry = self._catalogue.entries.get(name) or self._catalogue.new_entry(name)
-                entry.reason = DUPLICATE_REASON
+                entry.not_loaded = NotLoaded(DUPLICATE_REASON, known=False)
         except InferenceError as error:
             log.error("the change of model '%s' has no effect: %s", name, error.message.strip())  # noqa: TRY400
 

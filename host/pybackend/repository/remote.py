@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import localtime, strftime
-from typing import Protocol
 
 LATE_S = 2.0
 """A listing that takes longer is not waited for where the one before will do."""
@@ -42,48 +41,44 @@ class Listing:
     doubt: str = ""  # why the names may be others by now, as a sentence; ``""`` while the storage answers
 
 
-class RemoteRepositories(Protocol):
+class RemoteRepositories:
     """The repositories elsewhere of one server, each with a local directory from which its models are loaded.
 
-    Its server opens and closes it.
+    This class has none, as a server whose models are all on this machine; that of a package which reaches some derives from it. The
+    server opens and closes it.
     """
 
     @property
     def directories(self) -> tuple[Path, ...]:
         """The local directory of each repository; after :meth:`open`."""
-        ...
+        return ()
 
     @property
     def listings(self) -> Mapping[Path, Listing]:
         """The models of each repository when it was last listed, by its local directory."""
-        ...
+        return {}
 
     async def open(self) -> None:
         """List the repositories for the first time, and make the local directories.
 
         Raises ServerError: a repository cannot be listed, nor was on this machine, or a cache is not writable.
         """
-        ...
 
     def close(self) -> None:
         """Remove the local directories; what was downloaded stays in the cache. Blocking."""
-        ...
 
     async def look(self) -> None:
         """Find out which models there are now."""
-        ...
 
     async def look_briefly(self) -> None:
         """The same without errors. A repository that does not answer soon, or did not the last time, is not waited for."""
-        ...
 
     async def ask_again(self) -> None:
         """Ask the repositories that do not answer, until cancelled: once one does, its listing is in use again."""
-        ...
 
     async def digests(self) -> Mapping[Path, int]:
         """For each model, by its local directory, a number that changes when one of its files does."""
-        ...
+        return {}
 
     async def follow(self, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
         """List all files of each repository periodically until cancelled. One that does not answer delays no other.
@@ -91,7 +86,6 @@ class RemoteRepositories(Protocol):
         The local files of models that a repository has no longer, and that are not used, are removed. The listing after
         one with changes comes after ``settle_s``; both call ``on_change``.
         """
-        ...
 
     async def fetch(
         self,
@@ -112,77 +106,23 @@ class RemoteRepositories(Protocol):
             directory: where the model is known to be, None to look for it in all of them.
             is_elsewhere: a local repository has it, so storage that does not answer is not needed.
         """
-        ...
 
     async def fetch_configuration(self, name: str, place: str = "") -> None:
         """Bring the configuration of a model of these repositories, unless part of the model was brought before.
 
         Raises ModelLoadError: it cannot be downloaded.
         """
-        ...
 
     async def tidy(self, directory: Path, in_use: InUse) -> None:
         """Remove versions of a model that were served from a local directory and are not used any more."""
-        ...
 
 
-class RemoteStorage(Protocol):
-    """The way to repositories by their URLs."""
+@dataclass(frozen=True)
+class RemoteStorage:
+    """The way to repositories by their URLs, as a row of :mod:`pybackend.plugins`."""
 
-    def check(self, url: str) -> None:
-        """Raises ServerError: the URL has a form that is not known."""
-        ...
-
-    def cache_directories(self, urls: Sequence[str], chosen: Path | None) -> Sequence[Path]:
-        """The directories that keep what is downloaded from repositories; ``chosen``: by the operator."""
-        ...
-
-    def repositories(self, urls: Sequence[str], cache_directory: Path | None) -> RemoteRepositories:
-        """The repositories of a server. Raises ServerError: a library is missing, or credentials cannot be used."""
-        ...
-
-
-class NoRemoteRepositories:
-    """Those of a server whose models are all on this machine."""
-
-    directories: tuple[Path, ...] = ()
-    listings: Mapping[Path, Listing] = {}
-
-    async def open(self) -> None:
-        """There is nothing to list."""
-
-    def close(self) -> None:
-        """Nothing was made."""
-
-    async def look(self) -> None:
-        """Nothing changes."""
-
-    async def look_briefly(self) -> None:
-        """Nothing changes."""
-
-    async def ask_again(self) -> None:
-        """There is nobody to ask."""
-
-    async def digests(self) -> Mapping[Path, int]:
-        return {}
-
-    async def follow(self, in_use: InUse, period_s: float, settle_s: float, on_change: Callable[[], None]) -> None:
-        """Nothing changes."""
-
-    async def fetch(
-        self,
-        name: str,
-        choose: Choose,
-        in_use: InUse,
-        place: str = "",
-        directory: Path | None = None,
-        *,
-        is_elsewhere: bool = False,
-    ) -> None:
-        """The model is on this machine."""
-
-    async def fetch_configuration(self, name: str, place: str = "") -> None:
-        """The model is on this machine."""
-
-    async def tidy(self, directory: Path, in_use: InUse) -> None:
-        """Nothing was downloaded."""
+    check: Callable[[str], object]  # raises ServerError: the URL has a form that is not known
+    # the directories that keep what is downloaded from these URLs; in one that the operator has chosen, if that is not None
+    cache_directories: Callable[[Sequence[str], Path | None], Sequence[Path]]
+    # the repositories of a server, likewise. Raises ServerError: a library is missing, or credentials cannot be used
+    repositories: Callable[[Sequence[str], Path | None], RemoteRepositories]

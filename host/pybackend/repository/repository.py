@@ -11,7 +11,7 @@ from pybackend.apart import apart
 from pybackend.errors import ModelLoadError
 from pybackend.instance.services import StubServices
 from pybackend.model.ensemble.model import EnsembleModel
-from pybackend.model.host import ModelHost, ModelRouter
+from pybackend.model.host import ModelHost, ModelRouter, NotLoaded
 from pybackend.model.model import Model
 from pybackend.model.python_model import PythonModel
 from pybackend.model.source import ModelSource
@@ -128,7 +128,7 @@ class RepositoryStart:
 
     async def _load(self, name: str, entry: ModelEntry) -> None:
         if name in self._scan.duplicates:
-            entry.reason = DUPLICATE_REASON
+            entry.not_loaded = NotLoaded(DUPLICATE_REASON, known=False)
             return
         try:
             await self._changes.files.fetch(name, directory=self._scan.models.get(name))
@@ -144,7 +144,7 @@ class RepositoryStart:
             parts = self._catalogue.names.parts(part_names(source.config), entry.namespace, self._scan.models)
             await self._start_parts(name, parts)
         except ModelLoadError as error:
-            entry.reason = error.reason()
+            entry.not_loaded = NotLoaded(error.reason())
             log.error("failed to load '%s': %s", name, error.reason())  # noqa: TRY400  no bug of ours
             return
         with suppress(ModelLoadError):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 
 import msgspec
@@ -37,6 +37,8 @@ _decode = msgspec.msgpack.Decoder(CachedResponse).decode
 
 class RedisCache(ResponseCache):
     """Responses in Redis. Any failure there counts as a miss, and the log reports it.
+
+    Raises ServerError: Redis's client is not installed.
 
     The time-outs among the options are in milliseconds; ``pool_size`` is the number of connections.
     """
@@ -128,8 +130,6 @@ def _seconds(options: Mapping[str, str], key: str) -> float:
 def _response(found: bytes) -> CachedResponse:
     """Decode an entry, and check what encoders rely on: anybody who may write to Redis can have written it."""
     entry = _decode(found)
-    if len({each.name for each in entry.outputs}) < len(entry.outputs):
-        raise ValueError("an entry has two outputs of one name")
     for each in entry.outputs:
         count, problem = prod(each.shape), ""
         if each.datatype == "BYTES":
@@ -150,10 +150,8 @@ def _elements_problem(data: bytes, count: int) -> str:
             return str(end.value)
 
 
-class RedisKind:
-    """See :class:`CacheKind`."""
-
-    settings: Mapping[str, tuple[int, int] | None] = {
+REDIS = CacheKind(
+    settings={
         "host": None,
         "port": (1, 65535),
         "user": None,
@@ -163,13 +161,8 @@ class RedisKind:
         "socket_timeout": (0, MOST),
         "pool_size": (1, 1024),
         "wait_timeout": (0, MOST),
-    }
-    required: Sequence[str] = ("host", "port")
-    variables: Mapping[str, str] = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
-
-    def make(self, options: Mapping[str, str]) -> ResponseCache:
-        """Raises ServerError: Redis's client is not installed."""
-        return RedisCache(options)
-
-
-REDIS: CacheKind = RedisKind()
+    },
+    required=("host", "port"),
+    variables={"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"},
+    make=RedisCache,
+)

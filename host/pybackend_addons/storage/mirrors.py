@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pybackend.environment.cache import default_cache_directory
 from pybackend.errors import ServerError
-from pybackend.repository.remote import LATE_S, Choose, InUse, Listing
+from pybackend.repository.remote import LATE_S, Choose, InUse, Listing, RemoteRepositories
 from pybackend.sandbox.runtime_directory import RuntimeDirectory
 from pybackend_addons.storage.bucket import Patience, StorageError
 from pybackend_addons.storage.download import Progress, terminal
@@ -33,8 +33,8 @@ _FETCHES = 4
 """Models that are downloaded at the same time; each of them may use several connections."""
 
 
-class Mirrors:
-    """See :class:`pybackend.repository.remote.RemoteRepositories`.
+class Mirrors(RemoteRepositories):
+    """Repositories that are downloaded model by model.
 
     Raises ServerError: the library is missing, or credentials cannot be used.
     """
@@ -50,21 +50,15 @@ class Mirrors:
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """The local directory of each repository; after :meth:`open`."""
         return tuple(mirror.directory for mirror in self._mirrors)
 
     @property
     def listings(self) -> Mapping[Path, Listing]:
-        """The models of each repository when it was last listed, by its local directory."""
         return {mirror.directory: mirror.listed.listing for mirror in self._mirrors}
 
     # Start and stop
 
     async def open(self) -> None:
-        """List the repositories for the first time, and make the local directories.
-
-        Raises ServerError: a repository cannot be listed, nor was on this machine, or a cache is not writable.
-        """
         for mirror in self._mirrors:
             place = mirror.cache_directory
             directory = self._runtime_directories.setdefault(place, RuntimeDirectory([place / _ROOMS]))
@@ -82,18 +76,15 @@ class Mirrors:
             raise ServerError(f"repository path is not a valid directory: {error}") from None
 
     def close(self) -> None:
-        """Remove the local directories; what was downloaded stays in the cache. Blocking."""
         for directory in self._runtime_directories.values():
             directory.close()
 
     # Listing
 
     async def look(self) -> None:
-        """Find out which models there are now."""
         await asyncio.gather(*(mirror.listed.look() for mirror in self._mirrors))
 
     async def look_briefly(self) -> None:
-        """The same without errors. A repository that does not answer soon, or did not the last time, is not waited for."""
         looks = {
             mirror: mirror.listed.begin_look()
             for mirror in self._mirrors
@@ -105,7 +96,6 @@ class Mirrors:
             mirror.listed.is_late = not look.done()
 
     async def ask_again(self) -> None:
-        """Ask the repositories that do not answer, until cancelled: once one does, its listing is in use again."""
         while True:
             await asyncio.sleep(_AGAIN_S)
             for mirror in self._mirrors:
@@ -113,7 +103,6 @@ class Mirrors:
                     await asyncio.wait({mirror.listed.begin_look()})
 
     async def digests(self) -> dict[Path, int]:
-        """For each model, by its local directory, a number that changes when one of its files does."""
         found = await asyncio.gather(*(mirror.listed.read_digests() for mirror in self._mirrors))
         return {
             mirror.directory / name: digest
@@ -172,10 +161,6 @@ class Mirrors:
                 await mirror.fetch(name, choose, in_use, self._progress)
 
     async def fetch_configuration(self, name: str, place: str = "") -> None:
-        """Bring the configuration of a model of these repositories, unless part of the model was brought before.
-
-        Raises ModelLoadError: it cannot be downloaded.
-        """
         for mirror in self._at(place):
             if name in mirror.listed.names:
                 async with self._places:
@@ -185,7 +170,6 @@ class Mirrors:
         return [mirror for mirror in self._mirrors if place in {"", mirror.url.text}]
 
     async def tidy(self, directory: Path, in_use: InUse) -> None:
-        """Remove versions of a model that were served from a local directory and are not used any more."""
         for mirror in self._mirrors:
             if directory.parent == mirror.directory:
                 try:

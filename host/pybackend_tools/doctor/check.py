@@ -233,7 +233,7 @@ class _Checker:
 
     def check_circles(self, reports: Sequence[ModelReport], models: Mapping[str, Path]) -> None:
         """Check that no ensemble contains itself, and forget those that do."""
-        ensembles = Ensembles({}, self._host.settings.config_name, self._names, None)
+        ensembles = Ensembles({}, self._host.settings.config_name, self._names)
         for report in reports:
             if report.name in self.ensembles:
                 report.attempt(ensembles.check, report.name, self._parts(report.name, models), models)

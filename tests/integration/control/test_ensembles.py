@@ -194,6 +194,7 @@ def test_parts_that_are_nowhere(repository, start, marks):
     )
     assert "there is no directory 'x' in" in error.message
     assert error.message.endswith("\n")
+    assert [row.name for row, _ in engine.repository.catalogue.known()] == ["a", "e"]
     assert not run(engine.is_ready_by_name("e"))
 
 
@@ -235,8 +236,8 @@ def test_a_part_whose_configuration_cannot_be_read(repository, start, marks):
     engine, run = start()
     error = refusal(run, engine.control.load("e"))
     assert error.message.startswith(
-        "load failed for model 'e': ensemble e contains models that are not available or ambiguous: a (failed to load 'a', "
-        "failed to poll from model repository: failed to read text proto from"
+        "load failed for model 'e': ensemble 'e' depends on 'a' which has no loaded version. Model 'a' loading failed with "
+        "error: Invalid argument: failed to read text proto from"
     )
 
 

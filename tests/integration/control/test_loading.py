@@ -402,6 +402,20 @@ def test_a_model_that_has_failed_is_loaded_again_in_every_mode(repository, marks
         assert "is not allowed" in refusal(run, load("broken")).message
 
 
+def test_the_index_says_why_the_last_load_failed(repository, start, marks):
+    write_model(repository, "a", answering(1), "first: mistake")
+    engine, run = start("a")
+
+    def reason():
+        (row,) = [row for row in run(engine.control.read_index()) if row.name == "a"]
+        return row.reason
+
+    assert 'has no field named "first"' in reason()
+    write_model(repository, "a", answering(1), "second: mistake")
+    refusal(run, engine.control.load("a"))
+    assert 'has no field named "second"' in reason()
+
+
 @pytest.mark.parametrize("change", ["code", "configuration"])
 def test_the_index_says_that_a_change_has_failed(repository, start, marks, change):
     write_model(repository, "a", answering(1), CONFIG)

@@ -19,7 +19,7 @@ from pybackend.inference.response import OnResponse
 from pybackend.inference.validation import Checked, validate
 from pybackend.instance.services import CallingStub
 from pybackend.ipc import stub_messages as heard
-from pybackend.model.host import Absence
+from pybackend.model.host import NotLoaded
 from pybackend.model.model import Model
 from pybackend.observability.custom_metrics import CustomMetrics
 from pybackend.repository.catalogue import ModelCatalogue
@@ -121,7 +121,7 @@ class EngineRouter:
         catalogue = self._catalogue
         return catalogue.representative(catalogue.names.known(name, home), version)
 
-    def absence(self, name: str, home: str = "") -> Absence:
+    def absence(self, name: str, home: str = "") -> NotLoaded:
         """The reason why no version of a model serves."""
         return self._catalogue.absence(name, home)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pybackend.model.cache.response_cache import ResponseCache
@@ -11,24 +12,13 @@ if TYPE_CHECKING:
 MOST = 2**63 - 1
 
 
-class CacheKind(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class CacheKind:
     """Its settings, and the way to make it of them."""
 
-    @property
-    def settings(self) -> Mapping[str, tuple[int, int] | None]:
-        """The least and the greatest value of each setting; None for text."""
-        ...
-
-    @property
-    def required(self) -> Sequence[str]:
-        """The settings that it needs."""
-        ...
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Environment variables, by the settings that they give where the flag does not."""
-        ...
-
-    def make(self, options: Mapping[str, str]) -> ResponseCache:
-        """The cache with these settings. Raises ServerError: a library is missing."""
-        ...
+    settings: Mapping[str, tuple[int, int] | None]  # the least and the greatest value of each; None for text
+    required: Sequence[str]  # the settings that it needs
+    # environment variables, by the settings that they give where the flag does not
+    variables: Mapping[str, str] = field(default_factory=dict)
+    # makes the cache with these settings. Raises ServerError: a library is missing
+    make: Callable[[Mapping[str, str]], ResponseCache]

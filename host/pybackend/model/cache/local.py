@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pybackend.model.cache.kind import MOST, CacheKind
@@ -11,17 +11,10 @@ if TYPE_CHECKING:
     from pybackend.model.cache.response_cache import ResponseCache
 
 
-class LocalKind:
-    """See :class:`CacheKind`."""
+def _make(options: Mapping[str, str]) -> ResponseCache:
+    from pybackend.model.cache.response_cache import LocalCache  # late: flags are read before processes start
 
-    settings: Mapping[str, tuple[int, int] | None] = {"size": (1, MOST)}
-    required: Sequence[str] = ("size",)
-    variables: Mapping[str, str] = {}
-
-    def make(self, options: Mapping[str, str]) -> ResponseCache:
-        from pybackend.model.cache.response_cache import LocalCache  # late: flags are read before processes start
-
-        return LocalCache(int(options["size"]))
+    return LocalCache(int(options["size"]))
 
 
-LOCAL: CacheKind = LocalKind()
+LOCAL = CacheKind(settings={"size": (1, MOST)}, required=("size",), make=_make)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, NotServingError
 from pybackend.model.ensemble.plan import EnsemblePlan
 from pybackend.model.ensemble.planned_step import ONCE
-from pybackend.model.host import Absence, ModelRouter
+from pybackend.model.host import ModelRouter, NotLoaded
 from pybackend.model.model import Model, ModelState
 from pybackend.modelconfig.ensemble import EnsembleStep
 from pybackend.modelconfig.signature import ModelSignature
@@ -43,7 +43,7 @@ def find_parts(name: str, namespace: str, steps: Sequence[EnsembleStep], router:
 
 
 def _fault(
-    name: str, namespace: str, step: EnsembleStep, absences: Mapping[str, Absence], router: ModelRouter
+    name: str, namespace: str, step: EnsembleStep, absences: Mapping[str, NotLoaded], router: ModelRouter
 ) -> PartError:
     """The reason why a step cannot run; if several models are unknown, it names all of them."""
     part = step.model_name
