@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pybackend.engine.admission import ModelAdmission, ModelRoute, Sender
-from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.admission import Route, Sender
+from pybackend.engine.engine import InferenceEngine, ModelAdmission
 from pybackend.engine.response_stream import MOST_WAITING
 from pybackend.errors import InferenceError
 from pybackend.in_process.crossing import Crossing
 from pybackend.in_process.tensor import Tensor
-from pybackend.inference.pending import CANCELLED, PendingRequest
+from pybackend.inference.pending import CANCELLED, RequestHandle
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, copy_bytes
@@ -58,13 +58,13 @@ class Routes:
     """The ways to a model for requests like earlier ones, which were completely checked."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Shape, ...], tuple[ModelRoute, int]] = {}
+        self._known: dict[tuple[Shape, ...], tuple[Route, int]] = {}
 
-    def find(self, shapes: tuple[Shape, ...]) -> tuple[ModelRoute, int] | None:
+    def find(self, shapes: tuple[Shape, ...]) -> tuple[Route, int] | None:
         """The route, and the batch size; None if there is none, or it must be tried without."""
         return self._known.get(shapes)
 
-    def note(self, shapes: tuple[Shape, ...], route: ModelRoute, batch_size: int) -> None:
+    def note(self, shapes: tuple[Shape, ...], route: Route, batch_size: int) -> None:
         """Remember a route."""
         if len(self._known) >= _MOST_ROUTES:
             self._known.clear()
@@ -126,7 +126,7 @@ class Call:
         self._on_taken = on_taken
         self._rest = rest
         self._admission: ModelAdmission | None = None
-        self._pending: PendingRequest | None = None
+        self._pending: RequestHandle | None = None
         self._responses: deque[InferenceResponse] | None = None
         self._copying: asyncio.Task[None] | None = None
         self._is_cancelled = False
@@ -148,7 +148,7 @@ class Call:
                 known = self._routes.find(shapes)
                 if known is not None:
                     route, request.batch_size = known
-                    self._pending = route.submit(request, self._on_response)
+                    self._pending = route(request, self._on_response)
                     if self._pending is not None:
                         return
             self._admission = admission = self._engine.open(request.model_name, request.model_version, SENDER)

@@ -80,7 +80,9 @@ class ModelLifeCycle:
         new = {
             version: self._create(candidate, make)
             for version, candidate in candidates.items()
-            if not (version in serving and serving[version].is_ready and candidate.equals(entry.origins[version]))
+            if not (
+                version in serving and serving[version].health.is_ready and candidate.equals(entry.origins[version])
+            )
         }
         if not serving:
             self.retire(entry.versions.values())  # instances that gave up may still have processes

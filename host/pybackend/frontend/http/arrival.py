@@ -7,7 +7,8 @@ from contextlib import closing, contextmanager
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from pybackend.engine.admission import ModelAdmission, Sender
+from pybackend.engine.admission import Sender
+from pybackend.engine.engine import ModelAdmission
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer
 from pybackend.frontend.http.content_coding import request_coding
