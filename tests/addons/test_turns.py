@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pybackend.engine.admission import ModelAdmission
+from pybackend.engine.engine import ModelAdmission
 from pybackend.frontend.http.arrival import Arrival
 from tests.integration.http.conftest import run
 from tests.integration.http.test_turns import MIB, client_of, turns_until

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from pybackend.cli.own_process import GC_THRESHOLD
 from pybackend.errors import InferenceError
-from pybackend.inference.pending import NoHolder, PendingRequest
+from pybackend.inference.pending import PendingRequest, RequestHolder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.tensor import Lease
 from pybackend.modelconfig.schema import BatchingConfig, QueuePolicy
 from pybackend.scheduler.dynamic_batcher import DynamicBatcher
-from pybackend.scheduler.scheduler import BatchReason
+from pybackend.scheduler.scheduler import SchedulerOwner
 from tests.bench import progress
 from tests.bench.plan import Plan
 
@@ -59,7 +59,7 @@ class _Instance:
         self.executed += len(batch)
 
 
-class _Queue(NoHolder):
+class _Queue(RequestHolder):
     """Drops what is cancelled."""
 
     def __init__(self, batcher: DynamicBatcher) -> None:
@@ -69,17 +69,12 @@ class _Queue(NoHolder):
         self._batcher.remove(pending)
 
 
-class _Owner:
-    """Wants to know nothing, and is told of nothing that went wrong."""
+def _on_refused(_batch: Sequence[PendingRequest], error: InferenceError) -> None:
+    raise error
 
-    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
-        raise error
 
-    def lease(self, nbytes: int, name: str) -> Lease:
-        raise NotImplementedError("the requests have no tensors")
-
-    def on_batch(self, reason: BatchReason) -> None:
-        pass
+def _no_memory(_nbytes: int) -> Lease:
+    raise NotImplementedError("the requests have no tensors")
 
 
 def measure(plan: Plan) -> list[QueueSample]:
@@ -114,7 +109,7 @@ async def _pass_through(waiting: int, requests: int) -> float:
         max_batch_size=8, priority_levels=_PRIORITIES, default_priority=_PRIORITIES, default_policy=policy
     )
     instance = _Instance()
-    batcher = DynamicBatcher(config, [instance], _Owner())
+    batcher = DynamicBatcher(config, [instance], SchedulerOwner(_on_refused, _no_memory, lambda _reason: None))
     choice = random.Random(waiting)
     arriving = [_request(choice, batcher) for _ in range(requests)]
     began = time.process_time()

@@ -24,7 +24,7 @@ async def main():
     said = []
     for _ in range(3):
         stub = await launcher.start()
-        assert isinstance(stub._process, AdoptedProcess)
+        assert isinstance(stub.process, AdoptedProcess)
         hello = await greeting(stub)
         said.append([hello.python, hello.pid])
     launcher.close()

@@ -12,7 +12,7 @@ import numpy as np
 from pybackend.engine.engine import EngineState, InferenceEngine
 from pybackend.environment.environment import Environment
 from pybackend.frontend.calls.services import EngineRouter, ModelServices
-from pybackend.inference.pending import NoHolder, PendingRequest, QueuedBytes
+from pybackend.inference.pending import PendingRequest, QueuedBytes, RequestHolder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
@@ -134,7 +134,7 @@ async def execute_batch(model: Model, requests: list[InferenceRequest], instance
     answers: list[asyncio.Future[InferenceResponse]] = [loop.create_future() for _ in requests]
     batch = []
     for request, answer in zip(requests, answers, strict=True):
-        batch.append(PendingRequest(request, answer.set_result, NoHolder()))
+        batch.append(PendingRequest(request, answer.set_result, RequestHolder()))
         model.open_requests.enter(request)
     model.instances[instance].executor.execute(batch)
     return await asyncio.gather(*answers)

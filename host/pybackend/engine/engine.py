@@ -1,29 +1,36 @@
-"""The engine finds the version that answers a request, and queues the request there."""
+"""The engine finds the version that answers a request, and queues the request there.
+
+An admission is the path of one request to a version, from opening by name to submission. The rules that all front ends share are here:
+the version that answers, its replacement while a body arrives, the memory that holds the bytes, and the validation of the request.
+"""
+
+from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import Any
 
-from pybackend.engine.admission import CLIENT, ModelAdmission, Sender
+from pybackend.engine.admission import CLIENT, ClientAdmission, Route, Sender
 from pybackend.engine.answers import AnswerCounts, RefusalCounts
 from pybackend.engine.description import ModelDescription, instance_document, statistics_document
 from pybackend.engine.figures import RepositoryFigures
+from pybackend.engine.region_delivery import RegionDelivery
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
-from pybackend.inference.region import IN_REGION, RegionOutputs
+from pybackend.inference.region import RegionFinder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse, OnResponse
-from pybackend.inference.tensor import LARGE_COPY_BYTES, OutputTensor
+from pybackend.inference.tensor import Lease
+from pybackend.inference.validation import Checked, validate_bytes_tensors, validate_header
+from pybackend.ipc.arena import TensorArena
 from pybackend.ipc.client_regions import ClientRegions
-from pybackend.model.model import Model
+from pybackend.model.model import Model, ModelState
+from pybackend.modelconfig.signature import ModelSignature
 from pybackend.observability.tracing.tracer import Tracer
 from pybackend.repository.repository import ModelRepository
-from pybackend_wire.host_messages import too_small_text
-
-log = logging.getLogger(__name__)
+from pybackend_wire.messages import INLINE_BYTES
 
 _DOCUMENTS_AT_ONCE = 32
 """Statistics of this many versions take a millisecond or two until they are encoded."""
@@ -40,7 +47,8 @@ class EngineState(Enum):
     """Requests of clients are refused."""
 
 
-_CLOSED = EngineState.CLOSED  # looked up once: an enumeration's members are found by a function
+# Looked up once: an enumeration's members are found by a function.
+_READY, _CLOSED = ModelState.READY, EngineState.CLOSED
 
 
 async def _nothing() -> None:
@@ -97,17 +105,13 @@ class InferenceEngine:
             return True
         if not self._catalogue.all_ready:
             return False
-        asked = [
-            model
-            for model in self._catalogue.models()
-            if model.has_is_ready and (model.traffic is None or not model.traffic.is_shadow(model))
-        ]
+        asked = [model for model in self._catalogue.models() if model.health.has_is_ready and not model.is_shadow]
         verdicts = await asyncio.gather(*(self.is_model_ready(model) for model in asked))
         return all(verdicts)
 
     async def is_model_ready(self, model: Model) -> bool:
         """True if a model version accepts requests, all its instances are alive, and its ``is_ready`` agrees."""
-        return not await model.not_ready_reason()
+        return not await model.health.not_ready_reason()
 
     async def is_ready_by_name(self, name: str, version: str = "") -> bool:
         """True if that version is ready, or any for ``""``, and False for an unknown model; see :meth:`is_model_ready`."""
@@ -192,10 +196,8 @@ class InferenceEngine:
         """
         if self.state is _CLOSED and not request.is_inner:
             raise _stopping(request.id)
-        if request.regions is not None:
-            model.take_regions(request)
-            if request.regions:
-                on_response = RegionDelivery(request.regions, on_response).on_response
+        if request.regions:
+            on_response = RegionDelivery(request.regions, on_response).on_response
         if request.trace is not None:
             on_response = request.trace.follow(request, model, on_response)
         if self._queued is None or request.is_inner:
@@ -205,63 +207,18 @@ class InferenceEngine:
         self._queued.add(pending, nbytes)
         return pending
 
+    def distribute(
+        self, model: Model, request: InferenceRequest, on_response: OnResponse, *, is_chosen: bool
+    ) -> PendingRequest:
+        """Queue a request that names no version where the rules of its model say; otherwise as :meth:`submit`.
 
-class RegionDelivery:
-    """Passes the responses to one request on, in order, with every output in its place."""
-
-    def __init__(self, regions: RegionOutputs, pass_on: OnResponse) -> None:
-        self._regions = regions
-        self._pass_on = pass_on
-        self._waiting: deque[InferenceResponse] = deque()
-        self._task: asyncio.Task[None] | None = None
-
-    def on_response(self, response: InferenceResponse) -> None:
-        """Write the outputs of a response, large ones in a thread."""
-        left = self._left(response)
-        if self._task is not None or any(len(output.data) >= LARGE_COPY_BYTES for output in left):
-            self._waiting.append(response)
-            if self._task is None:
-                self._task = asyncio.get_running_loop().create_task(self._write_slowly())
-            return
-        self._write(response, left)
-        self._finish(response)
-
-    def _left(self, response: InferenceResponse) -> list[OutputTensor]:
-        """The outputs that are not in their places yet."""
-        return [output for output in response.outputs if output.name in self._regions and output.data is not IN_REGION]
-
-    async def _write_slowly(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            response = self._waiting[0]
-            await loop.run_in_executor(None, self._write, response, self._left(response))
-            self._waiting.popleft()
-            try:
-                self._finish(response)
-            except Exception:  # the other responses must go on
-                log.exception("the receiver of a response of model '%s' failed", response.model_name)
-                response.release()
-        self._task = None
-
-    def _write(self, response: InferenceResponse, outputs: list[OutputTensor]) -> None:
-        """Write outputs; a failure turns the response into an error."""
-        try:
-            for output in outputs:
-                part, nbytes = self._regions[output.name], len(output.data)
-                if nbytes > part.nbytes:
-                    raise InferenceError(too_small_text(output.name, part.nbytes, nbytes))
-                part.region.write(part.offset, output.data)
-                output.data = IN_REGION
-        except InferenceError as error:
-            response.error = error
-        except Exception:  # the sender waits for an answer
-            log.exception("outputs of model '%s' cannot be written to shared memory", response.model_name)
-            response.error = InferenceError("internal error: see the server's log")
-
-    def _finish(self, response: InferenceResponse) -> None:
-        if response.error is not None:
-            response.release()
-        self._pass_on(response)
+        They have chosen ``model`` already (``is_chosen``), or may choose another version, for which the request is validated again.
+        """
+        entry = self._catalogue.entries.get(model.full_name)
+        if entry is None or entry.traffic is None:
+            return self.submit(model, request, on_response)
+        pass_on = entry.traffic.submit if is_chosen else entry.traffic.redirect
+        return pass_on(self.submit, model, request, on_response)
 
 
 def _stopping(request_id: str) -> InferenceError:
@@ -270,3 +227,181 @@ def _stopping(request_id: str) -> InferenceError:
         "inference requests",
         ErrorCode.UNAVAILABLE,
     )
+
+
+class ModelAdmission:
+    """The admission to a version of a model of this engine."""
+
+    __slots__ = ("_engine", "_leases", "_model", "_name", "_sender", "_version", "signature")
+
+    def __init__(self, engine: InferenceEngine, model: Model, name: str, version: str, sender: Sender) -> None:
+        self._engine = engine
+        self._model = model
+        self._name = name
+        self._version = version
+        self._sender = sender
+        self._leases: list[Lease] = []
+        self.signature: ModelSignature = model.signature
+
+    @property
+    def model_name(self) -> str:
+        return self._model.name
+
+    @property
+    def full_name(self) -> str:
+        return self._model.full_name
+
+    @property
+    def model_version(self) -> str:
+        return self._model.version
+
+    @property
+    def model(self) -> Model:
+        """For other parts of the server that run models; front ends do not need it."""
+        return self._model
+
+    @property
+    def runs_in(self) -> frozenset[Model]:
+        """The models whose instances serve its requests."""
+        return self._model.runs_in
+
+    @property
+    def regions(self) -> RegionFinder:
+        return self._engine.regions
+
+    @property
+    def is_decoupled(self) -> bool:
+        return self._model.config.decoupled
+
+    @property
+    def has_is_ready(self) -> bool:
+        """True if the model has its own readiness check; see :meth:`is_ready`."""
+        return self._model.health.has_is_ready
+
+    async def is_ready(self) -> bool:
+        """True if the version accepts requests, all its instances are alive, and its ``is_ready`` agrees."""
+        return not await self._model.health.not_ready_reason()
+
+    def renew(self) -> None:
+        if self._model.state is not ModelState.READY:
+            self._model = self._engine.find(self._name, self._version, self._sender)
+            self.signature = self._model.signature
+
+    @property
+    def is_current(self) -> bool:
+        return self._model.state is ModelState.READY
+
+    @property
+    def holds_memory(self) -> bool:
+        return bool(self._leases)
+
+    def shares_memory_with(self, other: ClientAdmission) -> bool:
+        if not isinstance(other, ModelAdmission):
+            return False
+        own, others = self._model, other._model
+        return own is others or self._engine.lacks_tensor_memory or not own.runs_in.isdisjoint(others.runs_in)
+
+    def can_serve(self, place: object) -> bool:
+        if not isinstance(place, TensorArena):
+            return False
+        return self._engine.lacks_tensor_memory or any(map(place.owns, self._leases))
+
+    def allocate(self, nbytes: int, input_name: str, *, arriving: bool = False) -> Lease | None:
+        """None if the tensor is small, or the version is being replaced."""
+        if nbytes <= INLINE_BYTES or self._model.state is not ModelState.READY:
+            return None
+        lease = self._model.arena_of(input_name).lease(nbytes, arriving=arriving)
+        self._leases.append(lease)
+        return lease
+
+    def route(self) -> Route | None:
+        if self._name != self.full_name or not (self._version or self._model.is_newest):
+            return None
+        return ModelRoute(self._engine, self._model, follows_newest=not self._version).submit
+
+    def submit(
+        self, request: InferenceRequest, on_response: OnResponse, checked: Checked = Checked.NOTHING
+    ) -> PendingRequest:
+        request.is_inner = self._sender.is_inner
+        try:
+            if self._model.state is not _READY:
+                self.renew()
+                request.model_version = self._model.version
+                request.leave()
+                checked = Checked.NOTHING
+            if checked is not Checked.ALL:
+                if checked is Checked.NOTHING:
+                    validate_header(request, self.signature)
+                validate_bytes_tensors(request, self.signature)
+            model = self._model
+            if model.is_newest or self._version:
+                pending = self._engine.submit(model, request, on_response)
+            else:
+                pending = self._engine.distribute(model, request, on_response, is_chosen=True)
+        except BaseException:  # whatever the reason, the caller leaves the memory to this admission
+            request.release()
+            self.release()
+            raise
+        if self._leases:
+            self._leases = []
+        return pending
+
+    def release(self) -> None:
+        leases, self._leases = self._leases, []
+        for lease in leases:
+            lease.release()
+
+    async def infer(
+        self,
+        request: InferenceRequest,
+        departure: Callable[[], Coroutine[None, None, None]] | None = None,
+        checked: Checked = Checked.NOTHING,
+    ) -> InferenceResponse:
+        """Submit and wait for the answer, which the caller releases; for tests, tools and slow front ends.
+
+        A sender that does not want the answer any more lets ``departure`` return, which cancels the request.
+        """
+        answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+
+        def on_response(response: InferenceResponse) -> None:
+            if answer.done():
+                response.release()  # the waiter was cancelled in the loop turn in which the answer arrived
+            else:
+                answer.set_result(response)
+
+        pending = self.submit(request, on_response, checked)
+        leaving = None if departure is None else asyncio.create_task(departure())
+        if leaving is not None:
+            leaving.add_done_callback(lambda _leaving: pending.cancel())
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.cancelled():
+                pending.cancel()
+            else:
+                answer.result().release()  # it arrived in the same turn
+            raise
+        finally:
+            if leaving is not None:
+                leaving.cancel()
+
+
+class ModelRoute:
+    """The shortcut to a version of a model of this engine."""
+
+    __slots__ = ("_engine", "_follows_newest", "_model")
+
+    def __init__(self, engine: InferenceEngine, model: Model, *, follows_newest: bool) -> None:
+        self._engine = engine
+        self._model = weakref.ref(model)
+        self._follows_newest = follows_newest
+
+    def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest | None:
+        model = self._model()
+        if model is None or model.state is not _READY or (self._follows_newest and not model.is_newest):
+            return None
+        try:
+            return self._engine.submit(model, request, on_response)
+        except BaseException:  # as in ModelAdmission.submit
+            request.release()
+            raise

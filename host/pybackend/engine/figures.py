@@ -6,7 +6,6 @@ from typing import Any
 
 from pybackend.instance.settings import InstanceState
 from pybackend.model.model import Model, ModelState
-from pybackend.model.statistics import ModelStatistics
 from pybackend.modelconfig.schema import ModelConfig, Scheduling
 from pybackend.repository.entry import ModelStatus
 from pybackend.repository.remote import Listing
@@ -20,32 +19,19 @@ _READY, _BATCHING = InstanceState.READY, Scheduling.DYNAMIC_BATCHING
 class VersionFigures:
     """Reads the figures of a version."""
 
-    __slots__ = ("_model", "identity")
+    __slots__ = ("_model", "identity", "name", "namespace", "statistics", "version")
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self.identity: object = model  # tells versions apart, and lives as long as the version does
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def namespace(self) -> str:
-        """The model's; ``""`` on a server without namespaces."""
-        return self._model.namespace
-
-    @property
-    def version(self) -> str:
-        return self._model.version
+        self.name = model.name
+        self.namespace = model.namespace  # ``""`` on a server without namespaces
+        self.version = model.version
+        self.statistics = model.statistics
 
     @property
     def config(self) -> ModelConfig:
         return self._model.config
-
-    @property
-    def statistics(self) -> ModelStatistics:
-        return self._model.statistics
 
     @property
     def has_served(self) -> bool:
@@ -63,7 +49,8 @@ class VersionFigures:
     @property
     def is_ready(self) -> bool:
         """True as for a probe, if the model's own check says what it said last; see :meth:`RepositoryFigures.ask_models`."""
-        return self._model.is_ready and not self._model.own_objection
+        health = self._model.health
+        return health.is_ready and not health.own_objection
 
     @property
     def pending_count(self) -> int:
@@ -162,7 +149,7 @@ class RepositoryFigures:
         """Each model that serves, or whose last change failed: name, namespace, and whether the change failed."""
         for full_name, entry in self._catalogue.entries.items():
             failed = entry.has_failed_change
-            if failed or any(version.is_ready for version in entry.versions.values()):
+            if failed or any(version.health.is_ready for version in entry.versions.values()):
                 namespace, name = self._catalogue.names.split(full_name)
                 yield name, namespace, failed
 

@@ -166,6 +166,54 @@ class HeldEnvironment:
             self.lock.release()
 
 
+class EnvironmentRecords:
+    """The files beside the environments in a directory: what is known of each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def place(self, key: str, suffix: str) -> Path:
+        return self.directory / (key + suffix)
+
+    def inventory(self, key: str) -> Inventory | None:
+        """The inventory of an unpacked environment, None if unknown."""
+        return self.read(key, _FILES, Inventory)
+
+    def hook_effect(self, key: str) -> HookEffect | None:
+        """The effect of an environment's hooks, None if unknown."""
+        return self.read(key, _HOOKS, HookEffect)
+
+    def keep_hook_effect(self, key: str, effect: HookEffect) -> None:
+        """Record the effect of the hooks of an environment that this process holds."""
+        with suppress(OSError):  # otherwise the hooks run again next time
+            self.write(key, _HOOKS, effect)
+
+    def read(self, key: str, suffix: str, kind: type[_Record]) -> _Record | None:
+        """A record, None if there is none that can be read."""
+        try:
+            return msgspec.convert(json.loads(self.place(key, suffix).read_text()), kind)
+        except (OSError, ValueError, msgspec.ValidationError):
+            return None
+
+    def write(self, key: str, suffix: str, record: object) -> None:
+        """Keep a record, all of it or nothing. Raises OSError."""
+        draft = self.directory / f"{key}{suffix}.{os.getpid()}.{threading.get_ident()}{_DRAFT}"
+        try:
+            draft.write_text(json.dumps(vars(record)))
+            draft.replace(self.place(key, suffix))
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+
+    def clear(self, key: str) -> None:
+        """Remove all of an environment, whose mark goes first, so that a crash leaves none that looks complete."""
+        for suffix in (_READY, _FILES, _HOOKS):
+            self.place(key, suffix).unlink(missing_ok=True)
+        for draft in self.directory.glob(f"{key}*{_DRAFT}"):
+            draft.unlink(missing_ok=True)
+
+
 class EnvironmentCache:
     """The environments in one directory, which any number of processes may share.
 
@@ -175,6 +223,7 @@ class EnvironmentCache:
 
     def __init__(self, directory: Path, limit_bytes: int | None = None) -> None:
         self.directory = directory / _ENVIRONMENTS
+        self.records = EnvironmentRecords(self.directory)
         self._limit_bytes = limit_bytes
         self._known = KnownKeys(directory / _ARCHIVES)
 
@@ -203,7 +252,7 @@ class EnvironmentCache:
             return None
         self._check_owner()
         try:
-            lock = FileLock(self._beside(key, _LOCK))
+            lock = FileLock(self.records.place(key, _LOCK))
         except OSError:  # a cache that this user cannot modify: the environment cannot be removed either
             return HeldEnvironment(key, self.directory / key, None, was_unpacked=False)
         return self._share(key, lock, cancelled, was_unpacked=False)
@@ -218,7 +267,7 @@ class EnvironmentCache:
             lock.release()
             return None
         with suppress(OSError):
-            os.utime(self._beside(key, _LOCK))
+            os.utime(self.records.place(key, _LOCK))
         return HeldEnvironment(key, self.directory / key, lock, was_unpacked=was_unpacked)
 
     def _make(self, key: str, file: BinaryIO, archive: Path, cancelled: threading.Event) -> HeldEnvironment:
@@ -252,7 +301,7 @@ class EnvironmentCache:
         try:
             self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._check_owner()
-            return FileLock(self._beside(key, _LOCK))
+            return FileLock(self.records.place(key, _LOCK))
         except OSError as error:
             raise cannot_write(str(archive), self.directory, error) from error
 
@@ -267,9 +316,9 @@ class EnvironmentCache:
             inventory.look_again(prefix, rewrite_prefixes(prefix, source))
             if key_of(file, cancelled) != key:
                 raise ModelEnvironmentError(f"{source} was modified while it was being read: load the model again")
-            self._write(key, _FILES, inventory)
+            self.records.write(key, _FILES, inventory)
             mark = ReadyMark(_FORMAT, str(prefix), source, time.time(), inventory.total_bytes, _boot())
-            self._write(key, _READY, mark)
+            self.records.write(key, _READY, mark)
         except BaseException as error:  # whatever ended it: half an environment must not stay
             with suppress(OSError):
                 self._clear(key)
@@ -293,14 +342,9 @@ class EnvironmentCache:
                 f"put there: `chmod go-w` it, or name another directory by --environment-cache-directory"
             )
 
-    # Files beside an environment
-
-    def _beside(self, key: str, suffix: str) -> Path:
-        return self.directory / (key + suffix)
-
     def _mark(self, key: str) -> ReadyMark | None:
         """The mark of a complete environment; None if it is incomplete, or was unpacked elsewhere."""
-        mark = self._read(key, _READY, ReadyMark)
+        mark = self.records.read(key, _READY, ReadyMark)
         prefix = self.directory / key
         if mark is None or mark.format != _FORMAT or mark.prefix != str(prefix) or not prefix.is_dir():
             return None
@@ -308,44 +352,15 @@ class EnvironmentCache:
 
     def _after_boot(self, key: str, mark: ReadyMark) -> ReadyMark | None:
         """Verify file sizes once per boot: a power failure may have lost the last writes."""
-        inventory = self.inventory(key)
+        inventory = self.records.inventory(key)
         prefix = self.directory / key
         if inventory is None or inventory.differences(prefix, contents=False):
             log.warning("The environment in %s is damaged and will be unpacked again.", prefix)
             return None
         checked = replace(mark, boot=_boot())
         with suppress(OSError):
-            self._write(key, _READY, checked)
+            self.records.write(key, _READY, checked)
         return checked
-
-    def inventory(self, key: str) -> Inventory | None:
-        """The inventory of an unpacked environment, None if unknown."""
-        return self._read(key, _FILES, Inventory)
-
-    def hook_effect(self, key: str) -> HookEffect | None:
-        """The effect of an environment's hooks, None if unknown."""
-        return self._read(key, _HOOKS, HookEffect)
-
-    def keep_hook_effect(self, key: str, effect: HookEffect) -> None:
-        """Record the effect of the hooks of an environment that this process holds."""
-        with suppress(OSError):  # otherwise the hooks run again next time
-            self._write(key, _HOOKS, effect)
-
-    def _read(self, key: str, suffix: str, kind: type[_Record]) -> _Record | None:
-        try:
-            return msgspec.convert(json.loads(self._beside(key, suffix).read_text()), kind)
-        except (OSError, ValueError, msgspec.ValidationError):
-            return None
-
-    def _write(self, key: str, suffix: str, record: object) -> None:
-        draft = self.directory / f"{key}{suffix}.{os.getpid()}.{threading.get_ident()}{_DRAFT}"
-        try:
-            draft.write_text(json.dumps(vars(record)))
-            draft.replace(self._beside(key, suffix))
-        except OSError:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
 
     # Listing and removing
 
@@ -361,10 +376,10 @@ class EnvironmentCache:
     def _entry(self, key: str) -> CacheEntry:
         used_s = 0.0
         with suppress(OSError):
-            used_s = self._beside(key, _LOCK).stat().st_mtime
+            used_s = self.records.place(key, _LOCK).stat().st_mtime
         in_use = False
         with suppress(OSError):
-            lock = FileLock(self._beside(key, _LOCK)) if used_s else None
+            lock = FileLock(self.records.place(key, _LOCK)) if used_s else None
             in_use = lock is not None and not lock.take_alone()
             if lock is not None:
                 lock.release()
@@ -372,12 +387,12 @@ class EnvironmentCache:
 
     def remove(self, key: str) -> bool:
         """Remove an environment, complete or not; False if it is in use."""
-        lock = FileLock(self._beside(key, _LOCK))
+        lock = FileLock(self.records.place(key, _LOCK))
         try:
             if not lock.take_alone():
                 return False
             self._clear(key)
-            self._beside(key, _LOCK).unlink(missing_ok=True)
+            self.records.place(key, _LOCK).unlink(missing_ok=True)
         finally:
             lock.release()
         self._known.forget(key)
@@ -385,11 +400,7 @@ class EnvironmentCache:
 
     def _clear(self, key: str) -> None:
         """Remove an exclusively held environment; its mark first, so that a crash leaves none that looks complete."""
-        self._beside(key, _READY).unlink(missing_ok=True)
-        self._beside(key, _FILES).unlink(missing_ok=True)
-        self._beside(key, _HOOKS).unlink(missing_ok=True)
-        for draft in self.directory.glob(f"{key}*{_DRAFT}"):
-            draft.unlink(missing_ok=True)
+        self.records.clear(key)
         prefix = self.directory / key
         if prefix.exists():
             shutil.rmtree(prefix)

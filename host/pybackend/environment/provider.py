@@ -76,12 +76,12 @@ class HookEffects:
         known = self._known.get(environment.prefix)
         if known is not None and known[0] == stamp:
             return known[1]
-        effect = None if held is None else self._cache.hook_effect(held.key)
+        effect = None if held is None else self._cache.records.hook_effect(held.key)
         if effect is None:
             effect = self._found_out(environment, environment.prefix, hooks, cancelled)
             # A failure may be due to a busy machine, so it is not stored: the next server tries again.
             if held is not None and not effect.complaints:
-                self._cache.keep_hook_effect(held.key, effect)
+                self._cache.records.keep_hook_effect(held.key, effect)
         self._known[environment.prefix] = stamp, effect
         return effect
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pybackend.engine.admission import ModelAdmission, ModelRoute, Sender
-from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.admission import Route, Sender
+from pybackend.engine.engine import InferenceEngine, ModelAdmission
 from pybackend.engine.response_stream import MOST_WAITING
 from pybackend.errors import InferenceError
 from pybackend.in_process.crossing import Crossing
 from pybackend.in_process.tensor import Tensor
-from pybackend.inference.pending import CANCELLED, PendingRequest
+from pybackend.inference.pending import CANCELLED, RequestHandle
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES, Buffer, InputTensor, copy_bytes
@@ -58,7 +58,7 @@ Kinds = tuple[tuple[str, str], ...]
 """The names and datatypes of inputs."""
 
 
-Routes = Recurring[tuple[Shape, ...], tuple[ModelRoute, int]]
+Routes = Recurring[tuple[Shape, ...], tuple[Route, int]]
 """The ways to a model for requests like earlier ones, which were completely checked, and their batch sizes."""
 
 Accepted = Recurring[Kinds, None]
@@ -125,7 +125,7 @@ class Call:
         self._on_taken = on_taken
         self._rest = rest
         self._admission: ModelAdmission | None = None
-        self._pending: PendingRequest | None = None
+        self._pending: RequestHandle | None = None
         self._responses: deque[InferenceResponse] | None = None
         self._copying: asyncio.Task[None] | None = None
         self._is_cancelled = False
@@ -148,7 +148,7 @@ class Call:
                 known = self._routes.get(shapes)
                 if known is not None:
                     route, request.batch_size = known
-                    self._pending = route.submit(request, self._on_response)
+                    self._pending = route(request, self._on_response)
                     if self._pending is not None:
                         self._taken()
                         return

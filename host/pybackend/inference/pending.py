@@ -42,8 +42,11 @@ class RunningExecution(NamedTuple):
     caller: object
 
 
-class RequestHolder(Protocol):
-    """The current holder of a request: a model's queue, an instance, or an ensemble run."""
+class RequestHolder:
+    """The current holder of a request: a model's queue, an instance, or an ensemble run.
+
+    This one holds requests that nobody cancels: the server's own.
+    """
 
     def cancel(self, pending: PendingRequest) -> None:
         """The sender no longer wants responses to this request: drop it, or notify the model."""
@@ -53,26 +56,10 @@ class RequestHolder(Protocol):
 
     def is_running(self, pending: PendingRequest) -> bool:
         """True if the request has started, so cancelling it would not end it immediately."""
-
-    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
-        """The executions of which at least one must end before this request can continue; empty if it can now."""
-
-
-class NoHolder:
-    """Holds requests that nobody cancels: the server's own."""
-
-    def cancel(self, pending: PendingRequest) -> None:
-        """Do nothing."""
-
-    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
-        """Do nothing."""
-
-    def is_running(self, pending: PendingRequest) -> bool:
-        """Always False."""
         return False
 
     def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
-        """Always empty."""
+        """The executions of which at least one must end before this request can continue; empty if it can now."""
         return ()
 
 

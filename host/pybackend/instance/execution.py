@@ -12,7 +12,7 @@ from pybackend.inference.pending import PendingRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.instance.lent_inputs import LentInputs, is_lent
 from pybackend.instance.resources import ExecutionGate
-from pybackend.ipc.arena import ArenaLease
+from pybackend.ipc.arena import TensorArena
 from pybackend_wire.errors import RemoteProtocolError
 
 
@@ -101,14 +101,13 @@ Returned = tuple[Execution, Sequence[InferenceResponse | None]]
 
 
 class InstanceOwner(ExecutionOwner, Protocol):
-    """The model that an instance belongs to. It learns of every death of a stub, even if no request is lost."""
+    """The model that an instance belongs to. It learns of every death of a stub, even if no request is lost.
 
-    def lease(self, nbytes: int) -> ArenaLease:
-        """Input memory of the model.
+    Attributes:
+        arena: the model's input memory.
+    """
 
-        Raises:
-            InferenceError: UNAVAILABLE when its limit is reached.
-        """
+    arena: TensorArena
 
     def on_local_call(self, times: ExecutionTimes, done_ns: int, batch_size: int, *, failed: bool) -> None:
         """Another model has run this one in the process that they share."""

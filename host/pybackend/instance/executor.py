@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import PendingRequest, RunningExecution, mention
+from pybackend.inference.pending import PendingRequest, RequestHolder, RunningExecution, mention
 from pybackend.inference.request import FollowingSteps
 from pybackend.instance.execution import Execution, ExecutionOwner, InstanceOwner
 from pybackend.instance.in_flight import Activity, ExecutionsInFlight
@@ -28,10 +28,10 @@ from pybackend_wire.messages import TAIL, TensorPlace
 log = logging.getLogger(__name__)
 
 
-class InstanceExecutor:
+class InstanceExecutor(RequestHolder):
     """One instance, as its scheduler sees it: takes executions and sends them to the stub.
 
-    See :class:`pybackend.scheduler.scheduler.BatchExecutor` and :class:`pybackend.inference.pending.RequestHolder`.
+    See :class:`pybackend.scheduler.scheduler.BatchExecutor`.
     """
 
     def __init__(self, name: str, version: str, owner: InstanceOwner, services: StubServices) -> None:
@@ -131,7 +131,7 @@ class InstanceExecutor:
             owner.on_refused(batch, InferenceError(what, ErrorCode.UNAVAILABLE))
             gate.end()
             return
-        if batch[0].request.following is not None and session.is_shared:
+        if batch[0].request.following is not None and session.process.is_shared:
             channel.post(_then(channel, number, batch[0].request.following))
         channel.post_execute(number, encoded)
         ahead = bool(self._in_flight) and self._concurrency == 1

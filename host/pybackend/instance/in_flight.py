@@ -14,9 +14,10 @@ from pybackend.instance.execution import (
     unanswered,
 )
 from pybackend.instance.lent_inputs import share, taken_back
+from pybackend.instance.output_check import OutputWarnings
 from pybackend.instance.prefetch import Prefetch
 from pybackend.instance.session import Handler, StubSession
-from pybackend.instance.settings import InstanceSettings, OutputListener
+from pybackend.instance.settings import InstanceSettings
 from pybackend.ipc import stub_messages as heard
 from pybackend.observability.tracing.request_trace import RequestTrace
 from pybackend_wire.errors import RemoteProtocolError
@@ -47,7 +48,7 @@ class ExecutionsInFlight:
         self._version = version
         self._owner = owner
         self._reschedules = False
-        self._output_listener: OutputListener | None = None
+        self._output_listener: OutputWarnings | None = None
 
     def begin(self, session: StubSession, settings: InstanceSettings) -> None:
         """The model is initialised in another stub: numbers begin at 1 again."""

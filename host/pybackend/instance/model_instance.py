@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.inference.pending import RunningExecution, mention
+from pybackend.inference.pending import mention
 from pybackend.instance.execution import InstanceOwner
 from pybackend.instance.executor import ExecutionMonitor, InstanceExecutor
 from pybackend.instance.services import StubServices
@@ -127,7 +127,7 @@ class ModelInstance:
         self._owner = owner
         self._services = services
         self._settings: InstanceSettings | None = None
-        self._backoff = RestartBackoff()
+        self.backoff = RestartBackoff()
         self._supervision: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -142,15 +142,14 @@ class ModelInstance:
 
         Raises ModelLoadError if the model's code failed, or its process died.
         """
-        process = await self._launcher.start(settings.launch)
-        process.send_output_to(self.output)
+        process = await self._launcher.start(settings.launch, self.output)
         try:
             executions = self._executions
             session = StubSession(
                 process,
                 settings,
                 self,
-                self._owner.lease,
+                self._owner.arena.lease,
                 self._on_end,
                 executions.handlers(),
                 executions.find_trace,
@@ -165,7 +164,7 @@ class ModelInstance:
     async def initialize(self, settings: InstanceSettings) -> None:
         """Initialise the model in the stub that :meth:`load` started, or in a new one."""
         if self._settings is None:
-            self._backoff = RestartBackoff(settings.options.restart_limit, settings.options.restart_retry_s)
+            self.backoff = RestartBackoff(settings.options.restart_limit, settings.options.restart_retry_s)
         self._settings = settings
         if self.session is None:
             await self.load(settings.stub, None)
@@ -174,7 +173,7 @@ class ModelInstance:
         await session.initialize(settings.initialize)
         self.executor.begin(session, settings)
         if settings.warmup:  # until the instance is READY, schedulers have nothing for it
-            run = WarmupRun(self.executor, settings.stub.model.model_name, self._owner.lease)
+            run = WarmupRun(self.executor, settings.stub.model.model_name, self._owner.arena.lease)
             for sample in settings.warmup:
                 if self.executor.has_stub:
                     await run.run(sample)
@@ -183,7 +182,7 @@ class ModelInstance:
             raise ModelLoadError(unhealthy(self.name, self.executor.death_cause))
         self._enter(InstanceState.READY)
         self.session.offer(offered=self._is_offered)
-        self._backoff.on_ready()
+        self.backoff.on_ready()
 
     def offer(self, *, offered: bool) -> None:
         """Say whether calls that name no version are for this model: then others in its process may run it."""
@@ -215,7 +214,7 @@ class ModelInstance:
             self._supervision.cancel()
         session = self.session
         if session is not None:
-            if session.is_shared and finalize_timeout_s is not None:
+            if session.process.is_shared and finalize_timeout_s is not None:
                 finalize_timeout_s = max(finalize_timeout_s, EXIT_GRACE_S)  # to kill it would end other models, too
             try:
                 async with asyncio.timeout(finalize_timeout_s):
@@ -239,7 +238,7 @@ class ModelInstance:
 
     @property
     def pid(self) -> int | None:
-        return None if self.session is None else self.session.pid
+        return None if self.session is None else self.session.process.pid
 
     @property
     def session(self) -> StubSession | None:
@@ -263,10 +262,6 @@ class ModelInstance:
     def is_busy(self) -> bool:
         """True while it has requests that are not answered."""
         return bool(self._executions.in_flight or self._executions.streaming)
-
-    @property
-    def running(self) -> list[RunningExecution]:
-        return self.executor.running
 
     # Readiness
 
@@ -306,7 +301,7 @@ class ModelInstance:
     def end_abandoned(self, limit_s: float, now_ns: int, *, is_needed: bool) -> None:
         """End the stub if nobody has waited for anything that it executes for some time; another one follows if that is needed."""
         session = self.session
-        if session is None or session.is_shared or not self.monitor.is_abandoned(limit_s, now_ns):
+        if session is None or session.process.is_shared or not self.monitor.is_abandoned(limit_s, now_ns):
             return
         log.info(
             "instance '%s' was replaced, and executes for nobody: it is ended", self.name, extra=self.output.labels()
@@ -331,17 +326,17 @@ class ModelInstance:
             self.executor.lose(cause)
             return
         self._enter(InstanceState.RESTARTING)
-        self._backoff.on_death()
+        self.backoff.on_death()
         self._supervision = self._loop.create_task(self._restart())
-        failed, saved = self.executor.lose(cause, session.loss)
+        failed, saved = self.executor.lose(cause, session.settings.launch.loss)
         lost = mention(failed)
         log.error(
             "%s It was process %d and took %s with it%s. %s",
             unhealthy(self.name, cause),
-            session.pid,
+            session.process.pid,
             lost.text,
             f"; {saved} more wait{'s' if saved == 1 else ''} for another process" if saved else "",
-            self._backoff.prospect,
+            self.backoff.prospect,
             extra=self.output.labels(lost.ids, lost.traces),
         )
 
@@ -351,7 +346,7 @@ class ModelInstance:
         Any exception of an attempt counts as its failure: nothing but success, a limit without further attempts, and
         cancellation ends this.
         """
-        settings, backoff = self._settings, self._backoff
+        settings, backoff = self._settings, self.backoff
         assert settings is not None
         given_up = False
         while True:
@@ -392,10 +387,6 @@ class ModelInstance:
             if session is not None:
                 session.kill()  # it said why and ends by itself, unless a thread of the model's keeps it alive
             self._loop.call_soon(self._owner.on_available)
-
-    def hurry(self) -> None:
-        """A request needs it: if it was given up, it is tried again soon."""
-        self._backoff.hurry()
 
 
 async def _failure_of(part: Awaitable[None]) -> Exception | None:

@@ -13,7 +13,8 @@ from pybackend.errors import InferenceError
 from pybackend.inference.region import IN_REGION, RegionOutputs
 from pybackend.inference.tensor import Buffer, OutputTensor
 from pybackend.instance.lent_inputs import is_place_of
-from pybackend.instance.settings import DisconnectSlowClients, OutputListener, no_clients
+from pybackend.instance.output_check import OutputWarnings
+from pybackend.instance.settings import DisconnectSlowClients, no_clients
 from pybackend.ipc import stub_messages as heard
 from pybackend.ipc.arena import IDLE_NS, MOST_ADDRESSES_BYTES, TensorBudget, growth_bytes, new_segment, whole_pages
 from pybackend.ipc.channel import StubChannel
@@ -78,7 +79,7 @@ class OutputMemory:
         """Name, datatype, size and shape of outputs that were right; strings have any size. The listener was told of them."""
         self._known: Recurring[bytes, _InlineOutputs] = Recurring(MOST_LAYOUTS, LONGEST_REMEMBERED_OUTPUTS)
         """Outputs in frames, by their bytes."""
-        self.listener: OutputListener | None = None
+        self.listener: OutputWarnings | None = None
 
     @property
     def total_bytes(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pybackend.instance.execution import Execution, InstanceOwner
 from pybackend.instance.session import StubSession
-from pybackend_wire.messages import ATTENDED_FROM
+from pybackend_wire.messages import ATTENDED_FROM, NUDGE_TO_ANSWER
 
 PREFETCH_NS = 1_000_000
 """How much work, by the model's measured execution time, may wait in a stub's socket."""
@@ -101,7 +101,7 @@ class Prefetch:
             return 0  # what waits behind that could not be had back
         assert self._stub is not None
         newest = next(reversed(in_flight.values()))
-        if oldest.frame != newest.frame != self._stub.next_frame:
+        if oldest.frame != newest.frame != self._stub.channel.next_frame:
             return 0
         now_ns = self._clock_ns()
         if now_ns < self._paused_until_ns or now_ns - self.busy_since_ns() >= SLOW_NS:
@@ -170,8 +170,8 @@ class Prefetch:
         self._progress = progress
         if self._silences >= SILENCES or (self._silences and self._owner.has_idle_instance()):
             self.is_timed = False  # once is enough: nothing waits behind the running execution afterwards
-            stub.recall()
+            stub.process.nudge()  # then it hands back what it has not begun
             return
         if self._silences == 1 and next(iter(self._in_flight)) < begun:
-            stub.ask_for_answers()
+            stub.process.nudge(NUDGE_TO_ANSWER)  # those that it has kept while the execution runs
         self._loop.call_later(CHECK_S, self._check, stub)

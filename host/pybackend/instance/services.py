@@ -1,5 +1,7 @@
 """The services that a model can call: their interface, and the calling stub as they see it."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -40,6 +42,7 @@ class CallingStub:
 
     Args:
         instance: tells the services which stubs follow each other.
+        neighbours: the stubs in its process by the names of their instances; None if it is alone there.
     """
 
     def __init__(
@@ -52,10 +55,9 @@ class CallingStub:
         inputs: LentInputs,
         outputs: OutputMemory,
         find_trace: Callable[[int], RequestTrace | None],
+        neighbours: dict[str, CallingStub] | None,
     ) -> None:
         self.find_trace = find_trace
-        # finds another instance in the same process by its name; returns None if there is none
-        self.neighbour: Callable[[str], Any] = lambda _name: None
         self.instance_name = settings.model.instance_name
         self.namespace = settings.namespace
         self.model_name = full_name(settings.namespace, settings.model.model_name)  # the full name of its model
@@ -70,9 +72,15 @@ class CallingStub:
         self._loop = asyncio.get_running_loop()
         self._answer_bytes = 0
         settings.callers.add(self)
+        self.neighbours: dict[str, CallingStub] = {}  # the stubs in a shared process, itself included
+        if neighbours is not None:
+            self.neighbours = neighbours
+            neighbours[self.instance_name] = self
 
     def close(self) -> None:
         self._settings.callers.discard(self)
+        if self.neighbours.get(self.instance_name) is self:
+            del self.neighbours[self.instance_name]
 
     @property
     def grant(self) -> Grant | None:

@@ -26,13 +26,12 @@ from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.stub_messages import UNSIGNED_MAX
 from pybackend.observability.tracing.request_trace import RequestTrace
-from pybackend.process.launcher import ModelProcess
+from pybackend.process.stub_process import StubHandle, StubPart
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Cancel, Collect, Finalize, Flow, Initialize, Load, Offer, Probe
 from pybackend_wire.messages import (
     BEGUN_WORD,
     LEGAL,
-    NUDGE_TO_ANSWER,
     PROTOCOL_VERSION,
     STACKS_BYTES,
     STACKS_OFFSET,
@@ -155,12 +154,13 @@ class StubSession:
 
     Args:
         on_end: called once the stub is gone, expected or not, with the end of the sentence "The process ...".
+        process: what the stub runs in.
         find_trace: finds the trace with a number, if the stub executes a request of it.
     """
 
     def __init__(
         self,
-        process: ModelProcess,
+        process: StubHandle,
         settings: StubSettings,
         instance: object,
         lease_input: Callable[[int], ArenaLease],
@@ -174,11 +174,10 @@ class StubSession:
         self.confined: dict[str, str] = {}
         self._instance_name = settings.model.instance_name
         self._services = services
-        self._process = process
-        self._settings = settings
+        self.process = process
+        self.settings = settings
         self._on_end = on_end
         loop = asyncio.get_running_loop()
-        process.answer_to(settings.model.instance_name, instance)
         process.on_exit(loop, lambda: self.channel.drain(self._on_drained))
         self._progress = Segment(_PROGRESS_BYTES)
         self.stacks = StubStacks(process.stacks or self._progress, process.ask_for_stacks)
@@ -190,8 +189,9 @@ class StubSession:
         self.outputs = outputs = OutputMemory(
             channel, settings.output_memory_limit_bytes, settings.disconnect_slow_clients, settings.budget
         )
-        self.caller = caller = CallingStub(settings, instance, lease_input, channel, life, inputs, outputs, find_trace)
-        caller.neighbour = process.neighbour
+        self.caller = caller = CallingStub(
+            settings, instance, lease_input, channel, life, inputs, outputs, find_trace, process.neighbours
+        )
         self.readiness = readiness = ReadinessProbe()
         message_handlers.connect(
             outputs,
@@ -209,21 +209,7 @@ class StubSession:
             },
         )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def loss(self) -> ErrorCode:
-        """The code of the error for requests that the stub leaves undone."""
-        return self._settings.launch.loss
-
     # Life
-
-    @property
-    def is_shared(self) -> bool:
-        """True if other models live in the same process."""
-        return self._process.is_shared
 
     @property
     def stage(self) -> str:
@@ -241,7 +227,7 @@ class StubSession:
             )
         self.confined = hello.confined
         try:
-            self._settings.launch.check_confined(self.pid, self._process.sandbox_report, hello.confined)
+            self.settings.launch.check_confined(self.process.pid, self.process.sandbox_report, hello.confined)
         except ModelLoadError:
             self.kill()
             raise
@@ -249,14 +235,14 @@ class StubSession:
         try:
             attach = Attach(self._progress.number, _PROGRESS_BYTES, SegmentRole.PROGRESS)
             self.channel.post_attach(attach, self._progress.descriptor)
-            if self._settings.terminal is not None:
-                self._terminal_line, theirs = self._settings.terminal.connect(self._instance_name)
+            if self.settings.terminal is not None:
+                self._terminal_line, theirs = self.settings.terminal.connect(self._instance_name)
                 with theirs:
                     self.channel.post_attach(Attach(0, 0, SegmentRole.TERMINAL), theirs.fileno())
         except OSError as error:
             self.kill()
             raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
-        self.channel.post(Load(codec, config_json, self._settings.model))
+        self.channel.post(Load(codec, config_json, self.settings.model))
         self.channel.flush()
         self.channel.codec = codec
         completed: dict[str, Any] | None = await self._life.outcome_of(StubState.LOADING)
@@ -290,7 +276,7 @@ class StubSession:
             log.warning(
                 "process %d of instance '%s' is killed: its model is finalized, but a thread that is no daemon, or an "
                 "exit handler, keeps it alive",
-                self.pid,
+                self.process.pid,
                 self._instance_name,
             )
             self.kill()
@@ -298,9 +284,9 @@ class StubSession:
 
     def kill(self, cause: str = "") -> None:
         """End the process at once; ``cause`` completes the sentence "The process ..." if it was alive until now."""
-        if not self._process.is_exiting:
+        if not self.process.is_exiting:
             self._life.end_cause = self._life.end_cause or cause
-        self._process.kill()
+        self.process.kill()
 
     # Requests; executions are posted to the channel
 
@@ -315,7 +301,7 @@ class StubSession:
 
     def offer(self, *, offered: bool) -> None:
         """Say whether other models in the process may run this one, for calls that name no version."""
-        if self.is_shared:
+        if self.process.is_shared:
             self.channel.post(Offer(offered))
 
     def ask_readiness(self) -> None:
@@ -330,19 +316,7 @@ class StubSession:
     def _hurry(self) -> None:
         """Have it read at once, even while it computes."""
         self.channel.flush()
-        self._process.nudge()
-
-    @property
-    def next_frame(self) -> int:
-        return self.channel.next_frame
-
-    def ask_for_answers(self) -> None:
-        """Have it send the answers that it has kept while an execution runs."""
-        self._process.nudge(NUDGE_TO_ANSWER)
-
-    def recall(self) -> None:
-        """Have it send the answers that it has kept, and hand back what it has not begun."""
-        self._process.nudge()
+        self.process.nudge()
 
     def last_begun(self) -> int:
         """The execution that the stub has begun last, 0 for none; for a stub that is dead (it could still write there)."""
@@ -356,35 +330,36 @@ class StubSession:
     def _on_life(self, message: heard.Message, _tail: bytes) -> None:
         match message:
             case heard.Failed():
-                self._process.read_output()
-                self._process.expect_end()
+                self.process.read_output()
+                self.process.has_finished = True
                 self._life.fail(ModelLoadError(message.failure.message, ErrorCode(message.failure.code)))
                 return
             case heard.Completed():
                 outcome: object = heard.completed_config(message, self.channel.codec)
             case heard.Finalized():
-                self._process.expect_end()
+                self.process.has_finished = True
                 outcome = message
             case _:
                 outcome = message
-        self._process.read_output()
+        self.process.read_output()
         self._life.reach(_REACHED.get(type(message)), outcome)
 
     def check_shared(self) -> None:
         """Raise RemoteProtocolError unless other models live in the same process."""
-        if not self.is_shared:
+        if not self.process.is_shared:
             raise RemoteProtocolError("a call of another model in a process that has none")
 
     def _on_local_call(self, call: heard.LocalCall) -> None:
         self.check_shared()
-        callee = self._process.neighbour(call.instance)
+        callee = self.caller.neighbours.get(call.instance)
         if callee is not None:  # otherwise it has left meanwhile
-            callee.on_local_call(call)
+            callee.instance.on_local_call(call)
 
     # The end
 
     def _on_channel_end(self, error: RemoteProtocolError | None) -> None:
-        self._process.on_hung_up()
+        if isinstance(self.process, StubPart):
+            self.process.on_hung_up()
         if error is not None:
             log.error("stub process '%s' broke the protocol and is being killed: %s", self._instance_name, error)
             self._life.end_cause = f"broke the protocol between host and model process ({error}) and was killed"
@@ -396,9 +371,9 @@ class StubSession:
             self.kill(_CLOSED)
 
     def _on_drained(self) -> None:
-        cause = self._life.end_cause or self._process.exit_cause
+        cause = self._life.end_cause or self.process.exit_cause
         if self._life.state in _BEGINS:  # later, its lines may be about requests of clients
-            cause += last_words(self._process.last_lines, self._settings.model.model_file)
+            cause += last_words(self.process.last_lines, self.settings.model.model_file)
         last = self._life.leave(cause)
         with ExitStack() as end:  # from the last to the first, and all of it, whatever one of them raises
             end.callback(self._life.end, last)

@@ -1,12 +1,13 @@
 """The settings of an instance and of its stubs, and the states of its life."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from pybackend.inference.tensor import Buffer
 from pybackend.instance.debugging import Terminal
+from pybackend.instance.output_check import OutputWarnings
 from pybackend.ipc.arena import TensorBudget
 from pybackend.modelconfig.options import ModelOptions
 from pybackend.modelconfig.warmup import WarmupSample
@@ -60,19 +61,6 @@ class StubSettings:
     on_wrote: Callable[[str], None] = field(default=lambda _path: None)
 
 
-class OutputListener(Protocol):
-    """Is told of outputs that may not be as configured."""
-
-    def on_new_output(self, name: str, datatype: str, shape: Sequence[int]) -> None:
-        """A stub has returned an output with this datatype and shape for the first time."""
-
-    def on_repeated_output(self, names: Sequence[str]) -> None:
-        """A stub has returned several outputs of one name in a response that has outputs of these names."""
-
-    def on_dropped_output(self, name: str) -> None:
-        """A stub has dropped an output whose name is not configured."""
-
-
 @dataclass(frozen=True)
 class InstanceSettings:
     """How an instance serves once its model is loaded, and how it is brought back when its stub dies.
@@ -86,4 +74,4 @@ class InstanceSettings:
     # how long ``is_ready`` may take to answer one who asks; None for as long as it likes
     readiness_limit_s: float | None = READINESS_LIMIT_S
     warmup: tuple[WarmupSample, ...] = ()
-    outputs: OutputListener | None = None
+    outputs: OutputWarnings | None = None

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from pybackend.errors import InferenceError, ModelLoadError
-from pybackend.inference.pending import NoHolder, PendingRequest
+from pybackend.inference.pending import PendingRequest, RequestHolder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
@@ -48,7 +48,7 @@ class WarmupRun:
         batch: list[PendingRequest] = []
         for _ in range(sample.batch_size):
             request = InferenceRequest(self._model_name)
-            batch.append(PendingRequest(request, InferenceResponse.release, NoHolder()))
+            batch.append(PendingRequest(request, InferenceResponse.release, RequestHolder()))
             try:
                 request.inputs += (self._input(tensor) for tensor in sample.inputs)
             except InferenceError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 from weakref import WeakSet
 
 from pybackend.errors import ErrorCode, InferenceError
@@ -55,27 +55,23 @@ class TensorBudget:
         return not self.is_short
 
 
-class BlockOwner(Protocol):
-    """Has the memory of leases."""
-
-    def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
-        """Count these bytes of a lease as written. Raises InferenceError UNAVAILABLE if there is no memory for them."""
-
-    def give_back(self, lease: ArenaLease) -> None:
-        """Free a block."""
-
-
 class ArenaLease:
     """A block of input memory; see :class:`pybackend.inference.tensor.Lease`.
 
     It has one owner, unless it is shared: then the last owner's release frees it.
+
+    Args:
+        give_back: frees it.
+        fill: counts bytes of it, between two offsets, as written; raises InferenceError UNAVAILABLE if there is no memory for them.
+            None if all of it counts already.
     """
 
     is_of_model: ClassVar[bool] = True
 
     __slots__ = (
-        "_arena",
         "_counted_bytes",
+        "_fill",
+        "_give_back",
         "_owners",
         "_private",
         "arrived_bytes",
@@ -85,8 +81,16 @@ class ArenaLease:
         "segment",
     )
 
-    def __init__(self, arena: BlockOwner, memory: Segment, offset: int, nbytes: int) -> None:
-        self._arena: BlockOwner | None = arena
+    def __init__(
+        self,
+        memory: Segment,
+        offset: int,
+        nbytes: int,
+        give_back: Callable[[ArenaLease], None],
+        fill: Callable[[ArenaLease, int, int], None] | None = None,
+    ) -> None:
+        self._give_back: Callable[[ArenaLease], None] | None = give_back
+        self._fill = fill
         self._owners = 1
         self._private: bytearray | None = None if memory.sealed else bytearray(nbytes)
         self.memory = memory
@@ -109,9 +113,10 @@ class ArenaLease:
 
     def arrived(self, nbytes: int) -> int:
         """Count ``nbytes`` bytes as arrived: from now on they take memory."""
-        if self._arena is not None:
+        if self._give_back is not None:
             self.arrived_bytes = nbytes  # first, so that bytes already written do not count as unused
-            self._arena.fill(self, self._counted_bytes, nbytes)
+            if self._fill is not None:
+                self._fill(self, self._counted_bytes, nbytes)
             self._counted_bytes = nbytes
         return 0
 
@@ -129,10 +134,10 @@ class ArenaLease:
         if self._owners > 1:
             self._owners -= 1
             return
-        arena, self._arena = self._arena, None
-        if arena is not None:
+        give_back, self._give_back, self._fill = self._give_back, None, None
+        if give_back is not None:
             self._private = None
-            arena.give_back(self)
+            give_back(self)
 
 
 class _Chunk:
@@ -193,13 +198,14 @@ class TensorArena:
 
     Args:
         limit_bytes: most memory for all segments together; beyond it :meth:`lease` fails with UNAVAILABLE.
+        budget: of all arenas together.
     """
 
     def __init__(self, limit_bytes: int, owner: str, budget: TensorBudget | None = None) -> None:
         self._limit_bytes = limit_bytes
         self._owner = owner
-        self._budget = budget or TensorBudget(MOST_ADDRESSES_BYTES)
-        self._budget.add(self)
+        self.budget = budget or TensorBudget(MOST_ADDRESSES_BYTES)
+        self.budget.add(self)
         self._chunks: dict[int, _Chunk] = {}
         self._arriving: set[ArenaLease] = set()
         self._idle_since_ns: dict[int, int] = {}
@@ -241,11 +247,11 @@ class TensorArena:
             offset = chunk.blocks.allocate(nbytes)
             if offset is not None:
                 self._idle_since_ns.pop(chunk.memory.number, None)
-                return ArenaLease(self, chunk.memory, offset, nbytes)
+                return ArenaLease(chunk.memory, offset, nbytes, self._free, self._fill)
         chunk = self._grow(nbytes)
         offset = chunk.blocks.allocate(nbytes)
         assert offset is not None
-        return ArenaLease(self, chunk.memory, offset, nbytes)
+        return ArenaLease(chunk.memory, offset, nbytes, self._free, self._fill)
 
     def owns(self, lease: Lease) -> bool:
         return lease.segment in self._chunks or lease.segment in self._lent
@@ -263,23 +269,18 @@ class TensorArena:
             size = whole_pages(nbytes)
         if not self._has_room(size):
             raise self._full(nbytes, self.used_bytes)
-        if not self._budget.has_room(size):
+        if not self.budget.has_room(size):
             raise self._all_full(nbytes)
         segment = self._lent_segment(size, nbytes)
         self._lent_bytes += segment.size_bytes
-        self._budget.used_bytes += segment.size_bytes
+        self.budget.used_bytes += segment.size_bytes
         return segment
 
     @property
     def is_crowded(self) -> bool:
         """True if more than half of the memory is taken that this arena, or all of them, may have."""
-        budget = self._budget
+        budget = self.budget
         return self.total_bytes > self._limit_bytes // 2 or budget.used_bytes > budget.limit_bytes // 2
-
-    @property
-    def is_beyond_budget(self) -> bool:
-        """True if memory was refused last because all arenas together have too much."""
-        return self._budget.is_short
 
     def _has_room(self, nbytes: int) -> bool:
         if self.total_bytes + nbytes > self._limit_bytes:
@@ -301,11 +302,11 @@ class TensorArena:
         """A lent segment is not used any more; it is closed here."""
         if self._lent.pop(segment.number, None) is not None:
             self._lent_bytes -= segment.size_bytes
-            self._budget.used_bytes -= segment.size_bytes
+            self.budget.used_bytes -= segment.size_bytes
             self._dropped.append(segment.number)
         segment.close()
 
-    def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
+    def _fill(self, lease: ArenaLease, begin: int, end: int) -> None:
         """Count these bytes of a lease as written; called by the lease."""
         chunk = self._chunks.get(lease.segment)
         if chunk is None:
@@ -322,7 +323,7 @@ class TensorArena:
             if self.total_bytes + more > self._limit_bytes:
                 others_bytes = self.used_bytes - chunk.blocks.block_bytes(lease.offset)
                 raise self._full(lease.nbytes, others_bytes)
-        if not self._budget.has_room(more):
+        if not self.budget.has_room(more):
             raise self._all_full(lease.nbytes)
         chunk.fill(missing)
 
@@ -330,7 +331,7 @@ class TensorArena:
     def total_bytes(self) -> int:
         return self._lent_bytes + sum([chunk.filled_bytes for chunk in self._chunks.values()])
 
-    def give_back(self, lease: ArenaLease) -> None:
+    def _free(self, lease: ArenaLease) -> None:
         """Free a block; called by its lease."""
         self._arriving.discard(lease)
         chunk = self._chunks.get(lease.segment)
@@ -371,7 +372,7 @@ class TensorArena:
         for chunk in self._chunks.values():
             chunk.close()
         self._chunks.clear()
-        self._budget.used_bytes -= self._lent_bytes
+        self.budget.used_bytes -= self._lent_bytes
         self._lent_bytes = 0
         self._lent.clear()
         self._arriving.clear()
@@ -394,10 +395,10 @@ class TensorArena:
             segment.close()
             segment = new_segment(growth_bytes(nbytes, present, self._limit_bytes), nbytes)
         # Unsealed memory is allocated up front.
-        if not segment.sealed and not self._budget.has_room(segment.size_bytes):
+        if not segment.sealed and not self.budget.has_room(segment.size_bytes):
             segment.close()
             raise self._all_full(nbytes)
-        chunk = self._chunks[segment.number] = _Chunk(segment, self._budget)
+        chunk = self._chunks[segment.number] = _Chunk(segment, self.budget)
         if not segment.sealed:
             chunk.fill(chunk.missing(0, segment.size_bytes))
             if self.total_bytes > self._limit_bytes:
@@ -408,7 +409,7 @@ class TensorArena:
         return chunk
 
     def _all_full(self, nbytes: int) -> InferenceError:
-        budget = self._budget
+        budget = self.budget
         return InferenceError(
             f"no memory left for tensors: those of all models take {budget.used_bytes} bytes, and {nbytes} more for an "
             f"input of model '{self._owner}' do not fit into the limit of {budget.limit_bytes} bytes. Send fewer requests "

@@ -9,35 +9,76 @@ from pybackend.inference.pending import PendingRequest, ResponsePath, guarded
 from pybackend.inference.response import InferenceResponse
 from pybackend.instance.execution import Execution, ExecutionTimes, Returned
 from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.output_check import OutputForm
 from pybackend.instance.settings import InstanceState
-from pybackend.ipc.arena import ArenaLease
 from pybackend.model.model import Model, ModelState
 from pybackend.model.outcomes import RequestOutcomes
-from pybackend.model.output_check import OutputForm
 from pybackend.model.statistics import Counted, FailureReason, StreamStatistics
 from pybackend.observability.log_lines import about_model
-from pybackend.scheduler.scheduler import BatchReason, Scheduler
+from pybackend.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 _FAILED = frozenset({InstanceState.FAILED, InstanceState.GIVEN_UP})
 
 
-class InstanceRequests(RequestOutcomes):
-    """The requests that a version's instances execute: handles all that happens to them, and to the instances.
+class Availability:
+    """Whether a version can serve at all, or all its instances have failed.
 
     It calls ``on_turn`` when the version ceases to serve, or serves again, though nobody has loaded or unloaded it.
 
     Attributes:
-        all_failed: True if no instance serves now.
+        failure: the error for requests while no instance serves; None while one does, or may soon.
     """
 
     def __init__(self, model: Model, on_turn: Callable[[str], None]) -> None:
-        super().__init__(model)
-        self.all_failed = False
+        self.failure: InferenceError | None = None
         self._model = model
         self._on_turn = on_turn
         self._given_up = False
+
+    def look(self, instances: Sequence[ModelInstance]) -> None:
+        """The state of an instance has changed."""
+        states = {instance.state for instance in instances}
+        self.failure = None
+        if states <= _FAILED:
+            self.failure = InferenceError(
+                f"model '{self._model.name}' has no instance that can serve: its process could not be restarted. "
+                f"{instances[0].trouble}",
+                ErrorCode.UNAVAILABLE,
+            )
+        if self.failure is not None and states <= {InstanceState.GIVEN_UP}:
+            self._give_up(self.failure, instances[0].output.last_words)
+        elif self._given_up and InstanceState.READY in states:
+            self._serve_again()
+
+    def _give_up(self, failure: InferenceError, last_words: str) -> None:
+        self._given_up = True
+        model = self._model
+        model.failure = failure
+        if model.state is not ModelState.UNLOADING:
+            # Only operators see the process's last output: it may contain data of other clients.
+            model.state, model.reason = ModelState.UNAVAILABLE, f"Internal: {failure.message}{last_words}"
+            self._on_turn(model.full_name)
+
+    def _serve_again(self) -> None:
+        self._given_up = False
+        model = self._model
+        model.failure = None
+        if model.state is ModelState.UNAVAILABLE:
+            model.state, model.reason = ModelState.READY, ""
+            about = about_model(model.full_name, model.version)
+            log.info("'%s' version %s serves again", model.full_name, model.version, extra=about)
+            self._on_turn(model.full_name)
+
+
+class InstanceRequests(RequestOutcomes):
+    """The requests that a version's instances execute: handles all that happens to them, and to the instances."""
+
+    def __init__(self, model: Model, on_turn: Callable[[str], None]) -> None:
+        super().__init__(model)
+        self.availability = Availability(model, on_turn)
+        self.arena = model.arena
         self._scheduler: Scheduler | None = None
         self._instances: Sequence[ModelInstance] = ()
         self._form: OutputForm | None = None
@@ -66,10 +107,6 @@ class InstanceRequests(RequestOutcomes):
     def enqueue(self, pending: PendingRequest) -> None:
         assert self._scheduler is not None
         self._scheduler.enqueue(pending)
-
-    def lease(self, nbytes: int, name: str = "") -> ArenaLease:
-        """Input memory of the version."""
-        return self._model.arena.lease(nbytes)
 
     def send_next(self) -> None:
         """Executions have returned, and before they are answered others may begin."""
@@ -176,9 +213,6 @@ class InstanceRequests(RequestOutcomes):
             self._scheduler.on_lost(instance, error)
             self._scheduler.dispatch()
 
-    def on_batch(self, reason: BatchReason) -> None:
-        self.statistics.batches[reason] += 1
-
     def refuse_waiting(self) -> None:
         """The version is being unloaded: refuse all waiting requests."""
         if self._scheduler is not None:
@@ -193,44 +227,11 @@ class InstanceRequests(RequestOutcomes):
         """An instance came back, or could not be restarted, or was given up."""
         if self._scheduler is None:
             return
-        states = {instance.state for instance in self._instances}
-        self.all_failed = states <= _FAILED
-        if states <= {InstanceState.GIVEN_UP}:
-            self._give_up()
-        elif self._given_up and InstanceState.READY in states:
-            self._serve_again()
-        if self.all_failed:
-            self.on_refused(self._scheduler.take_all(), self.no_instance())
+        self.availability.look(self._instances)
+        if self.availability.failure is not None:
+            self.on_refused(self._scheduler.take_all(), self.availability.failure)
         else:
             self._scheduler.dispatch()
-
-    def _give_up(self) -> None:
-        self._given_up = True
-        model, failure = self._model, self.no_instance()
-        model.failure = failure
-        if model.state is not ModelState.UNLOADING:
-            # Only operators see the process's last output: it may contain data of other clients.
-            last_words = self._instances[0].output.last_words
-            model.state, model.reason = ModelState.UNAVAILABLE, f"Internal: {failure.message}{last_words}"
-            self._on_turn(model.full_name)
-
-    def _serve_again(self) -> None:
-        self._given_up = False
-        model = self._model
-        model.failure = None
-        if model.state is ModelState.UNAVAILABLE:
-            model.state, model.reason = ModelState.READY, ""
-            about = about_model(model.full_name, model.version)
-            log.info("'%s' version %s serves again", model.full_name, model.version, extra=about)
-            self._on_turn(model.full_name)
-
-    def no_instance(self) -> InferenceError:
-        """The error for requests while :attr:`all_failed` is True."""
-        cause = self._instances[0].trouble
-        return InferenceError(
-            f"model '{self.name}' has no instance that can serve: its process could not be restarted. {cause}",
-            ErrorCode.UNAVAILABLE,
-        )
 
 
 def _reason(pending: PendingRequest, error: InferenceError | None) -> FailureReason:

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from pybackend.errors import ErrorCode, InferenceError, NotServingError
 from pybackend.inference.pending import PendingRequest
@@ -38,21 +38,42 @@ class ModelState(Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-class Distribution(Protocol):
-    """The rules for requests that name no version; see :class:`pybackend.model.traffic.Traffic`."""
+class Health(ABC):
+    """Whether a version serves, by what the server knows of it and by the model's own ``is_ready``."""
 
-    def is_shadow(self, model: Model) -> bool:
-        """True if a version gets copies of requests and answers nobody."""
+    def __init__(self, model: Model) -> None:
+        self._model = model
 
-    def redirect(
-        self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
-    ) -> PendingRequest:
-        """Choose a version for a request that was validated against any of them, and :meth:`submit` it."""
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """True if requests are accepted and all instances are alive; excludes the model's own ``is_ready``."""
 
-    def submit(
-        self, submit: Submit, model: Model, request: InferenceRequest, on_response: OnResponse
-    ) -> PendingRequest:
-        """Queue a request that names no version; otherwise as :meth:`Model.submit`."""
+    @property
+    @abstractmethod
+    def has_is_ready(self) -> bool:
+        """True if the model has its own readiness check."""
+
+    async def not_ready_reason(self) -> str:
+        """The reason why the model is not ready, including its own check; empty if it is ready."""
+        model = self._model
+        if model.state is ModelState.READY:
+            return await self._objection()
+        return model.reason or model.state.value.lower()
+
+    @abstractmethod
+    async def _objection(self) -> str:
+        """The same, of a version that is READY."""
+
+    @property
+    @abstractmethod
+    def own_objection(self) -> str:
+        """Why the model is not ready by its own check, when it was last asked; empty if it is, or was never asked."""
+
+    @property
+    @abstractmethod
+    def keeps_askers_waiting(self) -> bool:
+        """True while its own check has not returned in time, or if it may stop at a breakpoint."""
 
 
 class Membership(NamedTuple):
@@ -76,13 +97,18 @@ class Model(ABC):
         failure: the error for requests while all its instances, or those of a part of it, are given up.
         digest: identifies its code and configuration, equal on all servers; empty if no cache needs it.
         open_requests: the requests that it has accepted and not answered.
+        hold: keeps it, while it is being unloaded, able to answer other models' requests until the returned function is called.
         arena: the shared memory of its inputs.
         sandbox: confines its processes, and records their rights even after they have ended; None if they are not confined.
+        instances: all of them, in configured order; empty if the model runs in other models' instances.
         environment: metadata about the Python environment that it brings; None if it runs on the server's Python.
-        traffic: the rules for requests that name no version; None if the newest version answers them.
         membership: how others in its processes may run it without the server; None if they may not.
+        is_shadow: it gets copies of requests and answers nobody.
         is_newest: no rules, and no version with a higher number: while it is READY, it answers the requests that name no version.
     """
+
+    health: Health
+    """Whether it serves."""
 
     may_recover: ClassVar[bool] = False
     """True if a version that failed to load may serve later, without being loaded again."""
@@ -102,16 +128,14 @@ class Model(ABC):
         self.statistics = ModelStatistics()
         self.digest = b""
         self.open_requests = OpenRequests()
+        self.hold = self.open_requests.hold
         self.arena = arena
         self.sandbox: ModelSandbox | None = None
         self.environment: Mapping[str, Any] | None = None
-        self.traffic: Distribution | None = None
         self.membership: Membership | None = None
+        self.instances: Sequence[ModelInstance] = ()
+        self.is_shadow = False
         self.is_newest = False
-
-    def could_run(self, _called: Model) -> bool:
-        """Whether this version could run another one, which it calls, in a process that they share, and does not. Blocking."""
-        return False
 
     def be_newest(self, *, newest: bool) -> None:
         """Say whether this version answers the requests that name none; see :attr:`is_newest`."""
@@ -138,10 +162,6 @@ class Model(ABC):
     def hurry(self) -> None:  # noqa: B027  only models with processes have to
         """A request needs the version, which is not ready: try soon whatever may make it so."""
 
-    def hold(self) -> Callable[[], None]:
-        """Keep a model that is being unloaded able to answer other models' requests until the returned function is called."""
-        return self.open_requests.hold()
-
     @property
     def loading(self) -> str:
         """A clause about a version that is loading, with the time that has passed; ``""`` later."""
@@ -152,12 +172,7 @@ class Model(ABC):
         """The step at which the load is, as a clause."""
         return "its parts are awaited"
 
-    # Health and figures
-
-    @property
-    @abstractmethod
-    def is_ready(self) -> bool:
-        """True if requests are accepted and all instances are alive; excludes the model's own ``is_ready``."""
+    # Figures
 
     @property
     def is_off(self) -> bool:
@@ -170,33 +185,9 @@ class Model(ABC):
         return f"version {self.version} is at {self.state.value} state: {self.reason};\n"
 
     @property
-    def has_is_ready(self) -> bool:
-        """True if the model has its own readiness check."""
-        return False
-
-    async def not_ready_reason(self) -> str:
-        """The reason why the model is not ready, including its own check; empty if it is ready."""
-        return "" if self.is_ready else self.reason or self.state.value.lower()
-
-    @property
-    def own_objection(self) -> str:
-        """Why the model is not ready by its own check, when it was last asked; empty if it is, or was never asked."""
-        return ""
-
-    @property
-    def keeps_askers_waiting(self) -> bool:
-        """True while its own check has not returned in time, or if it may stop at a breakpoint."""
-        return False
-
-    @property
     def pending_count(self) -> int:
         """Number of requests that wait for an instance."""
         return 0
-
-    @property
-    def instances(self) -> Sequence[ModelInstance]:
-        """All instances, in configured order; empty if the model runs in other models' instances."""
-        return ()
 
     @property
     def runs_in(self) -> frozenset[Model]:
@@ -205,26 +196,13 @@ class Model(ABC):
 
     # Requests
 
-    def lease(self, nbytes: int, name: str = "", *, arriving: bool = False) -> Lease:
-        """Allocate memory for the input of this name.
-
-        If ``arriving``, its bytes count as they arrive, which :meth:`Lease.arrived` reports; otherwise all count at once.
-
-        Raises:
-            InferenceError: UNAVAILABLE when the model's limit is reached.
-        """
-        return self.arena.lease(nbytes, arriving=arriving)
-
     def arena_of(self, name: str) -> TensorArena:
-        """The memory from which :meth:`lease` allocates for the input of this name."""
+        """The memory for the input of this name."""
         return self.arena
 
     def owns(self, lease: Lease) -> bool:
-        """True if this block is from :meth:`lease`, so that a request can pass it to the model without a copy."""
+        """True if this block is from such memory, so that a request can pass it to the model without a copy."""
         return isinstance(lease, ArenaLease) and self.arena.owns(lease)
-
-    def take_regions(self, request: InferenceRequest) -> None:  # noqa: B027  only models with processes have to
-        """Prepare a validated request whose tensors lie in clients' regions, just before :meth:`submit`; raises likewise."""
 
     @abstractmethod
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
@@ -233,10 +211,6 @@ class Model(ABC):
         Raises:
             InferenceError: the request is refused; the caller must release its memory.
         """
-
-    def runs_sequence(self, request: InferenceRequest) -> bool:
-        """True if the sequence to which a request belongs has begun here and not ended."""
-        return False
 
     @abstractmethod
     def trim(self, now_ns: int) -> None:

@@ -19,7 +19,7 @@ from pybackend.errors import ErrorCode, ModelConfigError, ModelEnvironmentError,
 from pybackend.gpus import NO_GPU, GpuAccess
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
-from pybackend.instance.settings import InstanceState, StubSettings
+from pybackend.instance.settings import StubSettings
 from pybackend.model.groups import GroupTerms, ProcessGroup, members_beside, terms_of_group
 from pybackend.model.host import ModelHost
 from pybackend.model.source import ModelSource
@@ -172,6 +172,7 @@ class ModelProcesses:
         instances: in configured order, without those that are leaving.
         sandbox: confines the processes, None for no confinement. It remains after they have ended, because it records
             their permissions.
+        group: of the models that live in the same processes; None if no other does.
         member: the version's number, by which others in its processes know it.
     """
 
@@ -185,7 +186,7 @@ class ModelProcesses:
         self._host = host
         self._make = make
         self._environment: ModelEnvironment | None = None
-        self._group: ProcessGroup | None = None
+        self.group: ProcessGroup | None = None
         self._debugger_points: list[DebuggerPoint] = []
         self._failures = RepeatedFailures()
         self._callers: set[Any] = set()
@@ -203,8 +204,8 @@ class ModelProcesses:
         if self._program is not None:
             return  # threads of that program, which cannot be confined
         if source.joins_group and self._may_join:
-            self._group = await join_group(self, source, host, self._environment, planned)
-            self.sandbox = self._group.sandbox
+            self.group = await join_group(self, source, host, self._environment, planned)
+            self.sandbox = self.group.sandbox
         else:
             self.sandbox = await open_sandbox(source, host, self._environment, planned)
 
@@ -214,7 +215,7 @@ class ModelProcesses:
 
     def could_share(self, others: ModelProcesses) -> bool:
         """Whether two versions could live in the same processes, and do not. Blocking."""
-        if self._group is not None and self._group is others._group:
+        if self.group is not None and self.group is others.group:
             return False
         ours, theirs = self._group_terms(), others._group_terms()
         return ours is not None and theirs is not None and not ours.contradiction(theirs)
@@ -263,8 +264,8 @@ class ModelProcesses:
             sandbox=None if self.sandbox is None else self.sandbox.of_instance(*seat),
             variables=seat.gpu.variables(process_variables(environment or HOST_ENVIRONMENT)),
         )
-        if self._group is not None:
-            launch = self._group.seated(launch, seat.number)
+        if self.group is not None:
+            launch = self.group.seated(launch, seat.number)
         elif self._program is not None:
             launch = replace(
                 launch, seat=partial(self._program.run, source.name, seat.number), loss=ErrorCode.UNAVAILABLE
@@ -291,14 +292,9 @@ class ModelProcesses:
             partial(host.own_files.note, source.directory),
         )
 
-    @property
-    def group(self) -> ProcessGroup | None:
-        """The group of the models that live in the same processes."""
-        return self._group
-
     def offer(self, *, offered: bool) -> None:
         """Say whether models in the same processes may run this one."""
-        if self._group is not None:
+        if self.group is not None:
             for instance in self.instances:
                 instance.offer(offered=offered)
 
@@ -350,8 +346,8 @@ class ModelProcesses:
         self._failures.close()
         self._host.debugger.give_back(self._debugger_points)
         self._debugger_points = []
-        if self._group is not None:
-            await self._group.leave(self)
+        if self.group is not None:
+            await self.group.leave(self)
         elif self.sandbox is not None:
             await self.sandbox.close()
         if self._environment is not None:
@@ -367,13 +363,3 @@ class ModelProcesses:
     def environment(self) -> Mapping[str, Any] | None:
         """Metadata about the environment's Python; None if the processes run on the host's Python."""
         return None if self._environment is None else self._environment.facts()
-
-    @property
-    def are_ready(self) -> bool:
-        """True if every instance is alive."""
-        return all(instance.state is InstanceState.READY for instance in self.instances)
-
-    async def not_ready_reason(self) -> str:
-        """The reason why an instance is not ready; empty if all are. Calls every instance's ``is_ready``."""
-        reasons = await asyncio.gather(*(instance.not_ready_reason() for instance in self.instances))
-        return next((reason for reason in reasons if reason), "")

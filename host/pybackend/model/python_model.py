@@ -7,32 +7,32 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError, UnknownSequenceError
-from pybackend.inference.pending import CANCELLED, NoHolder, PendingRequest, RunningExecution
+from pybackend.inference.pending import CANCELLED, PendingRequest, RequestHolder, RunningExecution
 from pybackend.inference.region import source_of
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.instance.executor import InstanceExecutor
 from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.output_check import output_form
 from pybackend.instance.services import StubServices
 from pybackend.instance.settings import InstanceState
+from pybackend.ipc.arena import TensorArena
 from pybackend.model.cached_answers import CachedAnswers, response_path
 from pybackend.model.host import ModelHost
+from pybackend.model.instance_health import InstanceHealth
 from pybackend.model.instance_requests import InstanceRequests
 from pybackend.model.model import UNLOADED, Membership, Model, ModelState, not_ready
-from pybackend.model.output_check import output_form
 from pybackend.model.processes import ModelProcesses, gpu_accesses
 from pybackend.model.source import ModelSource
 from pybackend.model.statistics import FailureReason
 from pybackend.model.version_loader import CompletedVersion, VersionLoader
 from pybackend.modelconfig.loader import planned_instances
 from pybackend.modelconfig.signature import ModelSignature
-from pybackend.observability.repeated_failures import RepeatedFailures
 from pybackend.scheduler.active_sequences import ActiveSequences
 from pybackend.scheduler.choice import make_scheduler
-from pybackend.scheduler.scheduler import Scheduler
+from pybackend.scheduler.scheduler import Scheduler, SchedulerOwner
 from pybackend.scheduler.sequence_batcher import SequenceBatcher
 from pybackend_wire.messages import INLINE_BYTES
 
@@ -71,10 +71,17 @@ class VersionSequences:
         """True if a request belongs to a sequence that may end here although the version was replaced."""
         return self._is_replaced and self._have(request)
 
-    def lost(self, request: InferenceRequest) -> bool:
-        """True if a request belongs to a sequence that has ended because its version was replaced."""
-        return any(
-            request.correlation_id in each.cut for each in (self, *(each.sequences for each in self.predecessors))
+    def explained(self, error: InferenceError, request: InferenceRequest, timeout_s: float | None) -> InferenceError:
+        """The error for a request that was refused; it says so if its sequence was cut short by a replacement."""
+        replaced = (self, *(each.sequences for each in self.predecessors))
+        if not isinstance(error, UnknownSequenceError) or not any(
+            request.correlation_id in each.cut for each in replaced
+        ):
+            return error
+        return UnknownSequenceError(
+            f"{error.message}. It began before the model was replaced, and was cut short when it had not ended "
+            f"{timeout_s:g} s later, the --exit-timeout-secs: start it again",
+            error.code,
         )
 
     def run(self, request: InferenceRequest) -> bool:
@@ -111,7 +118,7 @@ class VersionSequences:
 
 
 @dataclass(eq=False)
-class ServingVersion(NoHolder):
+class ServingVersion(RequestHolder):
     """A loaded version: its instances, and the holder of the requests that wait for them.
 
     Attributes:
@@ -144,7 +151,24 @@ class ServingVersion(NoHolder):
         """All running executions, unless an instance could run one more."""
         if any(instance.has_place for instance in self.instances):
             return ()
-        return [execution for instance in self.instances for execution in instance.running]
+        return [execution for instance in self.instances for execution in instance.executor.running]
+
+    def take_regions(self, request: InferenceRequest, arena: TensorArena) -> None:
+        """Give each input in a region the memory into which the stub copies it, and let the stub write the outputs.
+
+        The host needs the outputs of implicit states itself.
+        """
+        for tensor in request.inputs:
+            source = source_of(tensor)
+            if source is None:
+                continue
+            if self.version.options.views_regions:
+                source.is_view = True
+            elif source.nbytes > INLINE_BYTES:
+                source.block = arena.lease(source.nbytes)
+        states = () if self.version.states is None else self.version.states.output_names
+        for name, output in (request.regions or {}).items():
+            output.by_stub = name not in states
 
     async def change_instances(self, loader: VersionLoader) -> list[ModelInstance]:
         """Serve with the instances of another configuration; returns them, with those that accept no requests."""
@@ -169,11 +193,15 @@ class PythonModel(Model):
         self._source = source
         self._host = host
         self._requests = InstanceRequests(self, services.on_turn)
-        self._processes = ModelProcesses(source, host, partial(self._make_instance, services))
+        self._availability = self._requests.availability
+        self._processes = ModelProcesses(
+            source,
+            host,
+            lambda name, failures: ModelInstance(name, self.version, host.launcher, self._requests, services, failures),
+        )
+        self.instances = self._processes.instances
+        self.health = InstanceHealth(self, self._processes)
         self._serving: ServingVersion | None = None
-        self._views_regions = False
-        self._objection = ""
-        self._states: frozenset[str] = frozenset()
         self.sequences = VersionSequences()
 
     # Life
@@ -192,31 +220,12 @@ class PythonModel(Model):
             self.sandbox = self._processes.sandbox
         self.statistics.load_duration_ns = time.monotonic_ns() - started_ns
         self.state, self.reason, self.was_ready = ModelState.READY, "", True
-        self._offer()
-
-    def _make_instance(self, services: StubServices, name: str, failures: RepeatedFailures) -> ModelInstance:
-        return ModelInstance(name, self.version, self._host.launcher, self._requests, services, failures)
-
-    def could_run(self, called: Model) -> bool:
-        if not isinstance(called, PythonModel) or called is self or called.namespace != self.namespace:
-            return False
-        serving = called._serving
-        if (
-            serving is None
-            or called.has_is_ready
-            or called.traffic is not None
-            or serving.loader.tends(serving.version)
-        ):
-            return False
-        return self._processes.could_share(called._processes)
+        self.be_newest(newest=self.is_newest)
 
     def be_newest(self, *, newest: bool) -> None:
+        """Then models in its processes may run it themselves, too, for calls that name no version."""
         super().be_newest(newest=newest)
-        self._offer()
-
-    def _offer(self) -> None:
-        """Say whether calls that name no version are for this one: models in its processes may then run it themselves."""
-        self._processes.offer(offered=self.is_newest and self.state is ModelState.READY)
+        self._processes.offer(offered=newest and self.state is ModelState.READY)
 
     async def _load(self) -> None:
         requests = self._requests
@@ -225,15 +234,19 @@ class PythonModel(Model):
         self.environment = self._processes.environment
         self.config, self.signature, self.digest = version.config, version.signature, version.digest
         answers, path = response_path(self._host, version.config, version.digest, requests)
-        self._views_regions = version.options.views_regions
-        self._states = frozenset(() if version.states is None else version.states.output_names)
         decoupled, validates = version.config.decoupled, version.options.validate_outputs
         form = output_form(version.signature, version.hidden_outputs, validates=validates, may_be_missing=decoupled)
         instances = await loader.initialize(version)
         if not loader.needs_server(version):
             self.membership = Membership(self._processes.group, self._processes.member)
         executors = [instance.executor for instance in instances]
-        scheduler, path = make_scheduler(version.config, executors, requests, version.states, path)
+        scheduler, path = make_scheduler(
+            version.config,
+            executors,
+            SchedulerOwner(requests.on_refused, self.arena.lease, self.statistics.add_batch),
+            version.states,
+            path,
+        )
         requests.serve(scheduler, instances, form, path, decoupled=decoupled)
         self.sequences.active = scheduler.active if isinstance(scheduler, SequenceBatcher) else None
         self._serving = ServingVersion(version, loader, instances, executors, scheduler, answers, requests)
@@ -267,18 +280,18 @@ class PythonModel(Model):
         except InferenceError as error:
             raise ModelLoadError(error.message, error.code) from error
         self._source, self.config = source, serving.version.config
-        self._offer()
+        self.be_newest(newest=self.is_newest)
         self._requests.on_available()
         await self._processes.replace_instances(every, serving.scheduler.keeps)
 
     def hurry(self) -> None:
         for instance in self.instances:
-            instance.hurry()
+            instance.backoff.hurry()
 
     async def unload(self, drain_timeout_s: float | None, finalize_timeout_s: float | None) -> bool:
         began_s = time.monotonic()
         self.state = ModelState.UNLOADING
-        self._offer()
+        self._processes.offer(offered=False)
         if drain_timeout_s is None:
             await self.sequences.ended_within(
                 self._host.settings.exit_timeout_s, f"model '{self.name}' version {self.version}"
@@ -301,7 +314,7 @@ class PythonModel(Model):
         self.state, self.reason = ModelState.UNAVAILABLE, UNLOADED
         return drained and ended
 
-    # Health and statistics
+    # Figures
 
     @property
     def load_stage(self) -> str:
@@ -310,66 +323,12 @@ class PythonModel(Model):
         return "its environment and its process are prepared" if session is None else session.stage
 
     @property
-    def is_ready(self) -> bool:
-        return self.state is ModelState.READY and self._processes.are_ready
-
-    @property
-    def has_is_ready(self) -> bool:
-        return any(instance.has_is_ready for instance in self.instances)
-
-    async def not_ready_reason(self) -> str:
-        if self.state is not ModelState.READY:
-            return await super().not_ready_reason()
-        reason = await self._processes.not_ready_reason()
-        if self._processes.are_ready and self.state is ModelState.READY:
-            self._note_objection(reason)
-        return reason
-
-    def _note_objection(self, reason: str) -> None:
-        """Note what ``is_ready`` says; the log has a line whenever that changes between yes and no."""
-        about = self.full_name, self.version
-        if reason and not self._objection:
-            log.warning("Model '%s' version %s is not ready: %s", *about, reason)
-        elif self._objection and not reason:
-            log.info("Model '%s' version %s is ready again", *about)
-        self._objection = reason
-
-    @property
-    def own_objection(self) -> str:
-        return self._objection if self.state is ModelState.READY else ""
-
-    @property
-    def keeps_askers_waiting(self) -> bool:
-        is_late = bool(self._objection) and any(instance.is_asked for instance in self.instances)
-        return is_late or self._processes.is_debugged
-
-    @property
     def pending_count(self) -> int:
         if self._serving is None:
             return 0
         return len(self._serving.scheduler) + sum([instance.executor.sent_ahead for instance in self.instances])
 
-    @property
-    def instances(self) -> Sequence[ModelInstance]:
-        return self._processes.instances
-
     # Requests
-
-    def take_regions(self, request: InferenceRequest) -> None:
-        """Give each input in a region the memory into which the stub copies it, and let the stub write the outputs.
-
-        The host needs the outputs of implicit states itself.
-        """
-        for tensor in request.inputs:
-            source = source_of(tensor)
-            if source is None:
-                continue
-            if self._views_regions:
-                source.is_view = True
-            elif source.nbytes > INLINE_BYTES:
-                source.block = self.arena.lease(source.nbytes)
-        for name, output in (request.regions or {}).items():
-            output.by_stub = name not in self._states
 
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         serving = self._serving
@@ -377,8 +336,10 @@ class PythonModel(Model):
             if self.failure is not None:
                 raise self.failure.again()
             raise not_ready(self.name, self.version)
-        if self._requests.all_failed:
-            raise self._requests.no_instance()
+        if self._availability.failure is not None:
+            raise self._availability.failure.again()
+        if request.regions is not None:
+            serving.take_regions(request, self.arena)
         if request.packed is None:
             for tensor in request.inputs:
                 data = tensor.data
@@ -398,26 +359,18 @@ class PythonModel(Model):
             else:
                 serving.answers.submit(pending)
         except InferenceError as error:
-            predecessor = self.sequences.begun_at(request) if isinstance(error, UnknownSequenceError) else None
-            if predecessor is not None:
-                return predecessor.continue_sequence(request, on_response, self.signature)
-            reason = FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER
-            self.statistics.add_failure(reason, request.queued_ns)
-            raise self._explained(error, request) from None
+            return self._refused(error, request, on_response)
         self.open_requests.enter(request)
         return pending
 
-    def _explained(self, error: InferenceError, request: InferenceRequest) -> InferenceError:
-        if not (isinstance(error, UnknownSequenceError) and self.sequences.lost(request)):
-            return error
-        return UnknownSequenceError(
-            f"{error.message}. It began before the model was replaced, and was cut short when it had not ended "
-            f"{self._host.settings.exit_timeout_s:g} s later, the --exit-timeout-secs: start it again",
-            error.code,
-        )
-
-    def runs_sequence(self, request: InferenceRequest) -> bool:
-        return self.sequences.run(request)
+    def _refused(self, error: InferenceError, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
+        """Let the version that this one replaces go on with its sequence, or raise the error."""
+        predecessor = self.sequences.begun_at(request) if isinstance(error, UnknownSequenceError) else None
+        if predecessor is not None:
+            return predecessor.continue_sequence(request, on_response, self.signature)
+        reason = FailureReason.REJECTED if error.code is ErrorCode.UNAVAILABLE else FailureReason.OTHER
+        self.statistics.add_failure(reason, request.queued_ns)
+        raise self.sequences.explained(error, request, self._host.settings.exit_timeout_s) from None
 
     def continue_sequence(
         self, request: InferenceRequest, on_response: OnResponse, checked: ModelSignature
@@ -456,3 +409,15 @@ class PythonModel(Model):
             return
         for instance in self.instances:
             instance.end_abandoned(limit_s, now_ns, is_needed=bool(self.pending_count or self.sequences.are_active))
+
+
+def could_run(caller: Model, called: Model) -> bool:
+    """Whether a version could run another one, which it calls, in a process that they share, and does not. Blocking."""
+    if not (isinstance(caller, PythonModel) and isinstance(called, PythonModel)):
+        return False
+    serving = called._serving
+    if called is caller or called.namespace != caller.namespace or serving is None:
+        return False
+    if called.health.has_is_ready or not called.is_newest or serving.loader.tends(serving.version):
+        return False
+    return caller._processes.could_share(called._processes)

@@ -131,7 +131,7 @@ class ShadowCopy:
         try:
             for place, (source, data) in list(self._sources.items()):
                 tensor = request.inputs[place]
-                lease = tensor.lease = model.lease(len(data), tensor.name)
+                lease = tensor.lease = model.arena_of(tensor.name).lease(len(data))
                 tensor.data = lease.view
                 await copy_bytes(lease.view, data)
                 del self._sources[place]

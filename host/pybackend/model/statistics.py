@@ -138,6 +138,10 @@ class ModelStatistics:
             self.compute_output_ns += now_ns * answered - ended
             self.last_success_ns = now_ns
 
+    def add_batch(self, reason: BatchReason) -> None:
+        """Count a batch that the dynamic batcher has sent."""
+        self.batches[reason] += 1
+
     def _figures_of(self, batch_size: int) -> BatchFigures | None:
         """The figures of executions of a size, None if there are too many sizes."""
         figures = self.batch_sizes.get(batch_size)

@@ -9,6 +9,7 @@ from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.validation import validate
 from pybackend.model.model import Model, ModelState, Submit
+from pybackend.model.python_model import PythonModel
 from pybackend.model.shadow import ShadowCopies
 from pybackend.modelconfig.schema import Scheduling
 from pybackend.modelconfig.sequences import is_iterative
@@ -182,7 +183,7 @@ class Traffic:
         if is_iterative(model.config):
             return model
         ready = (each for each in self._newest_first if each.state is ModelState.READY)
-        running = next((each for each in ready if each.runs_sequence(request)), None)
+        running = next((each for each in ready if isinstance(each, PythonModel) and each.sequences.run(request)), None)
         if running is not None:
             return running
         chosen = self._next() or model

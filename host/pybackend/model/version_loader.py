@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pybackend.apart import apart
 from pybackend.instance.model_instance import ModelInstance
+from pybackend.instance.output_check import OutputWarnings
 from pybackend.instance.settings import READINESS_LIMIT_S, InstanceSettings
 from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.host import ModelHost
-from pybackend.model.output_check import OutputWarnings
 from pybackend.model.processes import ModelProcesses
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.known_backends import known_backend

@@ -41,7 +41,8 @@ class ModelOptions:
 def preload_of(config: ModelConfig) -> tuple[str, ...] | None:
     """PRELOAD: the additional modules of the zygote that forks a model's processes; None if ZYGOTE wants none to be forked."""
     may_fork = read_option(config, "ZYGOTE", True, yes_or_no, '"yes" or "no"')
-    modules = read_option(config, "PRELOAD", (), _modules, "comma-separated names of modules")
+    none: tuple[str, ...] = ()
+    modules = read_option(config, "PRELOAD", none, _modules, "comma-separated names of modules")
     return modules if may_fork else None
 
 

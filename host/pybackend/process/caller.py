@@ -11,45 +11,27 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ErrorCode, ModelLoadError
-from pybackend.ipc.segment import Segment
 from pybackend.ipc.unwanted_descriptors import close
-from pybackend.observability.model_output import ModelOutput
-from pybackend.process.start import SandboxReport
-from pybackend.process.stub_process import Start, is_dying, socket_ends
+from pybackend.process.stub_process import HostEnds, Start, StubPart, control_ends, is_dying
 from pybackend_wire.caller import LOAD, LOADED, MOST_BYTES, READY, RUN, message_in, packet
-from pybackend_wire.messages import NUDGE
 
 log = logging.getLogger(__name__)
 
 
-class CallerThread:
-    """One thread of the caller; see :class:`~pybackend.process.stub_process.StubProcess`."""
+class CallerThread(StubPart):
+    """One thread of the caller."""
 
-    is_shared = False
-    stacks: Segment | None = None
-    sandbox_report: SandboxReport | None = None
-
-    def __init__(self, caller: Caller, sock: socket.socket, nudges: int) -> None:
-        self.socket = sock
-        self.pid = caller.pid
-        self.last_lines: list[str] = []  # what the program prints is its own
-        self._caller = caller
-        self._nudges = nudges
-        self._on_exit: Callable[[], None] | None = None
+    def __init__(self, caller: Caller, ends: HostEnds) -> None:
+        super().__init__(ends, caller.pid, None, None, None)
         self._loop = asyncio.get_running_loop()
-
-    def on_exit(self, _loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
-        """Call ``on_exit`` once, on the loop, after the connection has ended."""
-        self._on_exit = on_exit
 
     @property
     def exit_cause(self) -> str:
-        """How it ended, as a clause; empty while it lives."""
         if not self.is_exiting:
             return ""
         return (
@@ -60,14 +42,13 @@ class CallerThread:
     def is_exiting(self) -> bool:
         return self._nudges < 0
 
-    def nudge(self, nudge: bytes = NUDGE) -> None:
-        if self._nudges >= 0:
-            with suppress(BlockingIOError, BrokenPipeError):
-                os.write(self._nudges, nudge)
-
     def on_hung_up(self) -> None:
-        """The thread has ended, or its program."""
-        self._end()
+        """The thread has ended, or its program, or the server lets go of it."""
+        if not self.is_exiting:
+            self._close_nudges()
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # a function that hangs may keep the other end open
+            self._loop.call_soon(self._tell_exit)
 
     def kill(self) -> None:
         """Let go of the thread, which ends once its function has returned."""
@@ -75,45 +56,11 @@ class CallerThread:
             log.warning(
                 "a function of process %d is given up. Its thread ends when it returns: it cannot be killed", self.pid
             )
-        self._end()
+        self.on_hung_up()
 
     def discard(self) -> None:
-        """Let go of a thread that was never used."""
-        self._end()
+        self.on_hung_up()
         close(self.socket)
-
-    def _end(self) -> None:
-        if self._nudges >= 0:
-            os.close(self._nudges)
-            self._nudges = -1
-            with suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)  # a function that hangs may keep the other end open
-            self._loop.call_soon(self._exited)
-
-    def _exited(self) -> None:
-        on_exit, self._on_exit = self._on_exit, None
-        if on_exit is not None:
-            on_exit()
-
-    # Of processes only
-
-    def send_output_to(self, output: ModelOutput) -> None:
-        """Do nothing: what the program prints is its own."""
-
-    def read_output(self) -> None:
-        """Do nothing, likewise."""
-
-    def ask_for_stacks(self) -> None:
-        """Do nothing: the program's signals are its own."""
-
-    def answer_to(self, instance_name: str, instance: Any) -> None:
-        """Nobody else uses the connection."""
-
-    def neighbour(self, instance_name: str) -> None:
-        """There is no other instance."""
-
-    def expect_end(self) -> None:
-        """The thread has said its last word, and closes the connection."""
 
 
 class Caller:
@@ -205,18 +152,12 @@ class Caller:
 
     async def run(self, model: str, number: int, _start: Start) -> CallerThread:
         """Have the program run an instance of a model. Raises OSError: it cannot be told."""
-        with ExitStack() as ours, ExitStack() as theirs:
-            our_end, their_end = socket_ends(ours, theirs)
-            their_nudges, our_nudges = os.pipe()
-            ours.callback(os.close, our_nudges)
-            theirs.callback(os.close, their_nudges)
-            os.set_blocking(our_nudges, False)
+        with control_ends() as (ours, theirs):
             try:
                 data = packet(RUN, model=model, number=number)
-                socket.send_fds(self._socket, [data], [their_end.fileno(), their_nudges])
+                socket.send_fds(self._socket, [data], [theirs.socket, theirs.nudges])
             except (BrokenPipeError, ConnectionError):
                 raise ModelLoadError(
                     f"process {self.pid}, whose function model '{model}' is, has ended", ErrorCode.UNAVAILABLE
                 ) from None
-            ours.pop_all()
-        return CallerThread(self, our_end, our_nudges)
+        return CallerThread(self, ours)

@@ -7,11 +7,9 @@ member does for all of them.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 from pybackend.ipc import stub_messages as heard
@@ -19,59 +17,24 @@ from pybackend.ipc.channel import StubChannel
 from pybackend.ipc.segment import Segment
 from pybackend.ipc.unwanted_descriptors import close
 from pybackend.observability.model_output import ModelOutput
-from pybackend.process.start import SandboxReport
-from pybackend.process.stub_process import Start, StubProcess, socket_ends
+from pybackend.process.stub_process import HostEnds, Start, StubPart, StubProcess, control_ends
 from pybackend_wire.errors import RemoteProtocolError
 from pybackend_wire.host_messages import Attach, Finalize, Join
-from pybackend_wire.messages import NUDGE, STACKS_BYTES, STACKS_OFFSET, SegmentRole
+from pybackend_wire.messages import STACKS_BYTES, STACKS_OFFSET, SegmentRole
 
 _EXIT_GRACE_S = 3.0
 """How long a process may live on without members: for exit handlers, and threads of theirs."""
 
 
-class MemberProcess:
-    """One model's part of a process; see :class:`~pybackend.process.stub_process.StubProcess`."""
+class MemberProcess(StubPart):
+    """One model's part of a process."""
 
-    is_shared = True
-    instance_name = ""
-    instance: Any = None
-
-    def __init__(self, process: GroupProcess, sock: socket.socket, nudges: int) -> None:
-        self.socket = sock
+    def __init__(self, process: GroupProcess, ends: HostEnds) -> None:
+        stub = process.stub
+        super().__init__(ends, stub.pid, stub.process, stub.output, stub.sandbox_report)
         self.stacks = process.stacks
+        self.neighbours = process.stubs
         self._process = process
-        self._nudges = nudges
-        self._on_exit: Callable[[], None] | None = None
-        self._has_ended = False
-
-    def answer_to(self, instance_name: str, instance: Any) -> None:
-        self.instance_name, self.instance = instance_name, instance
-
-    def neighbour(self, instance_name: str) -> Any:
-        """Another instance in the process by its name; None if there is none, or not any more."""
-        return self._process.find(instance_name)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def sandbox_report(self) -> SandboxReport | None:
-        return self._process.stub.sandbox_report
-
-    def on_exit(self, _loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
-        """Call ``on_exit`` once, on the loop, after the model has left the process, or the process has ended."""
-        self._on_exit = on_exit
-
-    def send_output_to(self, output: ModelOutput) -> None:
-        """Do nothing: what a process prints belongs to all its members."""
-
-    def read_output(self) -> None:
-        self._process.stub.read_output()
-
-    @property
-    def last_lines(self) -> list[str]:
-        return self._process.stub.last_lines
 
     @property
     def exit_cause(self) -> str:
@@ -79,47 +42,29 @@ class MemberProcess:
 
     @property
     def is_exiting(self) -> bool:
-        return self._has_ended or self._process.stub.is_exiting
-
-    def nudge(self, nudge: bytes = NUDGE) -> None:
-        if self._nudges >= 0:
-            with suppress(BlockingIOError, BrokenPipeError):
-                os.write(self._nudges, nudge)
-
-    def ask_for_stacks(self) -> None:
-        self._process.stub.ask_for_stacks()
-
-    def expect_end(self) -> None:
-        """The stub has said its last word, and its thread ends: nothing has to be killed any more."""
-        self._has_ended = True
+        return self.has_finished or self._process.stub.is_exiting
 
     def on_hung_up(self) -> None:
-        """The stub has closed its socket."""
-        if self._has_ended:
+        if self.has_finished:
             self._process.leave(self)
 
     def kill(self) -> None:
-        """End the process with all its members, unless this one has ended by itself."""
-        if self._has_ended:
+        """End the process with all its members, unless this one ends by itself."""
+        if self.has_finished:
             self._process.leave(self)
         else:
             self._process.stub.kill()
 
     def discard(self) -> None:
-        """Let go of a part that was never used."""
-        self._has_ended = True
+        self.has_finished = True
         self._process.leave(self)
         close(self.socket)
 
     def exited(self) -> None:
         """The model runs there no more."""
-        self._has_ended = True
-        if self._nudges >= 0:
-            os.close(self._nudges)
-            self._nudges = -1
-        on_exit, self._on_exit = self._on_exit, None
-        if on_exit is not None:
-            on_exit()
+        self.has_finished = True
+        self._close_nudges()
+        self._tell_exit()
 
 
 class GroupProcess:
@@ -128,13 +73,14 @@ class GroupProcess:
     Attributes:
         is_open: False once it has ended, or is about to.
         stacks: where it writes the stacks of all its threads.
+        stubs: its members by the names of their instances, as those see each other.
     """
 
     def __init__(self, stub: StubProcess, name: str, on_end: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self.is_open = True
         self.stub = stub
-        self.pid = stub.pid
+        self.stubs: dict[str, Any] = {}
         self.stacks = Segment(STACKS_OFFSET + STACKS_BYTES)
         self._loop = loop
         self._name = name
@@ -163,19 +109,9 @@ class GroupProcess:
         return member
 
     def _join(self) -> MemberProcess:
-        with ExitStack() as ours, ExitStack() as theirs:
-            our_end, their_end = socket_ends(ours, theirs)
-            their_nudges, our_nudges = os.pipe()
-            ours.callback(os.close, our_nudges)
-            theirs.callback(os.close, their_nudges)
-            os.set_blocking(our_nudges, False)
-            self._channel.post_attach(Join(self._name), their_end.fileno(), their_nudges)
-            ours.pop_all()
-        return MemberProcess(self, our_end, our_nudges)
-
-    def find(self, instance_name: str) -> Any:
-        """The instance of this name; None if it is not in the process."""
-        return next((member.instance for member in self._members if member.instance_name == instance_name), None)
+        with control_ends() as (ours, theirs):
+            self._channel.post_attach(Join(self._name), theirs.socket, theirs.nudges)
+        return MemberProcess(self, ours)
 
     def leave(self, member: MemberProcess) -> None:
         """A model has ended, and the others go on; the process ends with the last one."""

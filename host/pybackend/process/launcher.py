@@ -9,17 +9,21 @@ from pathlib import Path
 
 from pybackend.environment.environment import HOST_ENVIRONMENT, Environment
 from pybackend.errors import ErrorCode, ModelLoadError, ServerError
-from pybackend.process.caller import CallerThread
-from pybackend.process.group import MemberProcess
+from pybackend.observability.model_output import ModelOutput
 from pybackend.process.orphans import Orphans
 from pybackend.process.start import SandboxReport, is_entered, start_host_program, start_process, terms_of
-from pybackend.process.stub_process import HostEnds, Process, StubLaunch, StubProcess, connected_ends, output_pipe
+from pybackend.process.stub_process import (
+    HostEnds,
+    Process,
+    StubHandle,
+    StubLaunch,
+    StubProcess,
+    connected_ends,
+    output_pipe,
+)
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
 from pybackend_wire.confinement import CONFINED, NOT_CONFINED, Confinement
-
-ModelProcess = StubProcess | MemberProcess | CallerThread
-"""The process of one model, or its part of one."""
 
 _ANYHOW = StubLaunch()
 
@@ -53,15 +57,20 @@ class StubLauncher:
         if self._zygotes is not None:
             self._zygotes.start_ahead(_ANYHOW)
 
-    async def start(self, launch: StubLaunch = _ANYHOW) -> ModelProcess:
-        """Start a stub that has not sent any message yet. Raises ModelLoadError if the process cannot be started."""
+    async def start(self, launch: StubLaunch = _ANYHOW, output: ModelOutput | None = None) -> StubHandle:
+        """Start a stub that has not sent any message yet. Raises ModelLoadError if the process cannot be started.
+
+        The output of a separate process goes to ``output``.
+        """
         if launch.seat is None:
-            return await self._start(launch)
+            process = await self._start(launch)
+            if output is not None:
+                process.send_output_to(output)
+            return process
         try:
-            process: ModelProcess = await launch.seat(partial(self._start, launch))
+            return await launch.seat(partial(self._start, launch))
         except OSError as error:
             raise ModelLoadError(f"cannot start a model process: {error.strerror}", ErrorCode.UNAVAILABLE) from error
-        return process
 
     async def _start(self, launch: StubLaunch) -> StubProcess:
         stub = await self._fork(self._zygotes, launch) if self._zygotes is not None else None
@@ -99,7 +108,7 @@ class StubLauncher:
         finally:
             os.close(their_output)
             theirs.close()
-        return self._stub(process, HostEnds(ours, -1, output), mark, report=report)
+        return self._stub(process, HostEnds(ours, output=output), mark, report=report)
 
     def tend(self) -> None:
         """Handle models' leftovers; must be called about once a second."""

@@ -1,4 +1,4 @@
-"""One operating-system process that runs a stub: its connections with the host, its exit cause, and how to kill it."""
+"""The host's hold on a stub, a process or a part of one: its connections with the host, its exit cause, and how to kill it."""
 
 import asyncio
 import fcntl
@@ -6,9 +6,10 @@ import os
 import signal
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,8 @@ class HostEnds:
     """The host's ends; their owner closes them."""
 
     socket: socket.socket
-    nudges: int
-    output: int
+    nudges: int = -1
+    output: int = -1
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,15 @@ class StubEnds:
 
     socket: int
     nudges: int
-    output: int
+    output: int = -1
 
 
 @contextmanager
-def connected_ends() -> Iterator[tuple[HostEnds, StubEnds]]:
-    """Make both ends, for the length of a ``with`` block that starts a stub; the host's stay open if it succeeds."""
+def control_ends() -> Iterator[tuple[HostEnds, StubEnds]]:
+    """Make both ends but those of output, for the length of a ``with`` block that hands the stub's over.
+
+    The host's stay open if it succeeds.
+    """
     with ExitStack() as theirs, ExitStack() as ours:
         our_end, their_end = socket_ends(ours, theirs)
         # No shared counter such as an eventfd: the stub could fill it and so block the host's write.
@@ -109,10 +113,18 @@ def connected_ends() -> Iterator[tuple[HostEnds, StubEnds]]:
         ours.callback(os.close, our_nudges)
         theirs.callback(os.close, their_nudges)
         os.set_blocking(our_nudges, False)
+        yield HostEnds(our_end, our_nudges), StubEnds(their_end.fileno(), their_nudges)
+        ours.pop_all()
+
+
+@contextmanager
+def connected_ends() -> Iterator[tuple[HostEnds, StubEnds]]:
+    """Make both ends of all connections of a process; otherwise as :func:`control_ends`."""
+    with control_ends() as (our_ends, their_ends), ExitStack() as theirs, ExitStack() as ours:
         our_output, their_output = output_pipe()
         ours.callback(os.close, our_output)
         theirs.callback(os.close, their_output)
-        yield HostEnds(our_end, our_nudges, our_output), StubEnds(their_end.fileno(), their_nudges, their_output)
+        yield replace(our_ends, output=our_output), replace(their_ends, output=their_output)
         ours.pop_all()
 
 
@@ -149,62 +161,142 @@ def is_dying(pid: int) -> bool:
     return bool(int(fields[_STAT_FLAGS]) & _PF_EXITING)
 
 
-class StubProcess:
-    """A started stub, with the host's ends of its socket and of its output pipe.
+class StubHandle(ABC):
+    """The process of one model, or its part of one.
 
     Args:
-        ends: the host's ends of its connections; all but the socket are closed when the process ends.
-        on_end: called once, when the process has ended and was reaped.
+        ends: the host's ends of its connections; all but the socket are closed when it ends.
+        process: the process that the server has started for it; None for a part of another program.
+        output: what that process prints; None if it is not the server's.
         report: report of the program that confined it; None if there is none.
 
     Attributes:
-        is_shared: other models run in it, too.
-        stacks: where it writes its stacks, if its instances do not say.
+        has_finished: it has said its last word, and ends by itself.
+        stacks: where its process writes its stacks, if its instances do not say.
+        neighbours: the stubs in its process by the names of their instances, this one included; None if it is alone there.
     """
 
-    is_shared = False
-    stacks: Segment | None = None
+    def __init__(
+        self, ends: HostEnds, pid: int, process: Process | None, output: OutputPipe | None, report: SandboxReport | None
+    ) -> None:
+        self.socket = ends.socket
+        self.pid = pid
+        self.sandbox_report = report
+        self.has_finished = False
+        self.stacks: Segment | None = None
+        self.neighbours: dict[str, Any] | None = None
+        self._nudges = ends.nudges
+        self._started = process
+        self._output = output
+        self._on_exit: Callable[[], None] | None = None
+
+    @abstractmethod
+    def on_exit(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
+        """Call ``on_exit`` once, on the loop, after it has ended."""
+
+    @property
+    @abstractmethod
+    def exit_cause(self) -> str:
+        """How it ended, as a clause; empty while it runs."""
+
+    @property
+    @abstractmethod
+    def is_exiting(self) -> bool:
+        """Whether it no longer runs any code of the stub, even if its end cannot be waited for yet."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it now, with what it has started."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """End one that was never used, and forget it."""
+
+    def nudge(self, nudge: bytes = NUDGE) -> None:
+        """Ask a busy stub to be heard, or only for the answers that it has kept."""
+        if self._nudges >= 0:
+            with suppress(BlockingIOError, BrokenPipeError):  # it has enough unread nudges, or is gone
+                os.write(self._nudges, nudge)
+
+    def ask_for_stacks(self) -> None:
+        """Have it write where its threads are, unless its signals are another program's; see :mod:`pybackend.instance.stacks`."""
+        if self._started is not None and self._started.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGURG)
+
+    def read_output(self) -> None:
+        """Write the process's output so far to the log, before the host logs something about it."""
+        if self._output is not None:
+            self._output.read_now()
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other models live in its process."""
+        return self.neighbours is not None
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of the process's output."""
+        return [] if self._output is None else self._output.output.tail
+
+    def _close_nudges(self) -> None:
+        if self._nudges >= 0:
+            os.close(self._nudges)
+            self._nudges = -1
+
+    def _tell_exit(self) -> None:
+        on_exit, self._on_exit = self._on_exit, None
+        if on_exit is not None:
+            on_exit()
+
+
+class StubPart(StubHandle):
+    """A model's part of a process: nothing but its socket tells of its end."""
+
+    def on_exit(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
+        self._on_exit = on_exit
+
+    @abstractmethod
+    def on_hung_up(self) -> None:
+        """The stub has closed its socket."""
+
+
+class StubProcess(StubHandle):
+    """A started stub, with the host's ends of its socket and of its output pipe.
+
+    Args:
+        on_end: called once, when the process has ended and was reaped.
+    """
 
     def __init__(
         self, process: Process, ends: HostEnds, on_end: Callable[[], None], report: SandboxReport | None = None
     ) -> None:
-        self.sandbox_report = report
-        self._process = process
+        self.process = process
+        self.output = OutputPipe(ends.output, process.pid)
+        super().__init__(ends, process.pid, process, self.output, report)
         self._on_end = on_end
-        self._nudges = ends.nudges
-        self._output = OutputPipe(ends.output, process.pid)
-        self.socket = ends.socket
-        self.pid = process.pid
         self._pidfd: int | None = None
-        self._on_exit: Callable[[], None] | None = None
 
     def on_exit(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], None]) -> None:
-        """Call ``on_exit`` once, on the loop, after the process has ended."""
         self._on_exit = on_exit
         self._loop = loop
         self._pidfd = os.pidfd_open(self.pid)
         loop.add_reader(self._pidfd, self._exited)
-        self._output.start(loop)
+        self.output.start(loop)
 
     def send_output_to(self, output: ModelOutput) -> None:
         """Name the instance that this process will be, before :meth:`on_exit`; this includes its output so far."""
-        self._output.output = output
-
-    def read_output(self) -> None:
-        """Write the process's output so far to the log, before the host logs something about it."""
-        self._output.read_now()
+        self.output.output = output
 
     def _exited(self) -> None:
         self._unwatch()
         with ExitStack() as end:  # from the last to the first, and all of them, even if one raises
-            if self._on_exit is not None:
-                end.callback(self._on_exit)
-                self._on_exit = None
-            end.callback(self._output.finish)
+            end.callback(self._tell_exit)
+            end.callback(self.output.finish)
             end.callback(self._on_end)
             end.callback(self._kill_group)
             end.callback(self._close_nudges)
-            self._process.wait()
+            self.process.wait()
 
     def _unwatch(self) -> None:
         if self._pidfd is not None:
@@ -214,8 +306,7 @@ class StubProcess:
 
     @property
     def exit_cause(self) -> str:
-        """How the process ended, as a clause; empty while it runs."""
-        status = self._process.poll()
+        status = self.process.poll()
         if status is None:
             return ""
         if self.sandbox_report is not None and self.sandbox_report.failure:
@@ -231,66 +322,32 @@ class StubProcess:
 
     @property
     def is_exiting(self) -> bool:
-        """Whether the process no longer runs any code of the stub, even if its end cannot be waited for yet.
-
-        The kernel closes a dying process's socket before it notifies the parent.
-        """
-        return self._process.poll() is not None or is_dying(self.pid)
-
-    def nudge(self, nudge: bytes = NUDGE) -> None:
-        """Ask a busy stub to be heard, or only for the answers that it has kept."""
-        if self._nudges >= 0:
-            with suppress(BlockingIOError, BrokenPipeError):  # it has enough unread nudges, or is gone
-                os.write(self._nudges, nudge)
-
-    @property
-    def last_lines(self) -> list[str]:
-        return self._output.output.tail
-
-    def ask_for_stacks(self) -> None:
-        """Have it write where its threads are; see :mod:`pybackend.instance.stacks`."""
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, signal.SIGURG)
-
-    def answer_to(self, instance_name: str, instance: Any) -> None:
-        """Nobody else is in the process."""
-
-    def neighbour(self, instance_name: str) -> None:
-        """There is no other instance in the process."""
-
-    def expect_end(self) -> None:
-        """The stub has said its last word: do nothing, its process ends."""
-
-    def on_hung_up(self) -> None:
-        """The stub has closed its socket: its process says more."""
+        # The kernel closes a dying process's socket before it notifies the parent.
+        return self.process.poll() is not None or is_dying(self.pid)
 
     def _close_nudges(self) -> None:
-        if self._nudges >= 0:
-            os.close(self._nudges)
-            self._nudges = -1
+        super()._close_nudges()
         if self.sandbox_report is not None:
             self.sandbox_report.end()
 
     def kill(self) -> None:
         """Kill the process and everything it started in its session, now."""
-        if self._process.poll() is None:
+        if self.process.poll() is None:
             self._kill_group()
-            self._process.kill()
+            self.process.kill()
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def discard(self) -> None:
-        """End an unused process and forget it."""
         self.kill()
         self._unwatch()
         self._close_nudges()
         close(self.socket)
-        self._process.wait()
+        self.process.wait()
         self._on_end()
-        self._output.finish()
+        self.output.finish()
 
 
 Start = Callable[[], Awaitable[StubProcess]]
@@ -309,7 +366,7 @@ class StubLaunch:
     # confines it, checks its confinement, and kills its leftovers; None for a stub that is not confined
     sandbox: InstanceSandbox | None = None
     # finds a place in a process: of a group, which it starts if there is none, or of the caller; None for a separate process
-    seat: Callable[[Start], Awaitable[Any]] | None = None
+    seat: Callable[[Start], Awaitable[StubHandle]] | None = None
     loss: ErrorCode = ErrorCode.INTERNAL  # the code of the error for requests that a dead stub leaves undone
 
     @property

@@ -181,12 +181,13 @@ class ModelCatalogue:
             yield from entry.versions.values()
 
     async def ask_models(self) -> None:
-        """Ask the models that have an ``is_ready``, so that :attr:`Model.own_objection` is as a probe would find it now.
+        """Ask the models that have an ``is_ready``, so that :attr:`Health.own_objection` is as a probe would find it now.
 
         One that hangs in it has answered: nobody waits for it again.
         """
-        asked = [model for model in self.models() if model.has_is_ready and not model.keeps_askers_waiting]
-        await asyncio.gather(*(model.not_ready_reason() for model in asked))
+        healths = [model.health for model in self.models()]
+        asked = [health for health in healths if health.has_is_ready and not health.keeps_askers_waiting]
+        await asyncio.gather(*(health.not_ready_reason() for health in asked))
 
     @property
     def all_ready(self) -> bool:

@@ -103,7 +103,7 @@ class ModelEntry:
         if self.traffic is not None:
             self.traffic.serve(self.versions)
         for model in self.versions.values():
-            model.traffic = self.traffic
+            model.is_shadow = self.traffic is not None and self.traffic.is_shadow(model)
             model.be_newest(newest=self.traffic is None and model is self.newest_first[0])
 
     def ready_versions(self) -> list[Model]:
@@ -114,8 +114,7 @@ class ModelEntry:
     def is_ready(self) -> bool:
         """True if every version serves, or was deliberately unloaded; a shadow does not count."""
         return bool(self.versions) and all(
-            model.is_ready or model.is_off or (self.traffic is not None and self.traffic.is_shadow(model))
-            for model in self.versions.values()
+            model.health.is_ready or model.is_off or model.is_shadow for model in self.versions.values()
         )
 
     @property
@@ -192,8 +191,8 @@ class ModelEntry:
         """The state of a version as clients see it, and the reason; a model that says itself that it is not ready is not."""
         if model.state is not ModelState.READY:
             return model.state.value, model.reason
-        if model.own_objection:
-            return ModelState.UNAVAILABLE.value, model.own_objection
+        if objection := model.health.own_objection:
+            return ModelState.UNAVAILABLE.value, objection
         return model.state.value, "" if self.not_loaded is None else _as_before(self.not_loaded)
 
 

@@ -79,7 +79,7 @@ class ModelLifeCycle:
         new = {
             version: self._create(source, make)
             for version, source in sources.items()
-            if not (version in serving and serving[version].is_ready and source.equals(entry.sources[version]))
+            if not (version in serving and serving[version].health.is_ready and source.equals(entry.sources[version]))
         }
         if not serving:
             self.retire(entry.versions.values())  # instances that gave up may still have processes

@@ -171,6 +171,8 @@ class ModelSandbox:
         self._reach = _reach_of(sandbox, options, files, places)
         self._domain: TrustDomain | None = None
         self._home: Home | None = None
+        # the directory of the model that the home belongs to; models in one process share that of the first
+        self._home_of = min(map(str, (files.directory, *files.beside)))
         for path in options.write:
             if not os.path.lexists(path):
                 _make_directory(name, path, self._likely_account)
@@ -186,6 +188,7 @@ class ModelSandbox:
         if level == STANDARD and files.environment.is_foreign and files.sharing is not None and usual_user:
             self._domain = sandbox.domain_of(files.environment)
             self._domain.join(self, files.sharing)
+        self._users: UserRange | TrustDomain = sandbox.users if self._domain is None else self._domain
 
     def of_instance(self, index: int, gpu: GpuAccess = NO_GPU) -> InstanceSandbox:
         """Return the sandbox of an instance with these GPUs; all its processes share it.
@@ -294,10 +297,6 @@ class ModelSandbox:
             self._group = users.take()
         return users.take(), self._group
 
-    @property
-    def _users(self) -> UserRange | TrustDomain:
-        return self._sandbox.users if self._domain is None else self._domain
-
     def _enter_home(self, gid: int) -> str:
         """Return the directory that its processes keep as their home; ``""`` for none but their private one."""
         if self.level != STANDARD or not self._files.keeps_home:
@@ -316,11 +315,6 @@ class ModelSandbox:
         home, self._home = self._home, None
         if home is not None:
             self._sandbox.homes.leave(home)
-
-    @property
-    def _home_of(self) -> str:
-        """The directory of the model that the home belongs to; models in one process share that of the first."""
-        return min(map(str, (self._files.directory, *self._files.beside)))
 
     def _confinement(
         self, uid: int, gid: int, scratch: str, home: str, missing: dict[str, str], gpu: GpuAccess

@@ -2,9 +2,9 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pybackend.errors import InferenceError
 from pybackend.inference.pending import PendingRequest
@@ -44,17 +44,15 @@ class BatchExecutor(Protocol):
         """Run ``execute`` on these requests."""
 
 
-class SchedulerOwner(Protocol):
+class SchedulerOwner(NamedTuple):
     """The model, as schedulers see it."""
 
-    def on_refused(self, batch: Sequence[PendingRequest], error: InferenceError) -> None:
-        """Requests will not be executed, e.g. because they timed out: answer them."""
-
-    def lease(self, nbytes: int, name: str) -> Lease:
-        """Allocate input memory for tensors that the scheduler adds to requests."""
-
-    def on_batch(self, reason: BatchReason) -> None:
-        """A batch was sent."""
+    # answers requests that will not be executed, e.g. because they timed out
+    on_refused: Callable[[Sequence[PendingRequest], InferenceError], None]
+    # allocates input memory for tensors that the scheduler adds to requests
+    lease: Callable[[int], Lease]
+    # is told of each batch that was sent
+    on_batch: Callable[[BatchReason], None]
 
 
 class Scheduler(ABC):

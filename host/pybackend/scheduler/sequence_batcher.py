@@ -62,6 +62,12 @@ class SequenceEnds:
         )
         self._on_change(sequence)
 
+    def drop(self, item: SequenceRequest) -> None:
+        """A request will not be executed."""
+        if item.pending.request.flags & RequestFlags.SEQUENCE_START and item.sequence.lost is None:
+            # The model would mistake later requests for parts of another sequence.
+            self.lose(item.sequence, "its first request was not executed")
+
     def refuse(self, sequence: LiveSequence, error: InferenceError) -> None:
         """Refuse a sequence's waiting requests."""
         waiting = [item.pending for item in sequence.waiting]
@@ -184,14 +190,8 @@ class SequenceBatcher(Scheduler):
         if item.pending.execution:
             sequence.begun = True
         else:
-            self._drop(item)
+            self._ends.drop(item)
         self._note(sequence)
-
-    def _drop(self, item: SequenceRequest) -> None:
-        """A request will not be executed."""
-        if item.pending.request.flags & RequestFlags.SEQUENCE_START and item.sequence.lost is None:
-            # The model would mistake later requests for parts of another sequence.
-            self._ends.lose(item.sequence, "its first request was not executed")
 
     def requeue(self, waiting: Iterable[PendingRequest]) -> None:
         by_instance: dict[int, list[SequenceRequest]] = {}
@@ -229,7 +229,7 @@ class SequenceBatcher(Scheduler):
             assert sequence.slot is not None
             self._slots.strategies[sequence.slot.instance].withdraw(item)
         sequence.forget(item)
-        self._drop(item)
+        self._ends.drop(item)
         self._note(sequence)
 
     def take_all(self) -> list[PendingRequest]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pybackend.author_files import read_beneath
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.inference.pending import NoHolder, PendingRequest
+from pybackend.inference.pending import PendingRequest, RequestHolder
 from pybackend.inference.request import InferenceRequest, RequestFlags
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Buffer, InputTensor
@@ -207,7 +207,7 @@ class SequenceInputs:
         except InferenceError:
             request.release()
             raise
-        filler = PendingRequest(request, InferenceResponse.release, NoHolder())
+        filler = PendingRequest(request, InferenceResponse.release, RequestHolder())
         filler.is_filler = True
         return filler
 
@@ -219,7 +219,7 @@ class SequenceInputs:
     def _tensor(self, name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> InputTensor:
         tensor = InputTensor(name, datatype, shape, data)
         if len(data) > INLINE_BYTES:
-            tensor.lease = self.owner.lease(len(data), name)
+            tensor.lease = self.owner.lease(len(data))
             tensor.data = tensor.lease.view
             tensor.data[:] = data
         return tensor

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from pybackend.engine.admission import ModelAdmission, Sender
+from pybackend.engine.admission import Sender
+from pybackend.engine.engine import ModelAdmission
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters

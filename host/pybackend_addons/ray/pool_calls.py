@@ -16,7 +16,7 @@ from pybackend.errors import ErrorCode, InferenceError, ServerError, UnknownMode
 from pybackend.frontend.calls.not_ready import not_ready
 from pybackend.frontend.calls.other_servers import OtherServersMaker
 from pybackend.frontend.followed_files import FollowedFiles
-from pybackend.inference.pending import PendingRequest, RunningExecution
+from pybackend.inference.pending import PendingRequest, RequestHolder
 from pybackend.inference.request import InferenceRequest, ParameterValue
 from pybackend.inference.response import InferenceResponse, OnResponse
 from pybackend.inference.tensor import LARGE_COPY_BYTES
@@ -236,7 +236,7 @@ class PoolAdmission:
         return _Run(self._calls, request, on_response, streams=self._streams).pending
 
 
-class _Run:
+class _Run(RequestHolder):
     """The holder of a request that another server has."""
 
     def __init__(self, calls: PoolCalls, request: InferenceRequest, on_response: OnResponse, *, streams: bool) -> None:
@@ -246,21 +246,17 @@ class _Run:
         self.pending = PendingRequest(request, on_response, self)
         self._task = asyncio.create_task(self._run(streams=streams))
 
-    def cancel(self, _pending: PendingRequest) -> None:
+    def cancel(self, pending: PendingRequest) -> None:
         """The other server hears of it."""
         self._task.cancel()
 
-    def flow(self, _pending: PendingRequest, *, paused: bool) -> None:
+    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
         """Read no more responses, or go on."""
         (self._flows.clear if paused else self._flows.set)()
 
-    def is_running(self, _pending: PendingRequest) -> bool:
+    def is_running(self, pending: PendingRequest) -> bool:
         """True: it waits for nothing here."""
         return True
-
-    def blockers(self, _pending: PendingRequest) -> Sequence[RunningExecution]:
-        """None of this server."""
-        return ()
 
     async def _run(self, *, streams: bool) -> None:
         request, pending = self.pending.request, self.pending

@@ -13,10 +13,10 @@ from pybackend.gpus import Gpus
 from pybackend.ipc import stub_messages as heard
 from pybackend.process.bundle import stage_bundle
 from pybackend.process.confined_program import run_confined
-from pybackend.process.launcher import ModelProcess, StubLauncher
+from pybackend.process.launcher import StubLauncher
 from pybackend.process.orphans import Orphans
 from pybackend.process.start import process_variables
-from pybackend.process.stub_process import StubLaunch, StubProcess, connected_ends
+from pybackend.process.stub_process import StubHandle, StubLaunch, StubProcess, connected_ends
 from pybackend.process.zygote import ZygoteError
 from pybackend.process.zygotes import Zygotes
 from pybackend.sandbox.model_sandbox import ModelFiles, ModelSandbox
@@ -173,7 +173,7 @@ def _open_to_all(directory: Path) -> Path:
     return directory
 
 
-async def greeting(stub: ModelProcess) -> heard.Hello:
+async def greeting(stub: StubHandle) -> heard.Hello:
     """The first message of a process, which is then ended.
 
     Raises EOFError if the process ended without it, or reported a failure.
@@ -196,7 +196,7 @@ async def greeting(stub: ModelProcess) -> heard.Hello:
         stub.discard()
 
 
-async def _cause(stub: ModelProcess) -> str:
+async def _cause(stub: StubHandle) -> str:
     """How the process ended, which is visible shortly after its socket closes."""
     for _ in range(_LOOKS):
         if stub.exit_cause:

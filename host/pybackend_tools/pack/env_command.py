@@ -166,7 +166,7 @@ def _inspect(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
         path = _chosen(cache, [str(given.path)])[0].prefix
     found = inspect_environment(path)
     cached = any(entry.key == found.key and entry.mark for entry in cache.entries())
-    effect = cache.hook_effect(found.key or path.name) if cached or path.parent == cache.directory else None
+    effect = cache.records.hook_effect(found.key or path.name) if cached or path.parent == cache.directory else None
     lines = _inspection_lines(found, effect, cached=cached)
     document = {**found.to_document(), "cached": cached, "hook_variables": None if effect is None else effect.names}
     return (1 if found.refusal else 0), document, lines
@@ -217,7 +217,7 @@ def _verify(cache: EnvironmentCache, given: argparse.Namespace) -> Outcome:
 
 
 def _differences(cache: EnvironmentCache, entry: CacheEntry) -> list[str]:
-    inventory = cache.inventory(entry.key)
+    inventory = cache.records.inventory(entry.key)
     if entry.mark is None or inventory is None:
         return [] if entry.in_use else ["it is incomplete"]
     return inventory.differences(entry.prefix, contents=True)

@@ -88,7 +88,7 @@ def test_memory_does_not_wait_for_steps_that_nobody_waits_for(lab: Lab, tmp_path
 
     async def run() -> None:
         model = lab.engine.repository.catalogue.find("late")
-        lease = model.lease(array.nbytes, "IN")  # as front ends do it
+        lease = model.arena_of("IN").lease(array.nbytes)  # as front ends do it
         slow, late = function(f"pass_gate({str(tmp_path)!r}, 'slow')\nreturn [text('late')]"), Gate(tmp_path, "late")
         fails = function(f"pass_gate({str(tmp_path)!r}, 'late')\nreturn [failed('no luck')]")
         request = request_of("late", {"CODE1": fails, "CODE2": slow})

@@ -71,7 +71,7 @@ def traffic(monkeypatch) -> Traffic:
 async def received(engine, name, array):
     """A request whose tensor is received as front ends do it: straight into the memory that the model names."""
     model = engine.repository.catalogue.find(name)
-    lease = model.lease(array.nbytes, "IN")
+    lease = model.arena_of("IN").lease(array.nbytes)
     lease.view[:] = array.tobytes()
     request = InferenceRequest(name, inputs=[InputTensor("IN", "FP32", array.shape, lease.view, lease)])
     validate(request, model.signature)
@@ -163,7 +163,7 @@ def test_memory_that_was_received_before_a_part_was_replaced(tmp_path) -> None:
         array = np.arange(MIB, dtype=np.float32)
         model = engine.repository.catalogue.find("one")
         assert isinstance(model, EnsembleModel)
-        lease = model.lease(array.nbytes, "IN")
+        lease = model.arena_of("IN").lease(array.nbytes)
         view = lease.view
         view[:] = array.tobytes()
         old = engine.repository.catalogue.find("identity")
@@ -188,6 +188,6 @@ def test_memory_that_was_received_before_a_part_was_replaced(tmp_path) -> None:
 def test_names_that_no_input_has(engine_and_run) -> None:
     """Callers ask for memory before their request is held against the signature."""
     engine, _run = engine_and_run
-    lease = engine.repository.catalogue.find("three").lease(10_000, "NO_SUCH_INPUT")
+    lease = engine.repository.catalogue.find("three").arena_of("NO_SUCH_INPUT").lease(10_000)
     lease.release()
     assert held(engine.repository.catalogue.find("three")) == {}

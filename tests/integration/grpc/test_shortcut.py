@@ -8,7 +8,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from pybackend.engine.admission import ModelRoute
+from pybackend.engine.engine import ModelRoute
 from pybackend.frontend.access.forwarded_headers import ForwardedHeaders
 from pybackend.frontend.grpc.connection import GrpcConnection
 from pybackend.frontend.grpc.head import CallPolicy

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from tritonclient.grpc import service_pb2
 
-from pybackend.engine.admission import ModelAdmission
+from pybackend.engine.engine import ModelAdmission
 from pybackend.engine.response_stream import ResponseStream
 from pybackend.frontend.calls.model_calls import OpenCall
 from pybackend.frontend.grpc.arriving_request import LARGE_MESSAGE_BYTES, ArrivingRequest

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pybackend.engine.admission import ModelRoute
+from pybackend.engine.engine import ModelRoute
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app
 from pybackend.frontend.http.guard import Cors

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pybackend.engine.admission import ModelAdmission
+from pybackend.engine.engine import ModelAdmission
 from pybackend.frontend import slices
 from pybackend.frontend.flow import ClientMemory
 from pybackend.frontend.http.app import make_app

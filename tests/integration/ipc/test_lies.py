@@ -416,7 +416,7 @@ def test_readiness_is_told_twice(engine_and_run):
     pid = instance.pid
 
     async def scenario():
-        reason = await model.not_ready_reason()
+        reason = await model.health.not_ready_reason()
         await until(lambda: instance.state.value == "ready" and instance.pid != pid)
         return reason
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pybackend.engine.admission import ModelAdmission
-from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.engine import InferenceEngine, ModelAdmission
 from pybackend.errors import InferenceError
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse

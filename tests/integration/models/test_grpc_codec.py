@@ -11,8 +11,7 @@ from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult, ser
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from pybackend.engine.admission import ModelAdmission
-from pybackend.engine.engine import InferenceEngine
+from pybackend.engine.engine import InferenceEngine, ModelAdmission
 from pybackend.errors import InferenceError
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import Lease

@@ -131,7 +131,7 @@ def test_a_process_that_dies_while_it_is_asked(lab: tuple[InferenceEngine, Run, 
         os.kill(instance.pid, 9)
         for (document,) in await asyncio.gather(*asked):
             assert document["stacks"] == []
-        await until(lambda: instance.session is not None and engine.repository.catalogue.find("dies").is_ready)
+        await until(lambda: instance.session is not None and engine.repository.catalogue.find("dies").health.is_ready)
         (document,) = await engine.stacks("dies")
         assert document["stacks"]
 
@@ -168,7 +168,7 @@ def test_a_replaced_version_ends_with_its_clients(lab: tuple[InferenceEngine, Ru
         assert old.instances[0].pid == pid
         old.trim(now_ns + 4 * 10**9)
         await until(lambda: old.state is ModelState.UNAVAILABLE)
-        assert engine.repository.catalogue.find("dev").is_ready
+        assert engine.repository.catalogue.find("dev").health.is_ready
         # One for which requests wait is restarted.
         old, pending, waiting = await replaced()
         pid = old.instances[0].pid
@@ -188,6 +188,6 @@ def test_a_replaced_version_ends_with_its_clients(lab: tuple[InferenceEngine, Ru
         for seconds in (0, 10, 20):
             new.trim(now_ns + seconds * 10**9)
         assert new.instances[0].pid is not None
-        assert new.is_ready
+        assert new.health.is_ready
 
     run(scenario())

@@ -370,7 +370,7 @@ def test_a_replaced_version_is_known_before_anything_is_refused(lab: Lab) -> Non
         admission.renew()
         assert admission.signature.inputs["IN"].dims == (2, 2)
         request = InferenceRequest("changing", inputs=[input_tensor("IN", np.ones((2, 2), np.float32))])
-        assert route.submit(request, print) is None
+        assert route(request, print) is None
         tensor = input_tensor("IN", np.ones((2, 2), np.float32))
         assert (await infer(admission, tensor)).error is None
 

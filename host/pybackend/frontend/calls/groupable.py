@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pybackend.apart import apart
 from pybackend.errors import InferenceError, PybackendError
 from pybackend.model.model import Model
+from pybackend.model.python_model import could_run
 from pybackend.modelconfig.group_advice import OFTEN_PER_S, SAVED_NS, GroupAdvice
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class GroupableCalls:
         if self.made[pair] < ENOUGH or calls_per_s < OFTEN_PER_S or not _computes_little(called):
             return
         try:
-            could_share = await apart(f"the files of '{pair[0]}' and '{pair[1]}'", caller.could_run, called)
+            could_share = await apart(f"the files of '{pair[0]}' and '{pair[1]}'", could_run, caller, called)
         except PybackendError:
             return
         self._judged[pair] = _Judgement(caller, called, could_share)

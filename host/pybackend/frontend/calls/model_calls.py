@@ -104,11 +104,11 @@ class OpenCall:
         """Note that instances in the caller's process wait for the call, too: they serve its execution."""
         message, caller = self.message, self.caller
         for name in message.held:
-            instance = caller.neighbour(name)
-            if instance is not None and instance.session is not None:
-                self.waiting_model = instance.session.caller.model_name
-                self.held.append(instance.executor)
-                instance.executor.holders.append(self._execution)
+            stub = caller.neighbours.get(name)
+            if stub is not None:
+                self.waiting_model = stub.model_name
+                self.held.append(stub.instance.executor)
+                stub.instance.executor.holders.append(self._execution)
 
     @property
     def _execution(self) -> RunningExecution:

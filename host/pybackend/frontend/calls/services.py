@@ -139,9 +139,9 @@ class EngineRouter:
         """
         if checked is not Checked.ALL:
             validate(request, model.signature)
-        if model.traffic is None or not any_version:
+        if model.is_newest or not any_version:
             return self._engine.submit(model, request, on_response)
-        return model.traffic.redirect(self._engine.submit, model, request, on_response)
+        return self._engine.distribute(model, request, on_response, is_chosen=False)
 
     def on_queued(self) -> None:
         """A model that waits for an ensemble now waits for something else: check whether it waits for itself."""
@@ -201,7 +201,7 @@ class WaitGraph:
         """Add the executions of the models that these calls run, the calls those wait for, and so on."""
         models = {part for call in calls if call.admission is not None for part in call.admission.runs_in}
         instances = [instance for model in models for instance in model.instances]
-        for execution in [execution for instance in instances for execution in instance.running]:
+        for execution in [execution for instance in instances for execution in instance.executor.running]:
             if execution in self._calls or execution.caller is None:
                 continue
             waiting = [

@@ -97,7 +97,7 @@ class InferHandler(Handler):
         layout, shortcut, request = known
         self._format, self._known_by = ALL_BINARY, self._fast
         try:
-            self._pending = shortcut.route.submit(request, self._on_response)
+            self._pending = shortcut.route(request, self._on_response)
         except InferenceError as error:
             self._refuse(error, shortcut.called)
         except Exception as error:  # noqa: BLE001  the client gets an answer, whatever it sent

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from pybackend.engine.admission import ModelAdmission, Sender
+from pybackend.engine.admission import Sender
+from pybackend.engine.engine import ModelAdmission
 from pybackend.errors import ErrorCode, InferenceError
 from pybackend.frontend.access.forwarded_headers import add_parameters
 from pybackend.frontend.flow import LOWEST_RATE_BYTES_PER_S, Flow, Transfer

@@ -168,7 +168,7 @@ class FastPath:
             return False
         answer = _FastAnswer(connection, self._frontend.answers, plan.output_format, None, known.head.takes_chunks)
         try:
-            pending = route.submit(plan.request, answer.on_response)
+            pending = route(plan.request, answer.on_response)
         except InferenceError as error:
             connection.begin_known(answer, 0)
             self._frontend.refused(known.head.model_name, error, connection.address)

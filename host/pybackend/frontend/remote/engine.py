@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from pybackend.engine.admission import ClientAdmission, Sender
+from pybackend.engine.admission import ClientAdmission, Route, Sender
 from pybackend.engine.answers import AnswerCounts, RefusalReason, Refusals
 from pybackend.errors import ErrorCode, InferenceError, NotServingError, UnknownModelError
 from pybackend.frontend.remote import messages
@@ -93,6 +93,10 @@ class RemoteVersion:
     def __del__(self) -> None:
         self.engine.channel.post(messages.Forget(self.handle))
 
+    def submit(self, request: InferenceRequest, on_response: OnResponse) -> RemotePending | None:
+        """The route to it; see :data:`pybackend.engine.admission.Route`."""
+        return None if self.is_closed else self.engine.submit(self, request, on_response)
+
     def block(self, nbytes: int, input_name: str) -> BlockLease | None:
         """A block for an input; None if the version has ended. Raises InferenceError UNAVAILABLE if there is no memory."""
         try:
@@ -121,20 +125,6 @@ class RemoteVersion:
         lease = pool.allocate(nbytes)
         assert lease is not None
         return lease
-
-
-class RemoteRoute:
-    """A shortcut to a version; see :class:`pybackend.engine.admission.Route`."""
-
-    __slots__ = ("_version",)
-
-    def __init__(self, version: RemoteVersion) -> None:
-        self._version = version
-
-    def submit(self, request: InferenceRequest, on_response: OnResponse) -> RemotePending | None:
-        """Send a request; None if another version would answer: the request needs a new admission."""
-        version = self._version
-        return None if version.is_closed else version.engine.submit(version, request, on_response)
 
 
 class RemoteAdmission:
@@ -210,8 +200,8 @@ class RemoteAdmission:
             self._leases.append(lease)
         return lease
 
-    def route(self) -> RemoteRoute:
-        return RemoteRoute(self._version)
+    def route(self) -> Route:
+        return self._version.submit
 
     def submit(
         self, request: InferenceRequest, on_response: OnResponse, checked: Checked = Checked.NOTHING

@@ -72,16 +72,13 @@ class _Questions:
 
 
 class _LentSegment:
-    """A segment that a front end has, and its blocks in use; see :class:`pybackend.ipc.arena.BlockOwner`."""
+    """A segment that a front end has, and its blocks in use."""
 
     def __init__(self, memory: InputLoans, arena: TensorArena, segment: Segment) -> None:
         self.arena = arena
         self.segment = segment
         self.used: set[int] = set()
         self._memory = memory
-
-    def fill(self, lease: ArenaLease, begin: int, end: int) -> None:
-        """All of it counts already."""
 
     def give_back(self, lease: ArenaLease) -> None:
         """The block of a request is the front end's again."""
@@ -119,7 +116,7 @@ class InputLoans:
 
     def make_room(self, arena: TensorArena, then: Callable[[], None]) -> bool:
         """Have the front end return what it does not use of an arena; ``then`` follows. False if it has nothing."""
-        pool = 0 if arena.is_beyond_budget else self._pools.get(arena)
+        pool = 0 if arena.budget.is_short else self._pools.get(arena)
         if pool is None or not self._segments:
             return False
         self._channel.post(messages.MakeRoom(self._making_room.ask(then), pool))
@@ -144,7 +141,7 @@ class InputLoans:
             raise RemoteProtocolError("a request names memory that it may not use")
         lent.used.add(offset)
         lent.arena.leased_bytes += nbytes
-        return ArenaLease(lent, lent.segment, offset, nbytes)
+        return ArenaLease(lent.segment, offset, nbytes, lent.give_back)
 
     def freed(self, lent: _LentSegment, offset: int) -> None:
         """A block is no longer used by a request."""

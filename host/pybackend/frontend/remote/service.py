@@ -292,7 +292,7 @@ class FrontEndService:
                 if self.on_shortage(model.arena_of(asked.input_name), partial(self._lend, asked, opened)):
                     return
                 self._needs_memory = False
-            is_of_all = model is not None and model.arena_of(asked.input_name).is_beyond_budget
+            is_of_all = model is not None and model.arena_of(asked.input_name).budget.is_short
             self.channel.post(messages.NoMemory(error.code, error.message, is_of_all))
         self.channel.flush()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pybackend.apart import apart
 from pybackend.errors import ErrorCode, InferenceError, ModelLoadError
-from pybackend.inference.pending import NoHolder, PendingRequest
+from pybackend.inference.pending import PendingRequest, RequestHolder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import OnResponse
 from pybackend.inference.tensor import Lease
@@ -18,7 +18,7 @@ from pybackend.model.cached_answers import version_digest, warn_without_cache
 from pybackend.model.ensemble.parts import EnsembleBinding, PartError, find_parts
 from pybackend.model.ensemble.run import EnsembleRequests
 from pybackend.model.host import ModelHost, ModelRouter
-from pybackend.model.model import UNLOADED, Model, ModelState, not_ready
+from pybackend.model.model import UNLOADED, Health, Model, ModelState, not_ready
 from pybackend.model.source import ModelSource
 from pybackend.modelconfig.ensemble import steps_of, validate_connections, with_decoupled
 from pybackend.modelconfig.labels import Labels, read_labels
@@ -27,7 +27,40 @@ from pybackend.modelconfig.validation import validate_cache
 
 log = logging.getLogger(__name__)
 
-_NOBODY = NoHolder()
+_NOBODY = RequestHolder()
+
+
+class PartsHealth(Health):
+    """An ensemble serves while all its parts do."""
+
+    _model: EnsembleModel
+
+    @property
+    def is_ready(self) -> bool:
+        return self._model.state is ModelState.READY and all(part.health.is_ready for part in self._model.parts)
+
+    @property
+    def has_is_ready(self) -> bool:
+        return any(part.health.has_is_ready for part in self._model.parts)
+
+    async def _objection(self) -> str:
+        parts = self._model.parts
+        return _first_reason(parts, await asyncio.gather(*(part.health.not_ready_reason() for part in parts)))
+
+    @property
+    def own_objection(self) -> str:
+        parts = self._model.parts
+        return _first_reason(parts, [part.health.own_objection for part in parts])
+
+    @property
+    def keeps_askers_waiting(self) -> bool:
+        return any(part.health.keeps_askers_waiting for part in self._model.parts)
+
+
+def _first_reason(parts: Sequence[Model], reasons: Sequence[str]) -> str:
+    """Why an ensemble is not ready, if one of its parts has a reason."""
+    found = ((part, reason) for part, reason in zip(parts, reasons, strict=True) if reason)
+    return next((f"its part '{part.full_name}' is not ready: {reason}" for part, reason in found), "")
 
 
 class EnsembleModel(Model):
@@ -43,6 +76,8 @@ class EnsembleModel(Model):
 
     def __init__(self, source: ModelSource, host: ModelHost, router: ModelRouter) -> None:
         super().__init__(source, host.arena_of(source))
+        self.health = PartsHealth(self)
+        self.hold = self._hold_with_parts
         self._configured = source.config
         self._source = source
         self._labels: Labels | None = None
@@ -132,11 +167,11 @@ class EnsembleModel(Model):
         return drained
 
     def hurry(self) -> None:
-        for model in () if self._binding is None else self._binding.models:
+        for model in self.parts:
             model.hurry()
 
-    def hold(self) -> Callable[[], None]:
-        release, binding = super().hold(), self._binding
+    def _hold_with_parts(self) -> Callable[[], None]:
+        release, binding = self.open_requests.hold(), self._binding
         if binding is None:
             return release
         binding.enter()
@@ -148,60 +183,26 @@ class EnsembleModel(Model):
         return release_all
 
     @property
-    def is_ready(self) -> bool:
-        return (
-            self.state is ModelState.READY
-            and self._binding is not None
-            and all(model.is_ready for model in self._binding.models)
-        )
-
-    @property
     def is_off(self) -> bool:
         return super().is_off or (isinstance(self._fault, PartError) and self._fault.of_unloaded)
 
     @property
-    def has_is_ready(self) -> bool:
-        return self._binding is not None and any(model.has_is_ready for model in self._binding.models)
-
-    async def not_ready_reason(self) -> str:
-        binding = self._binding
-        if self.state is not ModelState.READY or binding is None:
-            return await super().not_ready_reason()
-        return _first_reason(
-            binding.models, await asyncio.gather(*(model.not_ready_reason() for model in binding.models))
-        )
-
-    @property
-    def own_objection(self) -> str:
-        models = () if self._binding is None else self._binding.models
-        return _first_reason(models, [model.own_objection for model in models])
-
-    @property
-    def keeps_askers_waiting(self) -> bool:
-        return self._binding is not None and any(model.keeps_askers_waiting for model in self._binding.models)
+    def parts(self) -> Sequence[Model]:
+        """The versions that run its steps now."""
+        return () if self._binding is None else self._binding.models
 
     @property
     def runs_in(self) -> frozenset[Model]:
         """The models in whose instances its steps finally run."""
-        models = () if self._binding is None else self._binding.models
-        return frozenset(each for model in models for each in model.runs_in)
-
-    def lease(self, nbytes: int, name: str = "", *, arriving: bool = False) -> Lease:
-        """Allocate memory from the only step that uses the input, which saves a copy, or from the ensemble."""
-        consumer = None if self._binding is None else self._binding.only_consumer(name)
-        if consumer is None:
-            return self.arena.lease(nbytes, arriving=arriving)
-        model, inner_name = consumer
-        return model.lease(nbytes, inner_name, arriving=arriving)
+        return frozenset(each for model in self.parts for each in model.runs_in)
 
     def arena_of(self, name: str) -> TensorArena:
+        """The memory of the only step that uses the input, which saves a copy, or the ensemble's."""
         consumer = None if self._binding is None else self._binding.only_consumer(name)
         return self.arena if consumer is None else consumer[0].arena_of(consumer[1])
 
     def owns(self, lease: Lease) -> bool:
-        if super().owns(lease):
-            return True
-        return self._binding is not None and any(model.owns(lease) for model in self._binding.models)
+        return super().owns(lease) or any(model.owns(lease) for model in self.parts)
 
     def submit(self, request: InferenceRequest, on_response: OnResponse) -> PendingRequest:
         if self.state is ModelState.READY and self._binding is not None and not self._binding.is_current:
@@ -221,9 +222,3 @@ class EnsembleModel(Model):
 
     def trim(self, now_ns: int) -> None:
         self.arena.trim(now_ns, lambda _segment: None)
-
-
-def _first_reason(parts: Sequence[Model], reasons: Sequence[str]) -> str:
-    """Why an ensemble is not ready, if one of its parts has a reason."""
-    found = ((part, reason) for part, reason in zip(parts, reasons, strict=True) if reason)
-    return next((f"its part '{part.full_name}' is not ready: {reason}" for part, reason in found), "")

@@ -70,7 +70,7 @@ class StepPath:
         tensors: dict[str, InputTensor] = {}
         length = 0
         for step, names in zip(self.steps, self._given, strict=True):
-            if step.any_version and step.model.traffic is not None:
+            if step.any_version and not step.model.is_newest:
                 break
             found = {name: scope.find(name) for name in names}
             if not all(self._can_have(step, name, tensor) for name, tensor in found.items()):

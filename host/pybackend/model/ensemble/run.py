@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import CANCELLED, PendingRequest, RunningExecution, guarded
+from pybackend.inference.pending import CANCELLED, PendingRequest, RequestHolder, RunningExecution, guarded
 from pybackend.inference.region import RegionOutput, RegionOutputs
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
@@ -52,7 +52,7 @@ class _StepRequest(Struct, eq=False):
     correlation: Correlation | None
 
 
-class StepRequests:
+class StepRequests(RequestHolder):
     """The requests to steps that one request to an ensemble has open; for its sender, it holds the request.
 
     Attributes:
@@ -75,22 +75,22 @@ class StepRequests:
 
     # Interface for the sender
 
-    def cancel(self, _pending: PendingRequest | None = None) -> None:
+    def cancel(self, pending: PendingRequest | None = None) -> None:
         """The sender has left: cancel the steps."""
-        for pending in list(self.open.values()):
-            pending.cancel()
+        for step in list(self.open.values()):
+            step.cancel()
 
-    def flow(self, _pending: PendingRequest, *, paused: bool) -> None:
+    def flow(self, pending: PendingRequest, *, paused: bool) -> None:
         """Stop the steps from sending more responses, or let them continue."""
         if not self._run.ended:
             self._paused = paused
             self.regulate()
 
-    def is_running(self, _pending: PendingRequest) -> bool:
+    def is_running(self, pending: PendingRequest) -> bool:
         """True if every open request has started, or tensors are being copied."""
         return bool(self.copying) or all(pending.holder.is_running(pending) for pending in self.open.values())
 
-    def blockers(self, _pending: PendingRequest) -> Sequence[RunningExecution]:
+    def blockers(self, pending: PendingRequest) -> Sequence[RunningExecution]:
         """The blockers of all open requests; empty if one of them can continue."""
         if self.copying:
             return ()
@@ -168,9 +168,7 @@ class StepRequests:
             request.regions = self._regions(step, whole.regions, has_inputs=inputs.has_regions)
         if whole.trace is not None:
             request.trace = whole.trace.child(of_execution=False)
-        elif (
-            step in self._plan.paths and whole.regions is None and not (step.any_version and model.traffic is not None)
-        ):
+        elif step in self._plan.paths and whole.regions is None and (model.is_newest or not step.any_version):
             request.following = self._plan.paths[step].following(scope)
         step_request = _StepRequest(scope, step, inputs.correlation)
         try:

@@ -87,7 +87,7 @@ class StepInputs(Struct, eq=False):
         if is_only_use and given is not None and given.lease is not None and step.model.owns(given.lease):
             result.lease, result.data, given.lease = given.lease, given.data, None
         else:
-            result.lease = step.model.lease(len(tensor.data), name)
+            result.lease = step.model.arena_of(name).lease(len(tensor.data))
             result.data = result.lease.view
             self.copies.append((result.lease.view, tensor.data))
         return result

@@ -374,12 +374,12 @@ def test_the_usual_place(monkeypatch, tmp_path):
 def test_what_hooks_set_is_remembered_until_the_environment_is_removed(cache, archive, never):
     effect = HookEffect({"A": "\udcff"}, path=("/env/x",))  # a value need not be text
     with holding(cache, archive(CONTENT), never) as held:
-        assert cache.hook_effect(held.key) is None
-        cache.keep_hook_effect(held.key, effect)
-        assert cache.hook_effect(held.key) == effect
+        assert cache.records.hook_effect(held.key) is None
+        cache.records.keep_hook_effect(held.key, effect)
+        assert cache.records.hook_effect(held.key) == effect
         for damaged in ("damaged", "[]", '{"variables": 3}'):
             (cache.directory / f"{held.key}.hooks").write_text(damaged)
-            assert cache.hook_effect(held.key) is None
+            assert cache.records.hook_effect(held.key) is None
     assert cache.remove(held.key)
     assert os.listdir(cache.directory) == []
 
@@ -388,5 +388,5 @@ def test_where_it_cannot_be_remembered_nothing_is_left(cache, archive, never):
     with holding(cache, archive(CONTENT), never) as held:
         (cache.directory / f"{held.key}.hooks").mkdir()
         before = set(os.listdir(cache.directory))
-        cache.keep_hook_effect(held.key, HookEffect())
+        cache.records.keep_hook_effect(held.key, HookEffect())
         assert set(os.listdir(cache.directory)) == before

@@ -3,7 +3,7 @@
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import NoHolder, PendingRequest, QueuedBytes, guarded, to_sender
+from pybackend.inference.pending import PendingRequest, QueuedBytes, RequestHolder, guarded, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
@@ -78,7 +78,7 @@ def test_whoever_holds_it_is_told(pending, queue):
 
 def request_of(nbytes, receive):
     request = InferenceRequest("m", inputs=[InputTensor("IN", "UINT8", (nbytes,), bytes(nbytes))])
-    return PendingRequest(request, receive, NoHolder())
+    return PendingRequest(request, receive, RequestHolder())
 
 
 def response_of(released, *, final=True):

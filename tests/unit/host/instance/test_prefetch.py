@@ -7,7 +7,7 @@ import pytest
 from pybackend.instance.execution import Execution
 from pybackend.instance.prefetch import CAUTION_NS, MOST_CAUTION, MOST_PREFETCHED, PREFETCH_NS, SILENCES, Prefetch
 from pybackend.instance.resources import OPEN
-from pybackend_wire.messages import ATTENDED_FROM
+from pybackend_wire.messages import ATTENDED_FROM, NUDGE, NUDGE_TO_ANSWER
 
 SHORT_NS = 10_000
 FOREVER_NS = 3600 * 10**9
@@ -18,6 +18,7 @@ class Stub:
     """A stub without a process: says how far it is, and notes what it is asked for."""
 
     def __init__(self):
+        self.process = self.channel = self
         self.next_frame = 1
         self.begun = ATTENDED_FROM
         self.goes_on_after = None
@@ -35,11 +36,9 @@ class Stub:
                 event.set()
         return self.begun
 
-    def ask_for_answers(self):
-        self.asked += 1
-
-    def recall(self):
-        self.recalled += 1
+    def nudge(self, nudge=NUDGE):
+        self.asked += nudge == NUDGE_TO_ANSWER
+        self.recalled += nudge == NUDGE
 
     async def looked_at(self, count):
         event = asyncio.Event()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import NoHolder, PendingRequest, to_sender
+from pybackend.inference.pending import PendingRequest, RequestHolder, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.modelconfig.schema import BatchingConfig, QueuePolicy
@@ -79,7 +79,7 @@ class Scene:
             request.queued_ns = time.monotonic_ns()
             for field, value in fields.items():
                 setattr(request, field, value)
-            pending = PendingRequest(request, lambda response: None, NoHolder())
+            pending = PendingRequest(request, lambda response: None, RequestHolder())
             self.batcher.enqueue(pending)
             added.append(pending)
         return added
@@ -359,7 +359,9 @@ def test_order_is_kept_across_instances():
         for name in "abc":
             request = InferenceRequest("m", id=name)
             request.queued_ns = time.monotonic_ns()
-            pending = PendingRequest(request, lambda response: seen.append((response.id, response.final)), NoHolder())
+            pending = PendingRequest(
+                request, lambda response: seen.append((response.id, response.final)), RequestHolder()
+            )
             scene.batcher.enqueue(pending)
         await turn()
         first, second = (instance.batches[0][0] for instance in scene.instances)

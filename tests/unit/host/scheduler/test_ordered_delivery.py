@@ -2,7 +2,7 @@
 
 import random
 
-from pybackend.inference.pending import NoHolder, PendingRequest, to_sender
+from pybackend.inference.pending import PendingRequest, RequestHolder, to_sender
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.scheduler.ordered_delivery import DeliveryLine, OrderedDelivery
@@ -22,7 +22,7 @@ class Scene:
             self.delivered.append(response.parameters["text"])
             response.release()
 
-        pending = PendingRequest(InferenceRequest("m", id=name), receive or remember, NoHolder())
+        pending = PendingRequest(InferenceRequest("m", id=name), receive or remember, RequestHolder())
         if line is not None:
             self.lines[line].add(pending)
         return pending

@@ -86,7 +86,7 @@ class Scene:
     def on_batch(self, reason):
         self.batch_reasons.append(reason)
 
-    def lease(self, nbytes, name):
+    def lease(self, nbytes):
         raise InferenceError("no memory", ErrorCode.UNAVAILABLE)
 
     def cancel(self, pending):

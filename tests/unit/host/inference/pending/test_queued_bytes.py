@@ -3,7 +3,7 @@
 import pytest
 
 from pybackend.errors import ErrorCode, InferenceError
-from pybackend.inference.pending import NoHolder, PendingRequest, QueuedBytes
+from pybackend.inference.pending import PendingRequest, QueuedBytes, RequestHolder
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import InputTensor
@@ -14,7 +14,7 @@ def request(*sizes_bytes):
 
 
 def pending(on_response=print):
-    return PendingRequest(request(), on_response, NoHolder())
+    return PendingRequest(request(), on_response, RequestHolder())
 
 
 def test_bytes_count_until_the_last_response():

@@ -5,7 +5,7 @@ import pytest
 from pybackend.inference.request import InferenceRequest
 from pybackend.inference.response import InferenceResponse
 from pybackend.inference.tensor import OutputTensor
-from pybackend.model.output_check import output_form
+from pybackend.instance.output_check import output_form
 from pybackend.modelconfig.signature import ModelSignature, TensorSignature
 
 NOTHING_HIDDEN = frozenset()
