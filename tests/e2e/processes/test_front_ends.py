@@ -21,7 +21,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import trustme
 
-from pybackend.frontend.remote import control
+from pybackend.frontend.remote import messages
 from tests.support.connection import Connection, binary_body, connected, head, post
 from tests.support.gates import GATE, Gate, wait_until
 from tests.support.repositories import IDENTITY, identity_config, write_model
@@ -402,7 +402,7 @@ def test_a_front_end_that_tells_of_a_port_that_it_has_not_is_killed(repository):
     with serving(repository, flags=("--front-ends=1", "--allow-grpc=false")) as server:
         (victim,) = front_ends(server)
         with channel_of(victim) as channel:
-            channel.send(b"\0" + msgspec.msgpack.encode([control.Accepting("grpc", "")]))
+            channel.send(b"\0" + msgspec.msgpack.encode([messages.Accepting("grpc", "")]))
         server.wait_for(r"broke the rules of its channel: it was not told to accept connections of grpc")
         wait_until(lambda: victim not in front_ends(server) and len(front_ends(server)) == 1, "no other took its place")
 
