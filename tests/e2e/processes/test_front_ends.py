@@ -556,6 +556,22 @@ def test_a_second_signal_hurries(repository, tmp_path):
         assert not any("front end" in _command(pid) for pid in found)
 
 
+@pytest.mark.spec("srv-P05")
+@pytest.mark.parametrize("verbose", [0, 1], ids=["answered by the front end", "forwarded"])
+def test_a_stop_waits_for_no_further_calls_of_a_client_that_has_an_answer_to_get(tmp_path, verbose):
+    """Models have all that the client may send, as its connection was told to end: the grace is over at once."""
+    gate = Gate(write_model(tmp_path, "patient", GATE + PATIENT, identity_config()), "begun")
+    flags = ("--front-ends=1", "--exit-timeout-secs=7200", "--exit-keepalive-secs=3600", f"--log-verbose={verbose}")
+    with serving(tmp_path, flags=flags) as server, grpcclient.InferenceServerClient(server.grpc_url) as client:
+        tensor = grpcclient.InferInput("IN", [2], "FP32")
+        tensor.set_data_from_numpy(np.ones(2, np.float32))
+        with gate.holding(lambda: client.infer("patient", [tensor])) as answer:
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for("Waiting for in-flight requests")
+        assert answer.result().as_numpy("OUT").tolist() == [1, 1]
+        assert server.wait() == 0
+
+
 @pytest.mark.faults
 def test_nothing_stays_of_a_killed_server(repository):
     with serving(repository, flags=("--front-ends=2",)) as server:
